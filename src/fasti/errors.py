@@ -1,0 +1,326 @@
+"""The one error tree of Fasti.
+
+Every error that a caller may meet is a class below `FastiError`, and has
+
+* ``code``: a stable string.  The same code is seen in the SDK, over Flight, in HTTP problem
+  details, in CLI exit codes and in the documentation; a code is never renamed or reused;
+* ``retryable``: whether the same call may succeed later without anybody changing it;
+* ``retry_after_us``: how long to wait before trying again, when the broker can tell;
+* ``details``: what a program may want to know (a field, a limit, a file), as plain values that
+  survive JSON and pickling.
+
+::
+
+    FastiError                      error
+    ├── InvalidArgument             invalid_argument     field and limit are named; nothing changed
+    ├── NotFound                    not_found
+    ├── AlreadyExists               already_exists
+    ├── TopicMismatch               topic_mismatch       exists with other settings; they are named
+    ├── PermissionDenied            permission_denied
+    ├── IllegalTransition           illegal_transition   not an edge of the life cycle
+    ├── UnknownProducer             unknown_producer     its receipts are forgotten
+    ├── Gone                        gone                 position or snapshot is no longer there
+    ├── Fenced                      fenced               somebody newer has taken this place
+    ├── Closed                      closed
+    ├── Overloaded                  overloaded           retryable
+    ├── OutcomeUnknown              unknown              retryable: it may or may not have happened
+    └── StorageError                storage_error
+        ├── StorageFull             storage_full         retryable; nothing was written
+        ├── StorageFailed           storage_failed       what was under way is unknown
+        ├── Corruption              corruption           file and offset are named
+        ├── NewerFormat             newer_format         written by a newer version; not touched
+        └── DataDirLocked           locked               another process has the directory open
+
+The module holds values only and may be used from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "AlreadyExists",
+    "Closed",
+    "Corruption",
+    "DataDirLocked",
+    "FastiError",
+    "Fenced",
+    "Gone",
+    "IllegalTransition",
+    "InvalidArgument",
+    "NewerFormat",
+    "NotFound",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PermissionDenied",
+    "StorageError",
+    "StorageFailed",
+    "StorageFull",
+    "TopicMismatch",
+    "UnknownProducer",
+    "error_codes",
+    "error_from_code",
+]
+
+
+class FastiError(Exception):
+    """The root: catch it to catch everything that Fasti raises on purpose."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_us: int | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_us = retry_after_us
+        self.details: dict[str, Any] = dict(details or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders (Spark's workers, the HTTP door), whatever arguments the
+        # subclass takes, so they are rebuilt from their plain values.
+        return _rebuild, (type(self), self.message, self.retry_after_us, self.details)
+
+
+def _rebuild(
+    kind: type[FastiError], message: str, retry_after_us: int | None, details: Mapping[str, Any]
+) -> FastiError:
+    error = kind.__new__(kind)
+    FastiError.__init__(error, message, retry_after_us=retry_after_us, details=details)
+    return error
+
+
+class InvalidArgument(FastiError):
+    """The input is wrong: the message names the field and, where there is one, the limit."""
+
+    code = "invalid_argument"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        limit: Any = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, details={"field": field, "limit": limit, **(details or {})})
+
+    @property
+    def field(self) -> str | None:
+        """The argument that was refused."""
+        value = self.details.get("field")
+        return None if value is None else str(value)
+
+    @property
+    def limit(self) -> Any:
+        """The bound that it broke, if it was a bound."""
+        return self.details.get("limit")
+
+
+class NotFound(FastiError):
+    """There is no such topic, message, snapshot or file."""
+
+    code = "not_found"
+
+
+class AlreadyExists(FastiError):
+    """The name is taken."""
+
+    code = "already_exists"
+
+
+class TopicMismatch(FastiError):
+    """The topic exists with other settings than the ones asked for."""
+
+    code = "topic_mismatch"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        differing: Iterable[str] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, details={"differing": sorted(differing), **(details or {})})
+
+    @property
+    def differing(self) -> list[str]:
+        """The names of the settings that differ, sorted."""
+        return list(self.details.get("differing", ()))
+
+
+class PermissionDenied(FastiError):
+    """The caller, or the process on its file system, may not do this."""
+
+    code = "permission_denied"
+
+
+class IllegalTransition(FastiError):
+    """The life cycle has no such edge; nothing was changed."""
+
+    code = "illegal_transition"
+
+
+class UnknownProducer(FastiError):
+    """The producer's receipts were forgotten, so a retry can't be told from a new send."""
+
+    code = "unknown_producer"
+
+
+class Gone(FastiError):
+    """The position or snapshot was there once and no longer is."""
+
+    code = "gone"
+
+
+class Fenced(FastiError):
+    """Somebody newer has taken this place; this one must stop."""
+
+    code = "fenced"
+
+
+class Closed(FastiError):
+    """The object was closed before the call."""
+
+    code = "closed"
+
+
+class Overloaded(FastiError):
+    """A bounded queue or budget is full; nothing was changed."""
+
+    code = "overloaded"
+    retryable = True
+
+
+class OutcomeUnknown(FastiError):
+    """The call may or may not have happened; an idempotent retry finds out."""
+
+    code = "unknown"
+    retryable = True
+
+
+class StorageError(FastiError):
+    """The root of what a disk, or its stand-in, can answer."""
+
+    code = "storage_error"
+
+
+class StorageFull(StorageError):
+    """There is no room; nothing was written and the storage stays usable."""
+
+    code = "storage_full"
+    retryable = True
+
+
+class StorageFailed(StorageError):
+    """An append, read or sync failed; the outcome of what was under way is unknown."""
+
+    code = "storage_failed"
+
+
+class Corruption(StorageError):
+    """Stored bytes are not what was acknowledged."""
+
+    code = "corruption"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str,
+        offset: int,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, details={"file": file, "offset": offset, **(details or {})})
+
+    @property
+    def file(self) -> str:
+        """The damaged file, relative to the data directory."""
+        return str(self.details["file"])
+
+    @property
+    def offset(self) -> int:
+        """Where in the file the damage was noticed."""
+        return int(self.details["offset"])
+
+
+class NewerFormat(StorageError):
+    """The file was written by a newer version; it was read no further and not changed."""
+
+    code = "newer_format"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        found: int,
+        supported: int,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        extra = {"found": found, "supported": supported, **(details or {})}
+        super().__init__(message, details=extra)
+
+    @property
+    def found(self) -> int:
+        """The format version in the file."""
+        return int(self.details["found"])
+
+    @property
+    def supported(self) -> int:
+        """The highest format version that this program reads."""
+        return int(self.details["supported"])
+
+
+class DataDirLocked(StorageError):
+    """Another process has the data directory open."""
+
+    code = "locked"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        pid: int | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, details={"pid": pid, **(details or {})})
+
+    @property
+    def pid(self) -> int | None:
+        """The process that holds the lock, when it could be read."""
+        value = self.details.get("pid")
+        return None if value is None else int(value)
+
+
+def _classes(kind: type[FastiError]) -> Iterator[type[FastiError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _classes(below)
+
+
+def error_codes() -> dict[str, type[FastiError]]:
+    """All codes and their classes, sorted by code: for the doors, the docs and their tests."""
+    own = (kind for kind in _classes(FastiError) if kind.__module__ == __name__)
+    return dict(sorted((kind.code, kind) for kind in own))
+
+
+def error_from_code(
+    code: str,
+    message: str,
+    *,
+    retry_after_us: int | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> FastiError:
+    """The error that another process meant; a code that we don't know becomes `FastiError`.
+
+    Called by clients for every refusal that comes over a wire.  Never raises.
+    """
+    kind = error_codes().get(code, FastiError)
+    known = {} if kind.code == code else {"code": code}
+    return _rebuild(kind, message, retry_after_us, {**(details or {}), **known})
