@@ -1,0 +1,1 @@
+"""Fasti: a persistent, time-ordered message queue."""

@@ -1,0 +1,1 @@
+"""The threads around the engine."""

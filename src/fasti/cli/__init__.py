@@ -1,0 +1,1 @@
+"""The `fasti` command: one file per command group."""
