@@ -20,8 +20,9 @@ venv: $(STAMP)  ## set up .venv with the locked dependencies
 
 # The stamp lies inside the environment, so removing .venv also removes it.
 $(STAMP): pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "Fasti needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    found=$$($(PYTHON) --version 2>/dev/null); \
+	    echo "Fasti needs Python 3.11 or newer; '$(PYTHON)' is $${found:-not there}." >&2; \
 	    echo "Name another one with: make PYTHON=/path/to/python3.11 ..." >&2; \
 	    exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
