@@ -1,0 +1,89 @@
+"""The journal: the truth of a shard, a sequence of frames that are appended, synced and replayed.
+
+`Journal` is the seam to the storage engine: files (`FileJournal`), memory (`MemoryJournal`), and
+in a cluster a replicated stream.  Its rules hold for all of them, and one conformance suite
+checks them:
+
+* Sequences start at 1 and have no holes; the caller numbers the frames.
+* A frame counts when it is durable, and a group of frames when its last one is: `replay` shows
+  durable, finished groups and nothing else.  A group that was never finished is void; at the
+  next opening its sequences are given again.
+* `StorageFull` means that nothing was written and the journal can still be used.  After any
+  other failure of an append or sync the outcome is unknown and the journal is of no more use.
+
+Threads: `append`, `sync` and `mark` are for one thread at a time, the committer; `body` and
+`replay` for any; `trim` and `prepare_spare` for a background thread; the properties for any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from fasti.storage.file_journal import DEFAULT_SEGMENT_BYTES, FileJournal
+from fasti.storage.frames import Frame, StoredFrame
+
+__all__ = ["DEFAULT_SEGMENT_BYTES", "FileJournal", "Frame", "Journal", "StoredFrame"]
+
+
+class Journal(Protocol):
+    """An append-only sequence of frames.  One suite in tests/conformance runs on every kind."""
+
+    @property
+    def incarnation(self) -> int:
+        """Drawn once per journal; a position from another incarnation is gone."""
+
+    @property
+    def epoch(self) -> int:
+        """Raised by every opening; frames of this opening carry it."""
+
+    @property
+    def first_sequence(self) -> int:
+        """The lowest sequence that can still be read; last_sequence + 1 when there is none."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The last frame appended, 0 in a new journal."""
+
+    @property
+    def synced_sequence(self) -> int:
+        """The last frame known to be durable."""
+
+    def append(self, frames: Sequence[Frame], *, use_reserve: bool = False) -> None:
+        """Write frames behind the last one; not durable before `sync`.
+
+        Raises `StorageFull` with nothing written (``use_reserve`` gets further than that, for
+        what frees space), `StorageFailed` when the outcome is unknown, `InvalidArgument` for a
+        sequence or group flag out of order.
+        """
+
+    def sync(self) -> int:
+        """Make all appended frames durable and return `synced_sequence`."""
+
+    def mark(self) -> bool:
+        """Record durably that the last frame was synced; for an idle moment and before closing.
+
+        False when there was nothing to record.  Takes no sequence and never shows in a replay.
+        """
+
+    def replay(self, after: int) -> Iterator[StoredFrame]:
+        """The durable frames with a sequence above ``after``, whole groups only, in order.
+
+        Raises `Gone` if some of them were trimmed away, `NotFound` if the journal doesn't reach
+        as far as ``after``, `Corruption` when it comes to a damaged frame.
+        """
+
+    def body(self, sequence: int) -> memoryview:
+        """The body of one frame, whether synced or not; `Gone` if trimmed, `NotFound` if new."""
+
+    def trim(self, through: int) -> None:
+        """Frames up to ``through`` may go; whole segments do."""
+
+    def prepare_spare(self) -> bool:
+        """Do slow work ahead of need, in a background thread; True if it did something."""
+
+    def room_bytes(self) -> int:
+        """What ordinary appends can still take without new disk space."""
+
+    def close(self) -> None:
+        """Let go of everything.  Syncs nothing."""

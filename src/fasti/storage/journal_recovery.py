@@ -1,0 +1,172 @@
+"""Opening a journal: which segments belong to it, and where it ends.
+
+The segments form a chain by first sequence.  A segment's frames are those below the next one's
+first; what lies behind is void (a tail that was cut).  Since a segment is only born when all
+before it is durable, only the last one can have a torn tail, and only that one is read here in
+full; damage in an earlier one shows when its frames are read.
+
+The tail ends at the first place that isn't the frame expected.  If anything behind that place
+knew the frame to be durable, it was acknowledged and this is `Corruption`; else it was never
+acknowledged, and is cut.  Then an unfinished group is cut too, for it is void, which may empty
+the segment and reach into the one before.
+
+Nothing is changed on the disk here, so that a journal which can't be opened stays as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasti.errors import Corruption, Gone
+from fasti.storage.files import Files
+from fasti.storage.frames import END
+from fasti.storage.journal_segment import (
+    SEGMENT_SUFFIX,
+    Segment,
+    Walk,
+    evidence_after,
+    open_segment,
+    walk,
+)
+
+
+@dataclass(slots=True)
+class Chain:
+    """A journal as it was found.
+
+    ``segments`` are kept, ``void`` hold nothing that counts and are to be removed, last first.
+    ``synced_sequence`` is known to be durable by the frames' own words; frames above it, up to
+    ``last_sequence``, are there but may only be in the operating system's memory.
+    ``cut_valid`` tells that valid frames were left out because the caller said so.
+    """
+
+    segments: list[Segment]
+    void: list[Segment]
+    incarnation: int | None = None
+    epoch: int = 0
+    last_sequence: int = 0
+    synced_sequence: int = 0
+    cut_valid: bool = False
+
+
+def segment_names(files: Files, directory: str) -> list[str]:
+    """The segment files of a journal, in order."""
+    names = files.list(f"{directory}/")
+    return [name for name in names if name.endswith(SEGMENT_SUFFIX)]
+
+
+def read_chain(files: Files, directory: str, cut_after: int | None) -> Chain:
+    """Open all segments and find the end of the journal; changes nothing.
+
+    Raises `Corruption`, `NewerFormat`, or what the disk raises.
+    """
+    chain = Chain([], [])
+    try:
+        for name in segment_names(files, directory):
+            chain.segments.append(open_segment(files, name))
+        _check_order(chain)
+        _check_cut(chain, cut_after)
+        _find_end(chain, cut_after)
+    except BaseException:
+        close_chain(chain)
+        raise
+    return chain
+
+
+def close_chain(chain: Chain) -> None:
+    """Let go of all files of a chain that nobody will use."""
+    for segment in (*chain.segments, *chain.void):
+        segment.let_go()
+        segment.file.close()
+
+
+def _check_order(chain: Chain) -> None:
+    for before, segment in zip(chain.segments, chain.segments[1:], strict=False):
+        if before.header.incarnation != segment.header.incarnation:
+            reason = "belongs to another incarnation than the segment before it"
+        elif before.header.epoch > segment.header.epoch:
+            reason = "is of an earlier epoch than the segment before it"
+        else:
+            continue
+        raise Corruption(f"{segment.name} {reason}", file=segment.name, offset=0)
+    for segment in chain.segments:
+        chain.incarnation = segment.header.incarnation
+        chain.epoch = segment.header.epoch
+
+
+def _check_cut(chain: Chain, cut_after: int | None) -> None:
+    if cut_after is None or not chain.segments:
+        return
+    first = chain.segments[0].header.first_sequence
+    if cut_after < first - 1:
+        raise Gone(f"can't cut after {cut_after}: the journal begins with {first}")
+
+
+def _find_end(chain: Chain, cut_after: int | None) -> None:
+    """Pop segments that hold no finished group until one does; its last frame is the end."""
+    bound: int | None = None
+    while chain.segments:
+        tail = chain.segments[-1]
+        first = tail.header.first_sequence
+        found = walk(tail.view, tail.header, tail.name, stop_before=bound)
+        _check_tail(tail, found, bound)
+        valid_through = first + len(found.words) - 1
+        if bound is None and cut_after is not None and valid_through < cut_after:
+            reason = f"frame {cut_after} is known to be durable"
+            raise corrupt_frame(tail.name, found.end, valid_through + 1, "missing", reason)
+        count = _finished(found, first, cut_after)
+        chain.last_sequence = first + count - 1
+        chain.cut_valid |= cut_after is not None and valid_through > cut_after
+        if count or len(chain.segments) == 1:
+            # A lone segment is kept even when empty: it remembers sequence and epoch.
+            _settle(chain, tail, found, count, cut_after, bound)
+            return
+        bound = first
+        chain.void.append(chain.segments.pop())
+
+
+def _settle(
+    chain: Chain, tail: Segment, found: Walk, count: int, cut_after: int | None, bound: int | None
+) -> None:
+    tail.adopt(found.words[:count], verified=True)
+    tail.end = found.end
+    sealed = bound is not None or cut_after is not None
+    known = chain.last_sequence if sealed else found.synced_through
+    chain.synced_sequence = min(known, chain.last_sequence)
+
+
+def _check_tail(tail: Segment, found: Walk, bound: int | None) -> None:
+    """Raise `Corruption` if the frame at which the walk ended had been acknowledged."""
+    missing = tail.header.first_sequence + len(found.words)
+    if bound is not None and missing < bound:
+        reason = f"a later segment begins with {bound}"
+    elif missing <= tail.header.durable_through:
+        reason = f"the segment was born with frames up to {tail.header.durable_through}"
+    elif bound is None and found.problem is not None:
+        proof = evidence_after(tail.view, found.end + 8, tail.header, missing)
+        if proof is None:
+            return
+        reason = f"a later frame at {proof} knew it to be durable"
+    else:
+        return
+    raise corrupt_frame(tail.name, found.end, missing, found.problem or "file ends", reason)
+
+
+def corrupt_frame(name: str, offset: int, sequence: int, problem: str, reason: str) -> Corruption:
+    """The error for a frame that was acknowledged and is damaged."""
+    return Corruption(
+        f"{name} at {offset}: frame {sequence} is damaged ({problem}), and {reason}",
+        file=name,
+        offset=offset,
+        details={"sequence": sequence, "problem": problem},
+    )
+
+
+def _finished(found: Walk, first: int, cut_after: int | None) -> int:
+    """How many of the frames found are within the cut and end with a finished group."""
+    count = len(found.words)
+    if cut_after is not None:
+        count = min(count, max(0, cut_after - first + 1))
+    while count and not found.flags[count - 1] & END:
+        count -= 1
+    return count

@@ -1,0 +1,320 @@
+"""One segment file of the journal: its header, its frames, and how they are found again.
+
+A segment is a preallocated file named for its first sequence.  It opens with 64 bytes::
+
+    offset  size  field
+         0     8  magic            "FASTISEG"
+         8     4  format version   1
+        12     4  epoch            that of all its frames
+        16     8  incarnation      that of all its frames
+        24     8  first sequence
+        32     8  durable through  the last sequence that was durable when the file got its name:
+                                   the one before the first, or the last that was copied here
+        40    16  zeros            for later formats
+        56     8  checksum         XXH3-64 of the 56 bytes before it
+
+The header is durable before the file gets its name, and a segment gets its name only when every
+frame before its first one is durable.  So a named segment with a bad header is corruption, and
+its mere existence is evidence that everything before it was accepted.
+
+Frames follow without gaps.  A recycled file still holds old frames behind the new ones; they are
+told apart by the exact sequence that is expected next, and by epoch and incarnation.  `walk`
+reads frames until the first thing that isn't the frame expected; what that means is decided by
+`evidence_after`, which searches what lies behind it for a frame that knew better.
+
+A `Segment` belongs to its journal, which guards it; `walk` and the search are pure functions
+over a view and may run anywhere.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from fasti.errors import Corruption, NewerFormat
+from fasti.storage.files import File, Files, folder_of
+from fasti.storage.frames import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    MAGIC,
+    MARK,
+    Header,
+    decode_header,
+    frame_bytes,
+    stored_body,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SEGMENT_FORMAT_VERSION = 1
+SEGMENT_HEADER_BYTES = 64
+SEGMENT_MAGIC = b"FASTISEG"
+SEGMENT_SUFFIX = ".segment"
+
+_FIELDS = struct.Struct("<8sIIQQQ16x")
+_CHECKSUM = struct.Struct("<Q")
+assert _FIELDS.size + _CHECKSUM.size == SEGMENT_HEADER_BYTES
+
+# Frames lie on 8-byte boundaries, so offsets are kept in words: 32 bits reach 32 GiB.
+_WORD = 8
+_MAGIC_WORD = int.from_bytes(MAGIC, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What all frames of a segment have in common."""
+
+    incarnation: int
+    epoch: int
+    first_sequence: int
+    durable_through: int
+
+
+def segment_name(directory: str, first_sequence: int) -> str:
+    """The file name of the segment that begins with this sequence."""
+    return f"{directory}/{first_sequence:020d}{SEGMENT_SUFFIX}"
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """The first 64 bytes of a segment file."""
+    fields = _FIELDS.pack(
+        SEGMENT_MAGIC,
+        SEGMENT_FORMAT_VERSION,
+        header.epoch,
+        header.incarnation,
+        header.first_sequence,
+        header.durable_through,
+    )
+    return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
+
+
+def decode_segment_header(data: bytes, name: str) -> SegmentHeader:
+    """The header of the segment file ``name``; raises `Corruption` or `NewerFormat`."""
+    if len(data) < SEGMENT_HEADER_BYTES or not data.startswith(SEGMENT_MAGIC):
+        raise Corruption(f"{name}: not a segment header", file=name, offset=0)
+    (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
+    if xxh3_64_intdigest(data[: _FIELDS.size]) != checksum:
+        raise Corruption(f"{name}: segment header checksum", file=name, offset=0)
+    _, version, epoch, incarnation, first, durable_through = _FIELDS.unpack_from(data)
+    if version > SEGMENT_FORMAT_VERSION:
+        raise newer_format(name, 0, version, SEGMENT_FORMAT_VERSION)
+    if not name.endswith(f"{first:020d}{SEGMENT_SUFFIX}"):
+        raise Corruption(f"{name}: holds segment {first}", file=name, offset=0)
+    return SegmentHeader(incarnation, epoch, first, durable_through)
+
+
+def newer_format(name: str, offset: int, found: int, supported: int) -> NewerFormat:
+    """The error for something that a newer version wrote."""
+    return NewerFormat(
+        f"{name} at {offset}: format {found} was written by a newer version; "
+        f"this one reads up to {supported}",
+        found=found,
+        supported=supported,
+        details={"file": name, "offset": offset},
+    )
+
+
+@dataclass(slots=True)
+class Walk:
+    """What `walk` found: the frames in order, and where and why it stopped.
+
+    ``problem`` is None when it stopped because it had all that it was asked for, or because
+    nothing more fits; it says what was wrong with the place at ``end`` otherwise (which may
+    simply be the unused rest).  ``stepped_over`` are damaged marks, which cost nothing.
+    """
+
+    words: array[int] = field(default_factory=lambda: array("I"))
+    flags: bytearray = field(default_factory=bytearray)
+    end: int = SEGMENT_HEADER_BYTES
+    synced_through: int = 0
+    problem: str | None = None
+    stepped_over: list[int] = field(default_factory=list)
+
+    def offset(self, index: int) -> int:
+        """Where in the file the frame with this index begins."""
+        return self.words[index] * _WORD
+
+
+def walk(
+    view: memoryview,
+    segment: SegmentHeader,
+    name: str,
+    *,
+    stop_before: int | None = None,
+    bodies: bool = True,
+) -> Walk:
+    """Read frames from the start until ``stop_before`` or the first that isn't as expected.
+
+    With ``bodies`` every body is checked against its checksum, which reads the whole file.
+    Raises `NewerFormat` for a frame of this segment that a newer version wrote.
+    """
+    found = Walk(synced_through=segment.durable_through)
+    while True:
+        expected = segment.first_sequence + len(found.words)
+        if stop_before is not None and expected >= stop_before:
+            return found
+        if found.end + HEADER_BYTES > len(view):
+            return found
+        header = decode_header(view, found.end)
+        found.problem = _problem(view, found.end, header, segment, expected, bodies)
+        if found.problem == _NEWER and header is not None:
+            raise newer_format(name, found.end, header.version, FORMAT_VERSION)
+        if found.problem is not None or header is None:
+            resumed = _place_of(view, found.end + _WORD, segment, expected)
+            if resumed is None:
+                return found
+            # What was damaged can't be the frame expected, for that one comes later: it was
+            # a mark, and nothing is lost with it.
+            found.stepped_over.append(found.end)
+            found.end = resumed
+            continue
+        if not header.flags & MARK:
+            found.words.append(found.end // _WORD)
+            found.flags.append(header.flags)
+        found.synced_through = max(found.synced_through, header.synced_through)
+        found.end += frame_bytes(header.body_length)
+
+
+_NEWER = "written by a newer version"
+
+
+def _problem(
+    view: memoryview,
+    offset: int,
+    header: Header | None,
+    segment: SegmentHeader,
+    expected: int,
+    bodies: bool,
+) -> str | None:
+    """Why this isn't the frame ``expected``, nor a mark behind the one before it."""
+    if header is None:
+        return "no valid frame header"
+    if header.incarnation != segment.incarnation or header.epoch != segment.epoch:
+        return f"a frame of epoch {header.epoch} in a segment of epoch {segment.epoch}"
+    if header.sequence != (expected - 1 if header.flags & MARK else expected):
+        return f"frame {header.sequence} where {expected} was expected"
+    if header.version > FORMAT_VERSION:
+        return _NEWER
+    if offset + frame_bytes(header.body_length) > len(view):
+        return "the frame is longer than the file"
+    if bodies and stored_body(view, offset, header) is None:
+        return "body checksum"
+    return None
+
+
+def later_headers(
+    view: memoryview, start: int, segment: SegmentHeader, at_least: int
+) -> Iterator[tuple[int, Header]]:
+    """Valid headers of this segment's frames from ``start`` on, by searching for the magic.
+
+    Only those with a sequence of ``at_least``.  Stale frames of a recycled file are skipped by
+    whole columns, since there may be hundreds of thousands of them.
+    """
+    start += -start % _WORD
+    usable = (len(view) - start) // _WORD * _WORD
+    if usable < HEADER_BYTES:
+        return
+    halves = np.frombuffer(view[start : start + usable], dtype="<u4")
+    words = np.frombuffer(view[start : start + usable], dtype="<u8")
+    hits = np.flatnonzero(halves[::2] == _MAGIC_WORD)
+    hits = hits[hits + HEADER_BYTES // _WORD <= len(words)]
+    hits = hits[(halves[2 * hits + 3] == segment.epoch) & (words[hits + 3] >= at_least)]
+    for hit in hits.tolist():
+        offset = start + hit * _WORD
+        header = decode_header(view, offset)
+        if header is not None and header.incarnation == segment.incarnation:
+            yield offset, header
+
+
+def _place_of(view: memoryview, start: int, segment: SegmentHeader, sequence: int) -> int | None:
+    for offset, header in later_headers(view, start, segment, sequence):
+        if header.sequence == sequence and not header.flags & MARK:
+            return offset
+    return None
+
+
+def evidence_after(
+    view: memoryview, start: int, segment: SegmentHeader, sequence: int
+) -> int | None:
+    """The offset of a frame that knew ``sequence`` to be durable, if there is one behind."""
+    for offset, header in later_headers(view, start, segment, sequence):
+        if header.synced_through >= sequence:
+            return offset
+    return None
+
+
+class Segment:
+    """An open segment file: its map, the places of its frames, and where the next one goes.
+
+    ``words`` is None until somebody needs a frame of a sealed segment.  ``verified`` has a 1 for
+    every frame whose body this process has written or checked.
+    """
+
+    __slots__ = ("end", "file", "header", "name", "verified", "view", "words")
+
+    def __init__(self, file: File, name: str, header: SegmentHeader) -> None:
+        self.file = file
+        self.name = name
+        self.header = header
+        self.view = file.map()
+        self.words: array[int] | None = None
+        self.verified = bytearray()
+        self.end = SEGMENT_HEADER_BYTES
+
+    def adopt(self, words: array[int], verified: bool) -> None:
+        """Take over the places of frames that `walk` found."""
+        self.words = words
+        self.verified = bytearray([verified]) * len(words)
+
+    def note(self, offsets: Sequence[int]) -> None:
+        """Frames were written at these offsets."""
+        if self.words is None:
+            self.words = array("I")
+        self.words.extend(offset // _WORD for offset in offsets)
+        self.verified.extend(b"\1" * len(offsets))
+
+    def offset(self, index: int) -> int:
+        """Where in the file the frame with this index begins; the index must be known."""
+        assert self.words is not None
+        return self.words[index] * _WORD
+
+    def let_go(self) -> bool:
+        """Drop the map; True when nobody else holds a view of it."""
+        self.view.release()
+        return not self.file.busy()
+
+
+def open_segment(files: Files, name: str) -> Segment:
+    """Open an existing segment for reading; raises `Corruption` or `NewerFormat`."""
+    file = files.open(name, writable=False)
+    try:
+        return Segment(file, name, decode_segment_header(file.read_at(0, 64), name))
+    except BaseException:
+        file.close()
+        raise
+
+
+def give_birth(
+    files: Files, spare: str, name: str, header: SegmentHeader, content: Sequence[Buffer]
+) -> Segment:
+    """Turn a spare file into the segment ``name``, with these frames already in it.
+
+    Durable when it returns: header and frames first, then the name.  What had the name before
+    is replaced in the same instant.  The caller must have synced everything before it.
+    """
+    file = files.open(spare, writable=True)
+    try:
+        file.write_at(0, [encode_segment_header(header), *content])
+        file.sync()
+    finally:
+        file.close()
+    files.rename(spare, name)
+    files.sync_directory(folder_of(name))
+    return Segment(files.open(name, writable=True), name, header)
