@@ -29,8 +29,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fasti.errors import Closed, Corruption, FastiError, InvalidArgument, StorageFailed, StorageFull
 from fasti.storage.files import Files
@@ -207,19 +206,15 @@ class FileJournal:
         if self._failure is not None:
             raise StorageFailed(f"the journal failed before: {self._failure}")
 
-    @contextmanager
-    def _poisoning(self) -> Iterator[None]:
-        """Whatever goes wrong inside leaves the disk in an unknown state."""
-        try:
-            yield
-        except FastiError as error:
-            self._failure = self._failure or error.message
-            if isinstance(error, StorageFailed):
-                raise
-            raise StorageFailed(error.message, details=error.details) from error
-        except BaseException as error:
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Remember that the disk is in an unknown state, and raise accordingly."""
+        if not isinstance(error, FastiError):
             self._failure = self._failure or f"interrupted by {type(error).__name__}"
-            raise
+            raise error
+        self._failure = self._failure or error.message
+        if isinstance(error, StorageFailed):
+            raise error
+        raise StorageFailed(error.message, details=error.details) from error
 
     # ------------------------------------------------------------------ appending
 
@@ -227,17 +222,17 @@ class FileJournal:
         self._check_usable()
         in_group = self._check_order(frames)
         lengths = [body_bytes(frame.body) for frame in frames]
-        if max(lengths, default=0) > BODY_BYTES_MAX:
-            raise InvalidArgument("frame body is too long", field="body", limit=BODY_BYTES_MAX)
         shares = self._shares(lengths)
         spares = self._take_spares(shares[1:], use_reserve)
-        done = 0
-        with self._poisoning():
-            for position, (count, _) in enumerate(shares):
-                if position:
-                    self._roll(spares[position - 1])
+        try:
+            done = shares[0][0]
+            self._write(frames[:done], lengths[:done])
+            for spare, (count, _) in zip(spares, shares[1:], strict=True):
+                self._roll(spare)
                 self._write(frames[done : done + count], lengths[done : done + count])
                 done += count
+        except BaseException as error:
+            self._fail(error)
         self._in_group = in_group
 
     def _check_order(self, frames: Sequence[Frame]) -> bool:
@@ -261,7 +256,10 @@ class FileJournal:
         """How many frames, and bytes, go into the active segment and each one after it."""
         rest = 0 if self._active is None else _rest(self._active)
         shares = [(0, 0)]
-        for size in map(frame_bytes, lengths):
+        for length in lengths:
+            if length > BODY_BYTES_MAX:
+                raise InvalidArgument("frame body is too long", field="body", limit=BODY_BYTES_MAX)
+            size = frame_bytes(length)
             count, used = shares[-1]
             if used + size <= rest:
                 shares[-1] = (count + 1, used + size)
@@ -313,18 +311,8 @@ class FileJournal:
         return self._header(flags, length, frame.sequence, frame.at_us, checksum)
 
     def _header(self, flags: int, length: int, sequence: int, at_us: int, checksum: int) -> bytes:
-        header = Header(
-            version=FORMAT_VERSION,
-            flags=flags,
-            body_length=length,
-            epoch=self._epoch,
-            incarnation=self._incarnation,
-            sequence=sequence,
-            synced_through=self._synced,
-            at_us=at_us,
-            body_checksum=checksum,
-        )
-        return encode_header(header)
+        who = (FORMAT_VERSION, flags, length, self._epoch, self._incarnation)
+        return encode_header(Header(*who, sequence, self._synced, at_us, checksum))
 
     def _roll(self, spare: str) -> None:
         """Seal the active segment and start the next one."""
@@ -357,8 +345,10 @@ class FileJournal:
         self._check_usable()
         last = self.last_sequence
         if self._active is not None and last > self._synced:
-            with self._poisoning():
+            try:
                 self._active.file.sync()
+            except BaseException as error:
+                self._fail(error)
             # The frames just synced tell what was known when they were written.
             self._covered, self._synced = self._synced, last
         return self._synced
@@ -368,11 +358,13 @@ class FileJournal:
         active, last = self._active, self.last_sequence
         if active is None or last > self._synced or self._covered >= self._synced:
             return False
-        with self._poisoning():
+        try:
             mark = self._header(MARK, 0, last, 0, body_checksum([]))
             active.file.write_at(active.end, [mark])
             active.end += HEADER_BYTES
             active.file.sync()
+        except BaseException as error:
+            self._fail(error)
         self._covered = self._synced
         return True
 

@@ -27,7 +27,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -331,7 +331,8 @@ class LocalFiles:
             self._fill(file, size_bytes)
         except BaseException:
             file.close()
-            self.delete(name)
+            with suppress(FastiError):  # The first error is the one to be told.
+                self.delete(name)
             raise
         return file
 
