@@ -160,6 +160,21 @@ def translated(error: OSError, path: str) -> FastiError:
     return StorageFailed(reason, details=details)
 
 
+def replace_by_rename(files: Files, name: str, data: bytes) -> None:
+    """`Files.replace` in terms of the other calls: new bytes first, then the name, atomically."""
+    temporary = f"{name}.tmp"
+    if files.exists(temporary):
+        files.delete(temporary)
+    file = files.create(temporary, 0)
+    try:
+        file.write_at(0, [data])
+        file.sync()
+    finally:
+        file.close()
+    files.rename(temporary, name)
+    files.sync_directory(folder_of(name))
+
+
 def flattened(buffers: Sequence[Buffer]) -> list[memoryview]:
     """The buffers that aren't empty, each as a view of bytes; nothing is copied."""
     views = (memoryview(buffer) for buffer in buffers)
@@ -375,17 +390,7 @@ class LocalFiles:
             os.rename(self._path(old), target)
 
     def replace(self, name: str, data: bytes) -> None:
-        temporary = f"{name}.tmp"
-        if self.exists(temporary):
-            self.delete(temporary)
-        file = self.create(temporary, 0)
-        try:
-            file.write_at(0, [data])
-            file.sync()
-        finally:
-            file.close()
-        self.rename(temporary, name)
-        self.sync_directory(folder_of(name))
+        replace_by_rename(self, name, data)
 
     def sync_directory(self, name: str) -> None:
         path = self._path(name) if name else self._root
