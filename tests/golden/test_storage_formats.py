@@ -1,0 +1,97 @@
+"""Files of format 1, byte for byte: they must be written the same and read for ever.
+
+If one of these tests fails because the format was changed on purpose, raise the format version,
+leave the old file where it is, and add a new one beside it.  To write new files, run this module
+with ``python -m tests.golden.test_storage_formats``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fasti.storage.blocks import FileBlocks, decode_manifest, encode_manifest
+from fasti.storage.frames import BEGIN, END, MARK, Frame, Header, decode_header
+from fasti.storage.journal import FileJournal
+from fasti.testing.disk import SimulatedFiles
+
+HERE = Path(__file__).parent
+SEGMENT = HERE / "journal-1.segment"
+MANIFEST = HERE / "manifest-1"
+NAME = "journal/00000000000000000001.segment"
+DATA = b"what the manifest says"
+
+FRAMES = [
+    Frame(1, 1_700_000_000_000_001, True, True, [b"alone"]),
+    Frame(2, 1_700_000_000_000_002, True, False, [b"a group ", b"begins"]),
+    Frame(3, -3, False, True, [b""]),
+    Frame(4, 1_700_000_000_000_004, True, True, [bytes(range(256))]),
+]
+
+
+def written_segment() -> bytes:
+    files = SimulatedFiles()
+    journal = FileJournal(files, segment_bytes=4096, incarnation=0x0123456789ABCDEF)
+    journal.append(FRAMES[:1])
+    journal.sync()
+    journal.append(FRAMES[1:])
+    journal.sync()
+    assert journal.mark()
+    return bytes(files.open(NAME, writable=False).map())
+
+
+def stored_segment() -> bytes:
+    return SEGMENT.read_bytes().ljust(4096, b"\0")  # The zeros at its end are not kept.
+
+
+def test_a_segment_is_written_as_ever() -> None:
+    assert written_segment() == stored_segment()
+
+
+def test_a_segment_is_read_as_ever() -> None:
+    files = SimulatedFiles()
+    files.create(NAME, 0).write_at(0, [stored_segment()])
+    journal = FileJournal(files, segment_bytes=4096)
+    assert (journal.incarnation, journal.epoch) == (0x0123456789ABCDEF, 2)
+    stored = list(journal.replay(0))
+    for was, now in zip(FRAMES, stored, strict=True):
+        assert bytes(now.body) == b"".join(map(bytes, was.body))
+        assert (now.sequence, now.at_us, now.epoch) == (was.sequence, was.at_us, 1)
+        assert (now.begins_group, now.ends_group) == (was.begins_group, was.ends_group)
+
+
+def test_headers_lie_where_they_always_did() -> None:
+    view = memoryview(stored_segment())
+    incarnation = 0x0123456789ABCDEF
+    flags = {64: BEGIN | END, 136: BEGIN, 216: END, 280: BEGIN | END, 600: MARK}
+    for offset, (sequence, synced) in zip(
+        flags, [(1, 0), (2, 1), (3, 1), (4, 1), (4, 4)], strict=True
+    ):
+        header = decode_header(view, offset)
+        assert header is not None
+        assert header[:2] == (1, flags[offset])
+        assert header[3:7] == (1, incarnation, sequence, synced)
+    assert decode_header(view, 280) == Header(
+        1, BEGIN | END, 256, 1, incarnation, 4, 1, 1_700_000_000_000_004, 0x9408A4433B952D71
+    )
+
+
+def test_the_manifest_is_written_and_read_as_ever() -> None:
+    assert encode_manifest(7, DATA) == MANIFEST.read_bytes()
+    assert decode_manifest(MANIFEST.read_bytes(), "MANIFEST") == (7, DATA)
+    files = SimulatedFiles()
+    files.create("blocks/MANIFEST", 0).write_at(0, [MANIFEST.read_bytes()])
+    blocks = FileBlocks(files)
+    assert blocks.read_manifest() == (7, DATA)
+    assert blocks.switch_manifest(7, b"next") == 8
+
+
+@pytest.mark.parametrize("path", [SEGMENT, MANIFEST], ids=lambda path: path.name)
+def test_golden_files_are_small(path: Path) -> None:
+    assert path.stat().st_size < 4096
+
+
+if __name__ == "__main__":
+    SEGMENT.write_bytes(written_segment().rstrip(b"\0"))
+    MANIFEST.write_bytes(encode_manifest(7, DATA))
