@@ -246,15 +246,22 @@ def test_frames_larger_than_any_segment_fit(kind: Kind) -> None:
     assert bytes(journal.body(2)) == bytes(journal.body(4)) == large
 
 
+def fill(journal: Journal) -> int:
+    """Append until it is full; the sequence that was refused."""
+    for sequence in range(1, 1000):
+        try:
+            append_synced(journal, [frame(sequence)])
+        except StorageFull:
+            return sequence
+    pytest.fail("it never got full")
+
+
 def test_a_full_journal_writes_nothing_and_keeps_a_reserve() -> None:
     size = 2 * SEGMENT_BYTES
     memory = MemoryJournal(limit_bytes=size, reserve_bytes=SEGMENT_BYTES)
     disk = SimulatedFiles(capacity_bytes=size)
     for journal in (memory, FileJournal(disk, segment_bytes=SEGMENT_BYTES)):
-        sequence = 0
-        with pytest.raises(StorageFull):
-            for sequence in range(1, 1000):
-                append_synced(journal, [frame(sequence)])
+        sequence = fill(journal)
         assert sequence > 10
         assert journal.last_sequence == sequence - 1
         assert journal.room_bytes() < SEGMENT_BYTES
