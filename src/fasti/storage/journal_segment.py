@@ -147,17 +147,20 @@ def walk(
     segment: SegmentHeader,
     name: str,
     *,
+    start: tuple[int, int] | None = None,
     stop_before: int | None = None,
     bodies: bool = True,
 ) -> Walk:
-    """Read frames from the start until ``stop_before`` or the first that isn't as expected.
+    """Read frames until the sequence ``stop_before`` or the first that isn't as expected.
 
+    ``start`` is an offset and the sequence expected there, by default the segment's first.
     With ``bodies`` every body is checked against its checksum, which reads the whole file.
     Raises `NewerFormat` for a frame of this segment that a newer version wrote.
     """
-    found = Walk(synced_through=segment.durable_through)
+    offset, first = start or (SEGMENT_HEADER_BYTES, segment.first_sequence)
+    found = Walk(synced_through=segment.durable_through, end=offset)
     while True:
-        expected = segment.first_sequence + len(found.words)
+        expected = first + len(found.words)
         if stop_before is not None and expected >= stop_before:
             return found
         if found.end + HEADER_BYTES > len(view):

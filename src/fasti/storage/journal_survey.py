@@ -1,0 +1,229 @@
+"""A survey of a journal: every segment and frame is read, and everything odd is written down.
+
+Opening a journal stops at the first damage; a survey goes on behind it, to tell how far it
+reaches and what is left.  It reads through `File.read_at`, not through maps, because a bad
+sector under a map kills the process.  It changes nothing and needs no lock; beside a running
+broker its last segment is a moving target, and only damage before that means anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from fasti.errors import Corruption, NewerFormat, StorageError
+from fasti.storage.files import Files
+from fasti.storage.frames import MARK, VOID, decode_header, stored_body
+from fasti.storage.journal_recovery import segment_names
+from fasti.storage.journal_segment import (
+    SEGMENT_HEADER_BYTES,
+    SEGMENT_SUFFIX,
+    SegmentHeader,
+    Walk,
+    decode_segment_header,
+    evidence_after,
+    later_headers,
+    walk,
+)
+
+REPAIR = "repair cuts the journal here, or with allow_gap gives up these frames alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One odd thing.  ``harmless`` ones are told but need nothing done about them."""
+
+    file: str
+    offset: int
+    kind: str
+    message: str
+    remedy: str
+    sequence: int | None = None
+    harmless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Acknowledged frames that can't be read: ``first`` to ``last``, at ``start`` to ``end``.
+
+    ``resumes`` tells that the next frame lies at ``end`` in the same segment.  ``last`` is None
+    when nobody knows how many there were.
+    """
+
+    start: int
+    end: int
+    first: int
+    last: int | None
+    resumes: bool
+    problem: str
+
+
+@dataclass(slots=True)
+class SurveyedSegment:
+    """One segment file.  ``bound`` is the first sequence of the next one, None for the last."""
+
+    name: str
+    first: int
+    bound: int | None
+    size: int = 0
+    view: memoryview = field(default_factory=lambda: memoryview(b""))
+    header: SegmentHeader | None = None
+    rebuilt: bool = False
+    readable: bool = True
+    frames: int = 0
+    damages: list[Damage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Survey:
+    """All segments in order, and what was found in them."""
+
+    segments: list[SurveyedSegment] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def survey(files: Files, directory: str) -> Survey:
+    """Read a whole journal.  Raises only what listing the folder raises."""
+    result = Survey()
+    names = segment_names(files, directory)
+    numbers = [name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX) for name in names]
+    known = [(name, int(text)) for name, text in zip(names, numbers, strict=True) if text.isdigit()]
+    for position, (name, first) in enumerate(known):
+        bound = known[position + 1][1] if position + 1 < len(known) else None
+        segment = SurveyedSegment(name, first, bound)
+        result.segments.append(segment)
+        result.findings += _read(files, segment)
+        if segment.header is not None:
+            result.findings += _frames(segment, segment.header)
+        segment.view = memoryview(b"")  # One segment in memory at a time.
+    result.findings += _order(result.segments)
+    return result
+
+
+def _read(files: Files, segment: SurveyedSegment) -> Iterator[Finding]:
+    """Load a segment and its header, which may be rebuilt from the first frame."""
+    name = segment.name
+    try:
+        file = files.open(name, writable=False)
+        try:
+            segment.view = memoryview(file.read_at(0, file.size))
+            segment.size = len(segment.view)
+        finally:
+            file.close()
+        segment.header = decode_segment_header(bytes(segment.view[:64]), name)
+    except NewerFormat as error:
+        segment.readable = False
+        yield Finding(name, 0, error.code, error.message, "use the version that wrote it")
+    except Corruption as error:
+        yield from _rebuild(segment, error)
+    except StorageError as error:
+        segment.readable = False
+        yield Finding(name, 0, "unreadable", error.message, "look after the disk, then restore")
+
+
+def _rebuild(segment: SurveyedSegment, error: Corruption) -> Iterator[Finding]:
+    first = decode_header(segment.view, SEGMENT_HEADER_BYTES)
+    if first is not None and first.sequence == segment.first:
+        before = segment.first - 1
+        segment.header = SegmentHeader(first.incarnation, first.epoch, segment.first, before)
+        segment.rebuilt = True
+        remedy = "repair rebuilds it from the first frame; nothing is lost"
+    else:
+        last = None if segment.bound is None else segment.bound - 1
+        damage = Damage(0, segment.size, segment.first, last, False, error.message)
+        segment.damages.append(damage)
+        remedy = REPAIR
+    yield Finding(segment.name, 0, "bad_segment_header", error.message, remedy, segment.first)
+
+
+def _frames(segment: SurveyedSegment, header: SegmentHeader) -> Iterator[Finding]:
+    """Walk from damage to damage."""
+    start: tuple[int, int] | None = (SEGMENT_HEADER_BYTES, segment.first)
+    while start is not None:
+        try:
+            found = walk(segment.view, header, segment.name, start=start, stop_before=segment.bound)
+        except NewerFormat as error:
+            segment.readable = False
+            offset = int(error.details["offset"])
+            remedy = "use the version that wrote it"
+            yield Finding(segment.name, offset, error.code, error.message, remedy)
+            return
+        segment.frames += len(found.words)
+        yield from _notes(segment, found, start[1])
+        missing = start[1] + len(found.words)
+        start = None
+        if _is_damage(segment, header, found, missing):
+            damage = _damage(segment, header, found, missing)
+            segment.damages.append(damage)
+            yield _told(segment, damage)
+            if damage.resumes and damage.last is not None:
+                start = (damage.end, damage.last + 1)
+        elif segment.bound is None and _is_torn(segment, header, found, missing):
+            yield _torn(segment, found, missing)
+
+
+def _is_damage(segment: SurveyedSegment, header: SegmentHeader, found: Walk, missing: int) -> bool:
+    if segment.bound is not None:
+        return missing < segment.bound
+    if missing <= header.durable_through:
+        return True
+    proof = evidence_after(segment.view, found.end + 8, header, missing)
+    return found.problem is not None and proof is not None
+
+
+def _damage(segment: SurveyedSegment, header: SegmentHeader, found: Walk, missing: int) -> Damage:
+    problem = found.problem or "file ends"
+    for offset, later in later_headers(segment.view, found.end + 8, header, missing + 1):
+        if segment.bound is not None and later.sequence >= segment.bound:
+            break
+        if not later.flags & MARK and stored_body(segment.view, offset, later) is not None:
+            return Damage(found.end, offset, missing, later.sequence - 1, True, problem)
+    last = None if segment.bound is None else segment.bound - 1
+    return Damage(found.end, segment.size, missing, last, False, problem)
+
+
+def _told(segment: SurveyedSegment, damage: Damage) -> Finding:
+    upto = f" to {damage.last}" if damage.last not in (None, damage.first) else ""
+    message = f"frame {damage.first}{upto}, which was acknowledged, is lost: {damage.problem}"
+    kind = "damaged_frame"
+    return Finding(segment.name, damage.start, kind, message, REPAIR, damage.first)
+
+
+def _is_torn(segment: SurveyedSegment, header: SegmentHeader, found: Walk, missing: int) -> bool:
+    return any(True for _ in later_headers(segment.view, found.end, header, missing))
+
+
+def _torn(segment: SurveyedSegment, found: Walk, missing: int) -> Finding:
+    message = f"frame {missing} was being written when the process ended"
+    remedy = "nothing: it was never acknowledged, and is cut at the next opening"
+    return Finding(segment.name, found.end, "torn_tail", message, remedy, missing, harmless=True)
+
+
+def _notes(segment: SurveyedSegment, found: Walk, first: int) -> Iterator[Finding]:
+    for offset in found.stepped_over:
+        message = "a damaged sync mark"
+        yield Finding(segment.name, offset, "damaged_mark", message, "nothing", harmless=True)
+    for index, flags in enumerate(found.flags):
+        if flags & VOID:
+            message = f"frame {first + index} was given up by a repair"
+            place = found.offset(index)
+            yield Finding(
+                segment.name, place, "void_frame", message, "nothing", first + index, harmless=True
+            )
+
+
+def _order(segments: list[SurveyedSegment]) -> Iterator[Finding]:
+    for before, segment in pairwise(segments):
+        if before.header is None or segment.header is None:
+            continue
+        same = before.header.incarnation == segment.header.incarnation
+        if not same or before.header.epoch > segment.header.epoch:
+            message = "incarnation or epoch doesn't follow the segment before it"
+            remedy = "find out where it came from"
+            yield Finding(segment.name, 0, "foreign_segment", message, remedy, segment.first)
+
+
+def cut_header(header: SegmentHeader, before: int) -> SegmentHeader:
+    """The header of a segment that was cut before a sequence."""
+    return replace(header, durable_through=min(header.durable_through, before - 1))

@@ -1,0 +1,319 @@
+"""Verifying what is stored, and repairing a journal that can't be opened.
+
+`verify` reads everything and changes nothing.  `repair` is for the moment when acknowledged
+frames are lost and a human has decided to go on without them; it never runs by itself, and does
+nothing but tell its plan unless it is told ``dry_run=False``.  It
+
+* rebuilds a segment header from its first frame, which loses nothing;
+* then *cuts* the journal before the first damaged frame: everything behind it, good or bad, is
+  out of the journal;
+* or, with ``allow_gap``, gives up only the damaged frames: they become VOID frames that keep
+  their sequences, and groups that they belonged to are void as a whole.  What later frames say
+  about messages in the gap is then the engine's to cope with, which is why it must be asked for.
+
+Every byte that leaves the journal is first copied, durably, below ``lost+found/``.  A repair
+that is interrupted can be run again.  It takes the directory's lock, so no broker runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fasti.errors import Corruption, FastiError
+from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, decode_manifest
+from fasti.storage.files import Files, folder_of
+from fasti.storage.frames import END, FORMAT_VERSION, VOID, Header, body_checksum, encode_header
+from fasti.storage.journal_segment import (
+    SegmentHeader,
+    encode_segment_header,
+    give_birth,
+    segment_name,
+)
+from fasti.storage.journal_survey import (
+    Damage,
+    Finding,
+    Survey,
+    SurveyedSegment,
+    cut_header,
+    survey,
+)
+
+__all__ = ["Action", "Finding", "Report", "repair", "verify"]
+
+LOST_AND_FOUND = "lost+found"
+_GAP_FRAMES_MAX = 1_000_000
+
+
+@dataclass(slots=True)
+class Report:
+    """What `verify` saw.  ``ok`` when nothing that was acknowledged is lost."""
+
+    findings: list[Finding] = field(default_factory=list)
+    segments: int = 0
+    frames: int = 0
+    journal_bytes: int = 0
+    blocks: int = 0
+    block_bytes: int = 0
+    manifest_version: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every finding is harmless."""
+        return all(finding.harmless for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of a repair: what is done to which file, and which sequences it costs."""
+
+    kind: str
+    file: str
+    offset: int
+    message: str
+    first_lost: int | None = None
+    last_lost: int | None = None
+
+
+def verify(files: Files, *, journal: str = "journal", blocks: str = "blocks") -> Report:
+    """Read the whole journal, the manifest and the sizes of all blocks; changes nothing."""
+    found = survey(files, journal)
+    report = Report(findings=list(found.findings), segments=len(found.segments))
+    report.frames = sum(segment.frames for segment in found.segments)
+    report.journal_bytes = sum(segment.size for segment in found.segments)
+    for name in files.list(f"{blocks}/"):
+        report.findings += _check_block(files, name, f"{blocks}/{MANIFEST_NAME}", report)
+    return report
+
+
+def _check_block(files: Files, name: str, manifest: str, report: Report) -> Iterator[Finding]:
+    if name.endswith(TEMPORARY):
+        message = "left by a write that was never finished"
+        remedy = "nothing: it is removed at the next opening"
+        yield Finding(name, 0, "leftover", message, remedy, harmless=True)
+        return
+    try:
+        file = files.open(name, writable=False)
+        try:
+            size = file.size
+            content = file.read_at(0, size) if name == manifest else b""
+        finally:
+            file.close()
+        if name == manifest:
+            report.manifest_version = decode_manifest(content, name)[0]
+            return
+    except FastiError as error:
+        remedy = "restore it, or rebuild from the journal if that reaches back to its beginning"
+        yield Finding(name, 0, error.code, error.message, remedy)
+        return
+    report.blocks += 1
+    report.block_bytes += size
+
+
+def repair(
+    files: Files, *, journal: str = "journal", allow_gap: bool = False, dry_run: bool = True
+) -> list[Action]:
+    """Make a damaged journal one that opens, and return what was done (or would be).
+
+    An empty list means that there is nothing to repair.  Raises `Corruption` when this can't
+    help, `DataDirLocked` when a broker runs; in a dry run nothing is changed or locked.
+    """
+    if dry_run:
+        return [action for action, _ in _plan(files, journal, survey(files, journal), allow_gap)]
+    lock = files.lock()
+    try:
+        done = []
+        for action, carry_out in _plan(files, journal, survey(files, journal), allow_gap):
+            carry_out()
+            done.append(action)
+        return done
+    finally:
+        lock.release()
+
+
+class _Step:
+    """Something to do later, with its arguments; a call does it."""
+
+    def __init__(self, files: Files, directory: str, segment: SurveyedSegment) -> None:
+        self.files = files
+        self.directory = directory
+        self.segment = segment
+
+    def __call__(self) -> None:
+        raise NotImplementedError
+
+    def keep(self, segment: SurveyedSegment, start: int, end: int) -> None:
+        """Copy bytes that are about to go to a file of their own below lost+found."""
+        stem = segment.name.rpartition("/")[2]
+        number = 0
+        while self.files.exists(f"{LOST_AND_FOUND}/{stem}-{start}.{number}"):
+            number += 1
+        name = f"{LOST_AND_FOUND}/{stem}-{start}.{number}"
+        file = self.files.open(segment.name, writable=False)
+        try:
+            self.files.replace(name, file.read_at(start, end - start))
+        finally:
+            file.close()
+
+    def overwrite(self, offset: int, data: bytes) -> None:
+        file = self.files.open(self.segment.name, writable=True)
+        try:
+            file.write_at(offset, [data])
+            file.sync()
+        finally:
+            file.close()
+
+
+class _RebuildHeader(_Step):
+    def __call__(self) -> None:
+        assert self.segment.header is not None
+        self.keep(self.segment, 0, 64)
+        self.overwrite(0, encode_segment_header(self.segment.header))
+
+
+class _Cut(_Step):
+    """End the journal before ``damage``; ``later`` are the segments behind, the last one first."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        segment: SurveyedSegment,
+        damage: Damage,
+        later: list[SurveyedSegment],
+    ) -> None:
+        super().__init__(files, directory, segment)
+        self.damage = damage
+        self.later = later
+
+    def __call__(self) -> None:
+        for segment in self.later:
+            self._remove(segment)
+        if self.segment.header is None:
+            self._remove(self.segment)
+            return
+        self.keep(self.segment, self.damage.start, self.segment.size)
+        header = cut_header(self.segment.header, self.damage.first)
+        self.overwrite(self.damage.start, bytes(self.segment.size - self.damage.start))
+        self.overwrite(0, encode_segment_header(header))
+
+    def _remove(self, segment: SurveyedSegment) -> None:
+        self.keep(segment, 0, segment.size)
+        self.files.delete(segment.name)
+        self.files.sync_directory(folder_of(segment.name))
+
+
+class _Void(_Step):
+    """Replace damaged frames by VOID ones, in place if a good frame follows in the segment."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        segment: SurveyedSegment,
+        damage: Damage,
+        header: SegmentHeader,
+    ) -> None:
+        super().__init__(files, directory, segment)
+        self.damage = damage
+        self.header = header
+
+    def __call__(self) -> None:
+        damage = self.damage
+        assert damage.last is not None
+        self.keep(self.segment, damage.start, damage.end)
+        if not damage.resumes:
+            self._fill(damage.first, damage.last)
+            return
+        empty = b"".join(self._frame(n, b"") for n in range(damage.first, damage.last))
+        rest = bytes(damage.end - damage.start - len(empty) - 64)
+        self.overwrite(damage.start, empty + self._frame(damage.last, rest))
+
+    def _frame(self, sequence: int, body: bytes) -> bytes:
+        header = Header(
+            version=FORMAT_VERSION,
+            flags=VOID | END,
+            body_length=len(body),
+            epoch=self.header.epoch,
+            incarnation=self.header.incarnation,
+            sequence=sequence,
+            synced_through=self.damage.first - 1,
+            at_us=0,
+            body_checksum=body_checksum([body]),
+        )
+        return encode_header(header) + body
+
+    def _fill(self, first: int, last: int) -> None:
+        """A segment of VOID frames behind the damaged one, which from then on ends before it."""
+        content = [self._frame(sequence, b"") for sequence in range(first, last + 1)]
+        header = SegmentHeader(self.header.incarnation, self.header.epoch, first, last)
+        spare = f"{self.directory}/spare-00000000.preparing"
+        if self.files.exists(spare):
+            self.files.delete(spare)
+        self.files.create(spare, 64 * (len(content) + 2)).close()
+        name = segment_name(self.directory, first)
+        filler = give_birth(self.files, spare, name, header, content)
+        filler.let_go()
+        filler.file.close()
+
+
+def _plan(
+    files: Files, directory: str, found: Survey, allow_gap: bool
+) -> Iterator[tuple[Action, _Step]]:
+    """What to do, in order; nothing is changed by looking at it."""
+    _refuse_hopeless(found)
+    for segment in found.segments:
+        if segment.rebuilt:
+            message = "rebuild the segment header from the first frame"
+            action = Action("rebuild_header", segment.name, 0, message)
+            yield action, _RebuildHeader(files, directory, segment)
+    for position, segment in enumerate(found.segments):
+        for damage in segment.damages:
+            if not allow_gap or damage.last is None:
+                later = found.segments[position + 1 :]
+                yield _cut_step(files, directory, segment, damage, later)
+                return
+            yield _void_step(files, directory, found, position, damage)
+
+
+def _refuse_hopeless(found: Survey) -> None:
+    for finding in found.findings:
+        if finding.kind in ("newer_format", "unreadable", "foreign_segment"):
+            raise Corruption(
+                f"{finding.file}: {finding.message}; {finding.remedy}",
+                file=finding.file,
+                offset=finding.offset,
+            )
+    if found.segments and found.segments[0].header is None:
+        name = found.segments[0].name
+        raise Corruption(f"{name}: nothing of it can be told; restore it", file=name, offset=0)
+
+
+def _cut_step(
+    files: Files,
+    directory: str,
+    segment: SurveyedSegment,
+    damage: Damage,
+    later: list[SurveyedSegment],
+) -> tuple[Action, _Step]:
+    message = f"cut the journal before frame {damage.first}, with all that follows"
+    action = Action("cut", segment.name, damage.start, message, damage.first, None)
+    return action, _Cut(files, directory, segment, damage, later[::-1])
+
+
+def _void_step(
+    files: Files, directory: str, found: Survey, position: int, damage: Damage
+) -> tuple[Action, _Step]:
+    segment = found.segments[position]
+    assert damage.last is not None
+    if damage.last - damage.first >= _GAP_FRAMES_MAX:
+        raise Corruption(
+            f"{segment.name}: a gap of {damage.last - damage.first + 1} frames is no gap",
+            file=segment.name,
+            offset=damage.start,
+        )
+    headers = [other.header for other in found.segments[: position + 1]]
+    header = next(header for header in reversed(headers) if header is not None)
+    message = f"give up frames {damage.first} to {damage.last}, and the groups they belong to"
+    action = Action("void", segment.name, damage.start, message, damage.first, damage.last)
+    return action, _Void(files, directory, segment, damage, header)
