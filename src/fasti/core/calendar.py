@@ -1,0 +1,251 @@
+"""The time index: slices of time, coarse far away and fine nearby, sorted only when near.
+
+A hierarchical timing wheel. Level 0 has slices of 16 ms, and each level's slices are 64 times as
+long as those below. A message stands on the lowest level where its slice differs from the
+cursor's: what is due within the cursor's second on level 0, within its minute on level 1, and so
+on up to millennia, so that a batch touches at most 64 slices a level. When the cursor enters a
+slice, its entries are spread over the level below; when a whole slice is past, it goes to the
+ready line at once. Entries are sequences only: the due time is read from the row when needed.
+
+Entries are hints, as in ready.py. A cancelled or moved message leaves its entry behind, and
+`resolve` (the partition's) drops it when the slice comes near; should stale entries outnumber the
+living before that, `sweep` goes through the slices one by one.
+
+Entries of a generation that a checkpoint has written to runs can be dropped as a whole
+(`forget`): they are read back from the runs before they are due.
+
+Work is bounded: at most 65,536 entries a call; `pull` says whether there is more to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+Resolve = Callable[[Int64s], tuple[Int64s, Int64s]]
+
+SHIFTS = (14, 20, 26, 32, 38, 44, 50, 56)
+ROWS_PER_CALL = 65_536
+_CHUNK_FIRST = 64
+_CHUNK_MAX = 16_384
+
+
+class _Slice:
+    """Unsorted entries, in chunks that each belong to one generation."""
+
+    __slots__ = ("_chunk", "_filled", "_full", "_generation", "entries")
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self._full: list[tuple[int, Int64s]] = []
+        self._chunk = np.empty(_CHUNK_FIRST, dtype=np.int64)
+        self._filled = 0
+        self._generation = 0
+
+    def append(self, sequences: Int64s, generation: int) -> None:
+        self.entries += len(sequences)
+        if generation != self._generation or self._filled + len(sequences) > len(self._chunk):
+            self._seal()
+            self._generation = generation
+            if len(sequences) >= _CHUNK_MAX:
+                self._full.append((generation, sequences))
+                return
+            size = max(len(sequences), min(_CHUNK_MAX, max(_CHUNK_FIRST, self.entries)))
+            self._chunk = np.empty(size, dtype=np.int64)
+        self._chunk[self._filled : self._filled + len(sequences)] = sequences
+        self._filled += len(sequences)
+
+    def take(self, count: int) -> Int64s:
+        """Removes about `count` entries (at least a chunk, or all)."""
+        self._seal()
+        taken: list[Int64s] = []
+        while self._full and count > 0:
+            _, chunk = self._full.pop()
+            taken.append(chunk)
+            count -= len(chunk)
+        self.entries -= sum(len(chunk) for chunk in taken)
+        return np.concatenate(taken) if taken else np.zeros(0, dtype=np.int64)
+
+    def forget(self, generation: int) -> None:
+        self._seal()
+        self._full = [(its, chunk) for its, chunk in self._full if its > generation]
+        self.entries = sum(len(chunk) for _, chunk in self._full)
+
+    def sweep(self, resolve: Resolve) -> None:
+        self._seal()
+        self._full = [(its, resolve(chunk)[0]) for its, chunk in self._full]
+        self.entries = sum(len(chunk) for _, chunk in self._full)
+
+    def _seal(self) -> None:
+        if self._filled:
+            chunk = self._chunk
+            if self._filled < len(chunk) * 3 // 4:
+                chunk = chunk[: self._filled].copy()
+            self._full.append((self._generation, chunk[: self._filled]))
+        self._chunk = np.empty(0, dtype=np.int64)
+        self._filled = 0
+
+
+class Calendar:
+    """Entries of one partition that are due at or after the cursor."""
+
+    def __init__(self) -> None:
+        self._levels: list[dict[int, _Slice]] = [{} for _ in SHIFTS]
+        self._sweep_order: Iterator[tuple[int, int]] = iter(())
+        # Everything due before the cursor has left for the ready line.
+        self.cursor_us = 0
+        self.generation = 1
+        self.entries = 0
+
+    def insert(self, sequences: Int64s, due: Int64s) -> None:
+        """Adds entries due at or after the cursor."""
+        if not len(due):
+            return
+        self.entries += len(due)
+        high = int(due.max())
+        for level in range(len(SHIFTS) - 1, 0, -1):
+            mine = self.cursor_us >> SHIFTS[level]
+            if high >> SHIFTS[level] == mine:
+                continue
+            slices = due >> SHIFTS[level]
+            far = slices != mine
+            if far.all():
+                self._spread(level, slices, sequences)
+                return
+            self._spread(level, slices[far], sequences[far])
+            near = ~far
+            sequences, due = sequences[near], due[near]
+            high = int(due.max())
+        self._spread(0, due >> SHIFTS[0], sequences)
+
+    def pull(self, to_us: int, resolve: Resolve) -> tuple[tuple[Int64s, Int64s], bool]:
+        """Moves on towards `to_us`: (sequences, due) that left, and whether there is more to do.
+
+        All entries due up to `to_us` have left when the answer says that there is no more; the
+        cursor then stands behind `to_us`. Until then it only covers what has left entirely.
+        """
+        gone: list[Int64s] = []
+        reach_us = self.cursor_us
+        budget = ROWS_PER_CALL
+        more = True
+        while budget > 0 and more:
+            found = self._next_until(to_us)
+            if found is None:
+                self._pass(to_us)
+                more = self._entered() is not None
+                continue
+            level, number = found
+            end_us = (number + 1) << SHIFTS[level]
+            self.cursor_us = max(self.cursor_us, number << SHIFTS[level])
+            entries, left = self._take(level, number, budget)
+            budget -= len(entries) + 64
+            if level and end_us > to_us:
+                self._descend(level, number, entries, resolve)
+                continue
+            gone.append(entries)
+            reach_us = max(reach_us, end_us)
+            if not left:
+                self.cursor_us = max(self.cursor_us, end_us)
+        sequences, due = resolve(np.concatenate(gone) if gone else np.zeros(0, dtype=np.int64))
+        # What was moved beyond has an entry there.
+        here = due < reach_us
+        return (sequences[here], due[here]), more
+
+    def next_us(self) -> int | None:
+        """No entry is due before this moment; None if there is no entry."""
+        found = self._first()
+        return None if found is None else found[1] << SHIFTS[found[0]]
+
+    def forget(self, generation: int, from_us: int) -> None:
+        """Drops the entries of generations up to this one in slices that begin at `from_us`."""
+        for level, slices in enumerate(self._levels):
+            for number in [n for n in slices if n << SHIFTS[level] >= from_us]:
+                piece = slices[number]
+                self.entries -= piece.entries
+                piece.forget(generation)
+                self.entries += piece.entries
+                if not piece.entries:
+                    del slices[number]
+
+    def sweep(self, resolve: Resolve) -> None:
+        """Drops the stale entries of about 65,536: the next slices, round and round."""
+        budget = ROWS_PER_CALL
+        while budget > 0:
+            place = next(self._sweep_order, None)
+            if place is None:
+                places = [(level, n) for level, known in enumerate(self._levels) for n in known]
+                self._sweep_order = iter(places)
+                return
+            piece = self._levels[place[0]].get(place[1])
+            if piece is not None:
+                budget -= piece.entries
+                self.entries -= piece.entries
+                piece.sweep(resolve)
+                self.entries += piece.entries
+                if not piece.entries:
+                    del self._levels[place[0]][place[1]]
+
+    def _first(self) -> tuple[int, int] | None:
+        """Level and number of the earliest slice. One that the cursor has entered comes first."""
+        entered = self._entered()
+        if entered is not None:
+            return entered
+        for level, slices in enumerate(self._levels):
+            if slices:
+                return level, min(slices)
+        return None
+
+    def _next_until(self, to_us: int) -> tuple[int, int] | None:
+        """The next slice to work on: one that the cursor has entered, or that begins in time."""
+        found = self._first()
+        if found is None or found[1] << SHIFTS[found[0]] <= max(to_us, self.cursor_us):
+            return found
+        return None
+
+    def _take(self, level: int, number: int, count: int) -> tuple[Int64s, int]:
+        """Removes entries of a slice: (some of them, how many are left)."""
+        piece = self._levels[level][number]
+        entries = piece.take(count)
+        self.entries -= len(entries)
+        if not piece.entries:
+            del self._levels[level][number]
+        return entries, piece.entries
+
+    def _entered(self) -> tuple[int, int] | None:
+        for level in range(len(SHIFTS) - 1, 0, -1):
+            number = self.cursor_us >> SHIFTS[level]
+            if number in self._levels[level]:
+                return level, number
+        return None
+
+    def _descend(self, level: int, number: int, entries: Int64s, resolve: Resolve) -> None:
+        """Spreads entries of a slice that the cursor has entered over the levels below."""
+        sequences, due = resolve(entries)
+        # A moved message whose old entry this is stands where it was moved to.
+        here = due >> SHIFTS[level] == number
+        self.insert(sequences[here], due[here])
+
+    def _pass(self, to_us: int) -> None:
+        self.cursor_us = max(self.cursor_us, ((to_us >> SHIFTS[0]) + 1) << SHIFTS[0])
+
+    def _spread(self, level: int, slices: Int64s, sequences: Int64s) -> None:
+        low = int(slices.min())
+        span = int(slices.max()) - low
+        known = self._levels[level]
+        if span == 0:
+            known.setdefault(low, _Slice()).append(sequences, self.generation)
+            return
+        kind = np.uint8 if span < 256 else np.uint16 if span < 65_536 else np.int64
+        order = np.argsort((slices - low).astype(kind), kind="stable")
+        ordered, sequences = slices[order], sequences[order]
+        bounds = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        starts = [0, *bounds.tolist()]
+        ends = [*starts[1:], len(ordered)]
+        for number, start, end in zip(ordered[starts].tolist(), starts, ends, strict=True):
+            piece = known.get(number)
+            if piece is None:
+                piece = known[number] = _Slice()
+            piece.append(sequences[start:end], self.generation)

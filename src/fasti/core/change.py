@@ -1,0 +1,174 @@
+"""Deciding changes to pending messages: update, move, cancel, redrive and purge.
+
+Each locates its rows, judges them, emits one event per partition for those that may be changed,
+and tells the others why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core import events as ev
+from fasti.core.commands import Cancel, Move, Purge, Redrive, Target, Update
+from fasti.core.judging import Piece, blank, explain, judge_change, locate, why_not
+from fasti.core.location import ROWS_MAX
+from fasti.core.replies import Reply
+from fasti.core.state import Topic
+from fasti.core.work import Work, column, repeated
+from fasti.errors import InvalidArgument
+from fasti.model import Outcome, State
+
+Int64s = NDArray[np.int64]
+Rows = NDArray[np.intp]
+MakeEvent = Callable[[Piece, Rows, Rows, Int64s], ev.Event]
+
+
+def update(work: Work, command: Update) -> Reply:
+    """New payloads for messages that are not out."""
+    if len(command.rows) != len(command.target):
+        raise InvalidArgument("payloads and targets differ in number", field="payload")
+    if len(command.rows) > ROWS_MAX:
+        raise InvalidArgument(f"at most {ROWS_MAX} updates in a batch", field="payload")
+    if "key" in command.rows.batch.schema.names:
+        raise InvalidArgument("a message keeps its key", field="key")
+    topic = work.topic(command.topic)
+    work.bring(command.rows)
+
+    def event(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> ev.Event:
+        return ev.Updated(
+            work.now_us,
+            topic.number,
+            piece.partition.number,
+            piece.sequences[good],
+            versions,
+            places.astype(np.int64),
+        )
+
+    return _change(work, topic, command, event)
+
+
+def move(work: Work, command: Move) -> Reply:
+    """New due times for messages that are not out."""
+    topic = work.topic(command.topic)
+    due = work.moments(command.when, len(command.target))
+
+    def event(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> ev.Event:
+        return ev.Moved(
+            work.now_us,
+            topic.number,
+            piece.partition.number,
+            piece.sequences[good],
+            versions,
+            due[places],
+        )
+
+    return _change(work, topic, command, event)
+
+
+def cancel(work: Work, command: Cancel) -> Reply:
+    """Messages that are not out are never delivered again."""
+    topic = work.topic(command.topic)
+
+    def event(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> ev.Event:
+        return ev.Cancelled(
+            work.now_us, topic.number, piece.partition.number, piece.sequences[good]
+        )
+
+    return _change(work, topic, command, event)
+
+
+def _change(
+    work: Work, topic: Topic, command: Update | Move | Cancel, make_event: MakeEvent
+) -> Reply:
+    target = command.target
+    versions = column(command.versions, len(target), "version")
+    reply = blank(len(target))
+    for piece in locate(topic, target, reply):
+        status = judge_change(
+            work, topic, piece, versions[piece.rows], command.owner, target.keys is not None
+        )
+        reply.status[piece.rows] = status
+        current = piece.partition.arena.version.take(piece.slots).astype(np.int64)
+        reply.versions[piece.rows] = current
+        explain(work, topic, piece, reply)
+        good = np.flatnonzero(status == Outcome.OK)
+        if len(good):
+            places = np.arange(len(target))[piece.rows][good]
+            reply.versions[places] += 1
+            work.emit(make_event(piece, good, places, current[good] + 1))
+    return reply
+
+
+def redrive(work: Work, command: Redrive) -> Reply:
+    """Dead messages live again, unless another message has their key by now."""
+    topic = work.topic(command.topic)
+    count = len(command.ids)
+    due = work.moments(command.when, count)
+    hashes = np.zeros((count, 2), dtype=np.uint64)
+    if command.keys is not None:
+        hashes = command.keys.hashes
+    reply = blank(count)
+    for piece in locate(topic, Target(ids=command.ids), reply):
+        status = _judge_dead(work, topic, piece)
+        mine = hashes[piece.rows]
+        keyed = np.flatnonzero((mine[:, 0] != 0) & (status == Outcome.OK))
+        if len(keyed):
+            holders = piece.partition.find_keys(mine[keyed])
+            taken = (holders > 0) & piece.partition.is_live(holders)
+            taken |= _again(mine[keyed, 0])
+            status[keyed[taken]] = Outcome.CONFLICT
+        reply.status[piece.rows] = status
+        current = piece.partition.arena.version.take(piece.slots).astype(np.int64)
+        reply.versions[piece.rows] = current
+        good = np.flatnonzero(status == Outcome.OK)
+        if len(good):
+            places = np.arange(count)[piece.rows][good]
+            reply.versions[places] += 1
+            work.emit(
+                ev.Redriven(
+                    work.now_us,
+                    topic.number,
+                    piece.partition.number,
+                    piece.sequences[good],
+                    current[good] + 1,
+                    due[places],
+                    np.ascontiguousarray(mine[good, 0]),
+                    np.ascontiguousarray(mine[good, 1]),
+                )
+            )
+    return reply
+
+
+def purge(work: Work, command: Purge) -> Reply:
+    """Dead messages are removed for good."""
+    topic = work.topic(command.topic)
+    reply = blank(len(command.ids))
+    for piece in locate(topic, Target(ids=command.ids), reply):
+        status = _judge_dead(work, topic, piece)
+        reply.status[piece.rows] = status
+        good = status == Outcome.OK
+        if good.any():
+            number = piece.partition.number
+            work.emit(ev.Purged(work.now_us, topic.number, number, piece.sequences[good]))
+    return reply
+
+
+def _judge_dead(work: Work, topic: Topic, piece: Piece) -> NDArray[np.uint8]:
+    status = np.zeros(len(piece.sequences), dtype=np.uint8)
+    others = np.flatnonzero(piece.states != State.DEAD)
+    if len(others):
+        reasons = why_not(work, topic, piece, others, by_key=False)
+        reasons[reasons == Outcome.OK] = Outcome.CONFLICT  # alive: nothing to bring back
+        status[others] = reasons
+    again = repeated(piece.sequences)
+    if again is not None:
+        status[again & (status == Outcome.OK)] = Outcome.DUPLICATE
+    return status
+
+
+def _again(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    again = repeated(hashes)
+    return np.zeros(len(hashes), dtype=np.bool_) if again is None else again

@@ -1,0 +1,325 @@
+"""What the engine can be asked: each command is a batch, from one row to a hundred thousand.
+
+Rows are named by id or by key (`Target`). Times are absolute (`due_us`) or relative (`delay_us`,
+resolved on the engine's `now`), as one number for all rows or a column. A version of 0 means
+"I don't care". Arrays belong to the command once it is handed over: nobody changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.keys import Keys, Rows
+from fasti.model import OnConflict, TopicSettings
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Target:
+    """Which messages: by id, or by key. Exactly one is given."""
+
+    ids: Int64s | None = None
+    keys: Keys | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids) if self.ids is not None else len(self.keys or ())
+
+
+@dataclass(slots=True)
+class When:
+    """A moment for each row: absolute, or a delay from the broker's now. Neither: now."""
+
+    due_us: Int64s | int | None = None
+    delay_us: Int64s | int | None = None
+
+
+@dataclass(slots=True)
+class CreateTopic:
+    """Makes a topic. Again with equal settings: fine; with others: `topic_mismatch`."""
+
+    name: str
+    settings: TopicSettings = field(default_factory=TopicSettings)
+
+
+@dataclass(slots=True)
+class ChangeTopic:
+    """New settings for a topic. Kind and partition count can't change."""
+
+    name: str
+    settings: TopicSettings
+
+
+@dataclass(slots=True)
+class DeleteTopic:
+    """Removes a topic and everything in it."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Produce:
+    """New messages. With `stage`, they stay invisible until that stage is published."""
+
+    topic: str
+    rows: Rows
+    when: When = field(default_factory=When)
+    keys: Keys | None = None
+    partition: int | None = None
+    owner: str = ""
+    on_conflict: OnConflict = OnConflict.REJECT
+    atomic: bool = False
+    producer: str = ""
+    producer_sequence: int = 0
+    stage: str = ""
+
+
+@dataclass(slots=True)
+class Update:
+    """New payloads, headers and content types; row i of `rows` for row i of the target."""
+
+    topic: str
+    target: Target
+    rows: Rows
+    versions: Int64s | int = 0
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class Move:
+    """New due times."""
+
+    topic: str
+    target: Target
+    when: When
+    versions: Int64s | int = 0
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class Cancel:
+    """The messages will never be delivered again."""
+
+    topic: str
+    target: Target
+    versions: Int64s | int = 0
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Up to `count` messages for a consumer, in order; what is missing comes when it is due.
+
+    With `wait`, the rest is remembered as credit of the session, first come first served, until
+    `Detach`. A session that names a consumer who has live leases gets those first, under new
+    tokens, and the session that had the name before loses its credit.
+    """
+
+    topic: str
+    session: int
+    consumer: str
+    count: int
+    wait: bool = True
+
+
+@dataclass(slots=True)
+class Detach:
+    """A session ends: its credit is gone. Its leases stay until they are used or expire."""
+
+    session: int
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Renews all leases that a consumer has on a topic, up to the longest hold."""
+
+    topic: str
+    consumer: str
+
+
+@dataclass(slots=True)
+class Extend:
+    """Longer leases: each runs `length_us` from now."""
+
+    topic: str
+    ids: Int64s
+    tokens: Int64s
+    length_us: int
+
+
+@dataclass(slots=True)
+class Ack:
+    """Done. `started_us` is when user code got the message, on the broker's clock (0: unknown)."""
+
+    topic: str
+    ids: Int64s
+    tokens: Int64s
+    started_us: Int64s | int = 0
+
+
+@dataclass(slots=True)
+class Release:
+    """Given back, to any time; the attempt doesn't count."""
+
+    topic: str
+    ids: Int64s
+    tokens: Int64s
+    when: When = field(default_factory=When)
+    started_us: Int64s | int = 0
+
+
+@dataclass(slots=True)
+class Nack:
+    """Failed: due again after the topic's retry delay, or dead after its last attempt."""
+
+    topic: str
+    ids: Int64s
+    tokens: Int64s
+    reason: str = ""
+    started_us: Int64s | int = 0
+
+
+@dataclass(slots=True)
+class Reject:
+    """Failed for good: dead, with a reason."""
+
+    topic: str
+    ids: Int64s
+    tokens: Int64s
+    reason: str = ""
+    started_us: Int64s | int = 0
+
+
+@dataclass(slots=True)
+class Redrive:
+    """Dead messages live again, with no attempts counted.
+
+    The engine doesn't keep the keys of the dead: `keys` (a row each, null where there is none) is
+    read from their payloads by whoever sends this.
+    """
+
+    topic: str
+    ids: Int64s
+    keys: Keys | None = None
+    when: When = field(default_factory=When)
+
+
+@dataclass(slots=True)
+class Purge:
+    """Dead messages are removed."""
+
+    topic: str
+    ids: Int64s
+
+
+@dataclass(slots=True)
+class Publish:
+    """Makes staged messages live, by one event. A taken key refuses all, or skips its row."""
+
+    stage: str
+    skip_conflicts: bool = False
+
+
+@dataclass(slots=True)
+class DropStage:
+    """Staged messages are dropped unpublished."""
+
+    stage: str
+
+
+@dataclass(slots=True)
+class Get:
+    """Metadata and payload locations of messages."""
+
+    topic: str
+    target: Target
+
+
+@dataclass(slots=True)
+class List:
+    """A page of messages in id order, from `after_id` on, that fit every filter given."""
+
+    topic: str
+    after_id: int = 0
+    limit: int = 1000
+    due_from_us: int | None = None
+    due_to_us: int | None = None
+    state: str | None = None
+    owner: str | None = None
+    snapshot: int = 0
+
+
+@dataclass(slots=True)
+class Count:
+    """How many messages are in each state."""
+
+    topic: str
+
+
+@dataclass(slots=True)
+class Forecast:
+    """How many scheduled messages fall due in each bucket of time."""
+
+    topic: str
+    from_us: int
+    to_us: int
+    bucket_us: int
+
+
+@dataclass(slots=True)
+class TakeSnapshot:
+    """Pins the state as it is now, until the deadline (on the clock that `now` comes from)."""
+
+    deadline_us: int
+
+
+@dataclass(slots=True)
+class DropSnapshot:
+    """Lets a snapshot go."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Transaction:
+    """Mutations that happen whole or not at all, in this order."""
+
+    commands: list[Any]
+
+
+@dataclass(slots=True)
+class SliceLoaded:
+    """Storage answers `LoadSlice`: entries of runs in [from_us, through_us), in due order."""
+
+    topic: int
+    partition: int
+    version: int
+    through_us: int
+    sequences: Int64s
+    due_us: Int64s
+
+
+@dataclass(slots=True)
+class RowsInstalled:
+    """A checkpoint wrote these rows to a run: their payloads lie there now."""
+
+    topic: int
+    partition: int
+    epoch: int
+    sequences: Int64s
+    old_locations: Int64s
+    new_locations: Int64s
+
+
+@dataclass(slots=True)
+class RunsInstalled:
+    """A checkpoint is complete: its manifest is in force. `first_due_us` of runs per partition."""
+
+    version: int
+    epoch: int
+    first_due_us: dict[tuple[int, int], int]
+    blocks: frozenset[int]

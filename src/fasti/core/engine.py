@@ -1,0 +1,384 @@
+"""The engine: a pure state machine over metadata.
+
+`step(inputs, now_us, tick)` decides a batch of commands, hands out what is due, and returns what
+happened (frames for the journal), what to answer, and what the world should do. It reads no clock
+and does no I/O: `now_us` is the broker's wall time, which must not go back, and `tick` its
+monotonic time, by which leases expire. Whoever drives it holds replies and deliveries back until
+the frames are durable.
+
+After a restart: `replay` every frame of the journal, then `start`. What replay does is the same
+`apply` as here, so both arrive at the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fasti.core import change, commands, leasing, produce, reads, staging
+from fasti.core import events as ev
+from fasti.core.leases import NEVER
+from fasti.core.leasing import Line
+from fasti.core.memory import Memory
+from fasti.core.partition import FOREVER, Partition
+from fasti.core.replies import Done, LoadSlice, Reply, Step, TransactionReply
+from fasti.core.snapshot import Snapshot
+from fasti.core.state import ShardState, Topic
+from fasti.core.topics import change_topic, create_topic, delete_topic
+from fasti.core.work import Work
+from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
+from fasti.model import Limits, Outcome
+
+SERVED_PER_STEP = 10_000
+LOADED_PER_CALL = 65_536
+# Rows of runs are read back this long before they are due: two slices of about a minute.
+LOADED_AHEAD_US = 2 * (1 << 26)
+_IN_TRANSACTIONS = (
+    commands.Produce,
+    commands.Update,
+    commands.Move,
+    commands.Cancel,
+    commands.Extend,
+    commands.Release,
+    commands.Ack,
+    commands.Nack,
+    commands.Reject,
+)
+
+
+class Engine:
+    """One shard's engine. One thread only, except for reading snapshots."""
+
+    def __init__(
+        self,
+        memory_bytes: int = 4 << 30,
+        leases_max: int = 1 << 20,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.memory = Memory(memory_bytes, leases_max)
+        self.state = ShardState(self.memory)
+        self.snapshots: dict[int, Snapshot] = {}
+        self._lines: dict[int, Line] = {}
+        self._next_snapshot = 1
+        self._runs_version = 0
+        self._next_ask_us = 0
+        self._decide: dict[type, Callable[[Work, Any], Any]] = {
+            commands.CreateTopic: create_topic,
+            commands.ChangeTopic: change_topic,
+            commands.DeleteTopic: self._delete_topic,
+            commands.Produce: self._produce,
+            commands.Update: change.update,
+            commands.Move: change.move,
+            commands.Cancel: change.cancel,
+            commands.Redrive: change.redrive,
+            commands.Purge: change.purge,
+            commands.Lease: self._lease,
+            commands.Detach: self._detach,
+            commands.Heartbeat: leasing.heartbeat,
+            commands.Extend: leasing.extend,
+            commands.Ack: leasing.ack,
+            commands.Release: leasing.release,
+            commands.Nack: leasing.nack,
+            commands.Reject: leasing.reject,
+            commands.Publish: staging.publish,
+            commands.DropStage: staging.drop_stage,
+            commands.Get: reads.get,
+            commands.List: self._list,
+            commands.Count: reads.count,
+            commands.Forecast: reads.forecast,
+            commands.TakeSnapshot: self._take_snapshot,
+            commands.DropSnapshot: self._drop_snapshot,
+            commands.Transaction: self._transaction,
+            commands.SliceLoaded: self._slice_loaded,
+            commands.RowsInstalled: self._rows_installed,
+            commands.RunsInstalled: self._runs_installed,
+        }
+
+    # Recovery
+
+    def replay(self, frame: int, events: Sequence[ev.Event]) -> None:
+        """Applies a frame of the journal again."""
+        for event in events:
+            self.state.apply(event, frame)
+        self.state.next_frame = frame + 1
+        self._tidy()
+
+    def start(self, tick: int) -> None:
+        """Replay is over: every live lease runs its full length from here."""
+        topics = self.state.topics
+        self.memory.leases.rearm(tick, lambda number: topics[number].settings.hold_us)
+
+    # Steps
+
+    def step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
+        """Decides everything that is to be decided now."""
+        # Time is held when the wall steps back: no event is older than the one before it.
+        now_us = max(now_us, self.state.last_at_us)
+        work = Work(self.state, self.limits, now_us, tick)
+        step = Step(frames=work.frames, effects=work.effects)
+        step.more |= self._grouped(work, leasing.expire)
+        for command in inputs:
+            step.replies.append(self._execute(work, command))
+        if self.state.stages:
+            step.more |= self._grouped(work, staging.land)
+        self._drop_old_snapshots(now_us)
+        step.more |= self._serve(work)
+        self._ask_for_slices(work)
+        self._tidy()
+        self._plan_wake(work, step)
+        return step
+
+    def _grouped(self, work: Work, task: Callable[[Work], bool]) -> bool:
+        work.begin_group()
+        more = task(work)
+        work.end_group()
+        return more
+
+    def _execute(self, work: Work, command: Any) -> Any:
+        """One command; if it is refused nothing of it remains."""
+        work.begin_group()
+        try:
+            reply = self._decide[type(command)](work, command)
+        except FastiError as error:
+            assert not work.group_has_events, "a command is refused before it does anything"
+            work.abandon_group()
+            return Reply.refused(error)
+        work.end_group()
+        return reply
+
+    def _produce(self, work: Work, command: commands.Produce) -> Reply:
+        produce.check_rows(command)
+        if not command.atomic or self.memory.undo.active:
+            return produce.produce(work, command)
+        command.atomic = False
+        reply = self._transaction(work, commands.Transaction([command]))
+        if reply.error is not None:
+            raise reply.error
+        whole: Reply = reply.replies[0]
+        return whole
+
+    def _transaction(self, work: Work, command: commands.Transaction) -> TransactionReply:
+        for part in command.commands:
+            if not isinstance(part, _IN_TRANSACTIONS):
+                kind = type(part).__name__
+                raise InvalidArgument(f"{kind} can't be part of a transaction", field="commands")
+            if isinstance(part, commands.Produce) and part.stage:
+                raise InvalidArgument("staging can't be part of a transaction", field="stage")
+        undo = self.memory.undo
+        undo.begin()
+        replies: list[Any] = []
+        error = None
+        try:
+            for part in command.commands:
+                replies.append(self._decide[type(part)](work, part))
+                if replies[-1].status.any():
+                    break
+            else:
+                undo.commit()
+                return TransactionReply(True, replies)
+        except FastiError as reason:
+            error = reason
+        undo.rollback()
+        work.abandon_group()
+        for reply in replies:
+            reply.status[reply.status == Outcome.OK] = Outcome.ABORTED
+        return TransactionReply(False, replies, error)
+
+    # Consumers
+
+    def _line(self, topic: Topic) -> Line:
+        return self._lines.setdefault(topic.number, Line())
+
+    def _lease(self, work: Work, command: commands.Lease) -> Done:
+        topic = work.topic(command.topic)
+        line = self._line(topic)
+        done = leasing.lease(work, command, line)
+        if not command.wait:
+            work.end_group()
+            work.begin_group()
+            while leasing.serve(work, topic, line, SERVED_PER_STEP)[1] and line.find(
+                command.session
+            ):
+                pass
+            waiting = line.find(command.session)
+            if waiting is not None:
+                line.waiting.remove(waiting)
+        return done
+
+    def _detach(self, work: Work, command: commands.Detach) -> Done:
+        for line in self._lines.values():
+            line.leave(command.session)
+        return Done()
+
+    def _delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
+        topic = work.topic(command.name)
+        done = delete_topic(work, command)
+        self._lines.pop(topic.number, None)
+        return done
+
+    def _serve(self, work: Work) -> bool:
+        more, budget = False, SERVED_PER_STEP
+        for number, line in self._lines.items():
+            if not line.waiting or (line.wake_us > work.now_us and number not in work.touched):
+                continue
+            topic = self.state.topics[number]
+            work.begin_group()
+            handed, busy = leasing.serve(work, topic, line, budget)
+            work.end_group()
+            budget -= handed
+            more |= busy
+            line.wake_us = (
+                min((p.next_us() or FOREVER for p in topic.partitions), default=FOREVER)
+                - topic.settings.lookahead_us
+            )
+        return more
+
+    # Snapshots
+
+    def _list(self, work: Work, command: commands.List) -> Any:
+        snapshot = None
+        if command.snapshot:
+            snapshot = self.snapshots.get(command.snapshot)
+            if snapshot is None:
+                raise Gone(f"snapshot {command.snapshot} is gone")
+        return reads.list_page(work, command, snapshot)
+
+    def _take_snapshot(self, work: Work, command: commands.TakeSnapshot) -> Done:
+        if len(self.snapshots) >= self.limits.snapshots_max:
+            raise Overloaded("too many snapshots are open")
+        if command.deadline_us <= work.now_us:
+            raise InvalidArgument("the deadline has passed", field="deadline")
+        return Done(self.snapshot(work.now_us, command.deadline_us))
+
+    def snapshot(self, now_us: int, deadline_us: int) -> Snapshot:
+        """The state as it is between two steps (also called by the checkpoint)."""
+        ledgers = {
+            (topic.number, partition.number): partition.ledger.view()
+            for topic in self.state.topics.values()
+            for partition in topic.partitions
+        }
+        topics = {
+            topic.number: (topic.name, topic.settings) for topic in self.state.topics.values()
+        }
+        number = self._next_snapshot
+        self._next_snapshot += 1
+        position = self.state.next_frame - 1
+        snapshot = Snapshot(
+            number, self.memory.arena, ledgers, topics, position, now_us, deadline_us
+        )
+        self.snapshots[number] = snapshot
+        return snapshot
+
+    def _drop_snapshot(self, work: Work, command: commands.DropSnapshot) -> Done:
+        self.release_snapshot(command.number)
+        return Done()
+
+    def release_snapshot(self, number: int) -> None:
+        """Lets a snapshot go; one that is gone already is fine."""
+        snapshot = self.snapshots.pop(number, None)
+        if snapshot is not None:
+            snapshot.close()
+
+    def _drop_old_snapshots(self, now_us: int) -> None:
+        for number in [n for n, s in self.snapshots.items() if s.deadline_us <= now_us]:
+            self.release_snapshot(number)
+
+    # Runs
+
+    def _ask_for_slices(self, work: Work) -> None:
+        """What runs hold must be in memory before it is due."""
+        if not self._runs_version or work.now_us < self._next_ask_us:
+            return
+        ahead_us = work.now_us + LOADED_AHEAD_US
+        next_us = FOREVER
+        for topic in self.state.topics.values():
+            for partition in topic.partitions:
+                if partition.loading:
+                    continue
+                if partition.loaded_until_us > ahead_us:
+                    next_us = min(next_us, partition.loaded_until_us - LOADED_AHEAD_US)
+                    continue
+                partition.loading = True
+                until_us = ahead_us + LOADED_AHEAD_US
+                place = (topic.number, partition.number, self._runs_version)
+                effect = LoadSlice(*place, partition.loaded_until_us, until_us, LOADED_PER_CALL)
+                work.effects.append(effect)
+        self._next_ask_us = next_us
+
+    def _find(self, topic: int, partition: int) -> Partition | None:
+        known = self.state.topics.get(topic)
+        return known.partitions[partition] if known else None
+
+    def _slice_loaded(self, work: Work, command: commands.SliceLoaded) -> Done:
+        partition = self._find(command.topic, command.partition)
+        if partition is None:
+            return Done()
+        partition.loading = False
+        self._next_ask_us = 0
+        work.touched.add(command.topic)
+        if command.version == self._runs_version:
+            partition.restore_entries(command.sequences, command.due_us)
+            partition.loaded_until_us = max(partition.loaded_until_us, command.through_us)
+        return Done()
+
+    def _rows_installed(self, work: Work, command: commands.RowsInstalled) -> Done:
+        """Payloads moved from the journal, or from older blocks, into a new run."""
+        partition = self._find(command.topic, command.partition)
+        gone = command.new_locations
+        if partition is not None:
+            arena = self.memory.arena
+            slots = partition.ledger.slots(command.sequences)
+            here = arena.location.take(slots) == command.old_locations
+            here &= partition.states(slots) != 0
+            moved = slots[here]
+            arena.before_write(moved)
+            arena.location[moved] = command.new_locations[here]
+            # Unless it has changed since the snapshot, the run's row is what the message is.
+            same = moved[arena.epoch.take(moved) != self.memory.epoch_byte]
+            arena.flags[same] &= np.uint8(0x7F)
+            gone = command.new_locations[~here]
+        self.memory.marks.kill(gone)
+        return Done()
+
+    def _runs_installed(self, work: Work, command: commands.RunsInstalled) -> Done:
+        """Entries that runs hold now are read back when their time comes near."""
+        self._runs_version = command.version
+        self._next_ask_us = 0
+        for number in set(self.memory.marks.blocks()) - command.blocks:
+            self.memory.marks.remove_block(number)
+        horizon_us = work.now_us + 2 * LOADED_AHEAD_US
+        for (topic, number), first_due_us in command.first_due_us.items():
+            partition = self._find(topic, number)
+            if partition is None:
+                continue
+            partition.loading = False
+            if partition.loaded_until_us == FOREVER:
+                partition.loaded_until_us = max(horizon_us, partition.calendar.cursor_us)
+            partition.calendar.forget(command.epoch, partition.loaded_until_us)
+            if first_due_us == FOREVER:
+                partition.loaded_until_us = FOREVER
+        return Done()
+
+    # Housekeeping
+
+    def _tidy(self) -> None:
+        """Gives memory back where something finished: a bounded piece of work."""
+        untidy = self.memory.untidy
+        for partition in list(untidy):
+            if not partition.tidy():
+                untidy.discard(partition)
+
+    def _plan_wake(self, work: Work, step: Step) -> None:
+        moments = [line.wake_us for line in self._lines.values() if line.waiting]
+        if self._runs_version:
+            moments.append(self._next_ask_us)
+        if self.state.stages:
+            moments.append(staging.next_expiry_us(work))
+        moments += [snapshot.deadline_us for snapshot in self.snapshots.values()]
+        first_us = min(moments, default=FOREVER)
+        step.wake_at_us = max(first_us, work.now_us) if first_us < FOREVER else None
+        bound = self.memory.leases.expiry_bound
+        step.wake_at_tick = bound if bound < NEVER else None

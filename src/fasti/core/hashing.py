@@ -1,0 +1,86 @@
+"""Key hashes, a whole column at a time.
+
+A key's identity in the engine is a seeded 128-bit hash of its bytes; the bytes themselves stay
+with the payload. The seed is a secret of the data directory, so that nobody outside can prepare
+keys that collide. The partition of a key comes from the same function under the public seed
+(0, 0), because every client must be able to compute it (docs/architecture.md, "Keys").
+
+Two lanes of 64 bits each take every 8-byte little-endian word of the key, the last one padded
+with zeros, and start from the seed and the length; both end in the finaliser of MurmurHash3. The
+loop below runs once per word position, not once per key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+UInt64s = NDArray[np.uint64]
+
+_M1 = np.uint64(0x9E3779B97F4A7C15)
+_M2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_M3 = np.uint64(0xFF51AFD7ED558CCD)
+_M4 = np.uint64(0xC4CEB9FE1A85EC53)
+PUBLIC_SEED = (0, 0)
+
+
+def hash_keys(keys: pa.Array, seed: tuple[int, int]) -> UInt64s:
+    """(n, 2) hashes of a string or binary column; a null key is (0, 0), which no key hashes to."""
+    offsets, data = _layout(keys)
+    lengths = np.diff(offsets)
+    first = np.uint64(seed[0]) ^ (lengths.astype(np.uint64) * _M1)
+    second = np.uint64(seed[1]) + (lengths.astype(np.uint64) * _M2)
+    words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
+    counts = (lengths + 7) >> 3
+    for position in range(int(counts.max(initial=0))):
+        rows = np.flatnonzero(counts > position)
+        start = offsets[rows] + position * 8
+        word = words[start] & _tail_mask(lengths[rows] - position * 8)
+        first[rows] = _stir(first[rows] ^ word, _M2, 29)
+        second[rows] = _stir(second[rows] + word * _M3, _M1, 33)
+    hashes = np.empty((len(keys), 2), dtype=np.uint64)
+    hashes[:, 0] = _finish(first + second)
+    hashes[:, 1] = _finish(second ^ _stir(first, _M4, 32))
+    # 0 marks an empty slot of the index and a missing key.
+    hashes[hashes[:, 0] == 0, 0] = 1
+    if keys.null_count:
+        hashes[np.asarray(keys.is_null())] = 0
+    return hashes
+
+
+def partitions_of(keys: pa.Array, count: int) -> NDArray[np.int64]:
+    """The partition of each key in a topic of `count` partitions."""
+    if count == 1:
+        return np.zeros(len(keys), dtype=np.int64)
+    return (hash_keys(keys, PUBLIC_SEED)[:, 0] % np.uint64(count)).astype(np.int64)
+
+
+def _layout(keys: pa.Array) -> tuple[NDArray[np.int64], bytes]:
+    """Offsets and bytes of the column; the bytes are followed by eight zeros."""
+    if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):
+        kind: type[np.signedinteger] = np.int32
+    else:
+        kind = np.int64
+    buffers = keys.buffers()
+    offsets = np.frombuffer(buffers[1], dtype=kind)[keys.offset : keys.offset + len(keys) + 1]
+    wide = offsets.astype(np.int64)
+    begin, end = (int(wide[0]), int(wide[-1])) if len(wide) else (0, 0)
+    data = bytes(memoryview(buffers[2])[begin:end]) if buffers[2] is not None else b""
+    return wide - begin, data + bytes(8)
+
+
+def _tail_mask(bytes_left: NDArray[np.int64]) -> UInt64s:
+    bits = (np.minimum(bytes_left, 8) * 8).astype(np.uint64)
+    return ~np.uint64(0) >> (np.uint64(64) - bits)
+
+
+def _stir(lane: UInt64s, factor: np.uint64, turn: int) -> UInt64s:
+    lane = lane * factor
+    return (lane << np.uint64(turn)) | (lane >> np.uint64(64 - turn))
+
+
+def _finish(lane: UInt64s) -> UInt64s:
+    lane = (lane ^ (lane >> np.uint64(33))) * _M3
+    lane = (lane ^ (lane >> np.uint64(33))) * _M4
+    return lane ^ (lane >> np.uint64(33))

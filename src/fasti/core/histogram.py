@@ -1,0 +1,84 @@
+"""How many messages are due when: exact counts per minute, without looking at the messages.
+
+Every change hands in the due times that came or went. They are only collected; when 65,536 have
+gathered, or somebody asks, they are sorted into the sparse table once. So a batch costs the hot
+path nothing but keeping a reference, and the table is as large as the minutes that have messages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.model import MINUTE_US
+
+Int64s = NDArray[np.int64]
+
+BUCKET_US = MINUTE_US
+_GATHERED_MAX = 65_536
+
+
+class Histogram:
+    """Counts of due times per minute."""
+
+    def __init__(self) -> None:
+        self._minutes = np.zeros(0, dtype=np.int64)
+        self._counts = np.zeros(0, dtype=np.int64)
+        self._gathered: list[tuple[Int64s, int]] = []
+        self._gathered_rows = 0
+
+    def add(self, due: Int64s) -> None:
+        """These came. The array is kept until it is counted: the caller must not change it."""
+        self._gather(due, 1)
+
+    def remove(self, due: Int64s) -> None:
+        """These went."""
+        self._gather(due, -1)
+
+    def between(self, from_us: int, to_us: int, bucket_us: int) -> tuple[Int64s, Int64s]:
+        """Starts of the buckets that have messages, and their counts. Minutes are the finest."""
+        self._settle()
+        first = -(-from_us // BUCKET_US)
+        begin, end = np.searchsorted(self._minutes, [first, -(-to_us // BUCKET_US)])
+        starts = self._minutes[begin:end] * BUCKET_US
+        starts = starts - (starts - from_us) % bucket_us
+        return _sum_equal(starts, self._counts[begin:end])
+
+    @property
+    def total(self) -> int:
+        """All that came and have not gone."""
+        self._settle()
+        return int(self._counts.sum())
+
+    def _gather(self, due: Int64s, sign: int) -> None:
+        self._gathered.append((due, sign))
+        self._gathered_rows += len(due)
+        if self._gathered_rows >= _GATHERED_MAX or len(self._gathered) >= 4096:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._gathered:
+            return
+        minutes, counts = [self._minutes], [self._counts]
+        for sign in (1, -1):
+            dues = [due for due, its_sign in self._gathered if its_sign == sign]
+            if dues:
+                found = np.sort(np.concatenate(dues) // BUCKET_US)
+                minutes.append(found)
+                counts.append(np.full(len(found), sign, dtype=np.int64))
+        self._gathered.clear()
+        self._gathered_rows = 0
+        every, changes = np.concatenate(minutes), np.concatenate(counts)
+        order = np.argsort(every, kind="stable")
+        self._minutes, self._counts = _sum_equal(every[order], changes[order])
+        present = self._counts != 0
+        self._minutes, self._counts = self._minutes[present], self._counts[present]
+        assert not len(self._counts) or int(self._counts.min()) > 0
+
+
+def _sum_equal(keys: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Adds up the counts of equal keys; the keys are sorted."""
+    if not len(keys):
+        return keys, counts
+    starts = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1])
+    return keys[starts], np.add.reduceat(counts, starts)

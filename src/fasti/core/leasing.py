@@ -1,0 +1,386 @@
+"""Deciding leases: handing messages out, and everything that is done under a lease.
+
+Consumers wait in a line per topic, first come first served; one whose credit outlasts its turn
+goes to the end of the line. Messages leave in (due, sequence) order of their partition. A lease is
+journaled before the message leaves, so there is never a second live one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core import events as ev
+from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Release, Target
+from fasti.core.judging import Piece, blank, explain, judge_lease, locate
+from fasti.core.partition import Partition
+from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
+from fasti.core.retry import retry_delays
+from fasti.core.state import Topic
+from fasti.core.work import Work, column
+from fasti.errors import InvalidArgument, Overloaded
+from fasti.model import SEQUENCE_BITS, Outcome
+
+Int64s = NDArray[np.int64]
+
+TURN_ROWS = 5_000
+_EXPIRED_PER_STEP = 5_000
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A session in the line, and how many messages it can still take."""
+
+    session: int
+    consumer: str
+    credit: int
+
+
+@dataclass(slots=True)
+class Line:
+    """Who waits for a topic's messages. Session state: never journaled."""
+
+    waiting: deque[Waiting] = field(default_factory=deque)
+    sessions: dict[str, int] = field(default_factory=dict)
+    # Nothing is due before, unless the topic is touched.
+    wake_us: int = 0
+
+    def find(self, session: int) -> Waiting | None:
+        """The session's place, if it waits."""
+        return next((w for w in self.waiting if w.session == session), None)
+
+    def leave(self, session: int) -> None:
+        """The session waits no more."""
+        self.waiting = deque(w for w in self.waiting if w.session != session)
+        for consumer in [c for c, s in self.sessions.items() if s == session]:
+            del self.sessions[consumer]
+
+
+def lease(work: Work, command: Lease, line: Line) -> Done:
+    """Takes a session's wish; the messages follow as `Deliver` effects of this step or a later."""
+    topic = work.topic(command.topic)
+    if not command.consumer or len(command.consumer.encode()) > work.limits.name_bytes_max:
+        raise InvalidArgument("a consumer needs a name", field="consumer")
+    if command.count < 1:
+        raise InvalidArgument("count must be at least 1", field="count", limit=1)
+    if len(line.waiting) >= work.limits.consumers_waiting_max:
+        raise Overloaded("too many consumers are waiting")
+    before = line.sessions.get(command.consumer)
+    if before != command.session:
+        if before is not None:
+            line.leave(before)
+            work.effects.append(ConsumerReplaced(before, topic.name, command.consumer))
+        line.sessions[command.consumer] = command.session
+        _resume(work, topic, command)
+    waiting = line.find(command.session)
+    if waiting is None:
+        line.waiting.append(Waiting(command.session, command.consumer, command.count))
+    else:
+        waiting.credit += command.count
+    work.touched.add(topic.number)
+    return Done()
+
+
+def _resume(work: Work, topic: Topic, command: Lease) -> None:
+    """A consumer that comes back gets its live leases again, under a new token."""
+    memory = work.state.memory
+    number = memory.consumers.find(command.consumer)
+    if number is None:
+        return
+    held = memory.leases.held_by(number, topic.number)
+    for partition in topic.partitions:
+        mine = np.sort(
+            memory.leases.sequence[held[memory.leases.partition[held] == partition.number]]
+        )
+        if len(mine):
+            token = memory.leases.next_token
+            work.emit(ev.Resumed(work.now_us, topic.number, partition.number, token, mine))
+            slots = partition.ledger.slots(mine)
+            _deliver(work, topic, partition, command.session, token, mine, slots)
+
+
+def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]:
+    """Hands due messages to those who wait: (how many, whether more could be done)."""
+    limit_us = work.now_us + topic.settings.lookahead_us
+    busy = False
+    for partition in topic.partitions:
+        busy |= partition.advance(limit_us)
+    handed = 0
+    while line.waiting and handed < budget:
+        waiting = line.waiting[0]
+        room = work.state.memory.leases.free
+        count = min(waiting.credit, TURN_ROWS, budget - handed, room)
+        taken = _take(work, topic, waiting, count, limit_us) if count else 0
+        handed += taken
+        waiting.credit -= taken
+        if not taken:
+            return handed, busy
+        line.waiting.popleft()
+        if waiting.credit:
+            line.waiting.append(waiting)
+    return handed, busy or bool(line.waiting)
+
+
+def _take(work: Work, topic: Topic, waiting: Waiting, count: int, limit_us: int) -> int:
+    if len(topic.partitions) == 1:
+        return _lease_from(work, topic, topic.partitions[0], waiting, count, limit_us)
+    taken = 0
+    while taken < count:
+        heads = sorted(
+            (head, partition.number)
+            for partition in topic.partitions
+            if (head := partition.ready.first_due()) is not None
+            and head <= min(limit_us, partition.calendar.cursor_us - 1)
+        )
+        if not heads:
+            break
+        # From the partition with the earliest message, up to where the next one begins.
+        until = heads[1][0] if len(heads) > 1 else limit_us
+        partition = topic.partitions[heads[0][1]]
+        before = partition.ready.entries
+        taken += _lease_from(
+            work, topic, partition, waiting, count - taken, max(heads[0][0], min(until, limit_us))
+        )
+        assert partition.ready.entries < before, "each turn takes entries"
+    return taken
+
+
+def _lease_from(
+    work: Work, topic: Topic, partition: Partition, waiting: Waiting, count: int, limit_us: int
+) -> int:
+    sequences, slots, _ = partition.hand_out(count, limit_us)
+    if not len(sequences):
+        return 0
+    token = work.state.memory.leases.next_token
+    work.emit(
+        ev.Leased(
+            work.now_us,
+            topic.number,
+            partition.number,
+            token,
+            waiting.consumer,
+            topic.settings.lease_us,
+            sequences,
+        )
+    )
+    _deliver(work, topic, partition, waiting.session, token, sequences, slots)
+    return len(sequences)
+
+
+def _deliver(
+    work: Work,
+    topic: Topic,
+    partition: Partition,
+    session: int,
+    token: int,
+    sequences: Int64s,
+    slots: Int64s,
+) -> None:
+    arena = partition.arena
+    work.effects.append(
+        Deliver(
+            session,
+            topic.name,
+            token,
+            sequences | partition.number << SEQUENCE_BITS,
+            arena.due.take(slots),
+            arena.version.take(slots),
+            arena.attempts.take(slots),
+            arena.location.take(slots),
+        )
+    )
+
+
+def expire(work: Work) -> bool:
+    """Leases that ran out: ready again, or dead after the last attempt. True if more remain."""
+    leases = work.state.memory.leases
+    held = leases.expired(work.tick, _EXPIRED_PER_STEP)
+    if not len(held):
+        return False
+    places = np.stack([leases.topic[held], leases.partition[held]])
+    for topic_number, number in np.unique(places, axis=1).T.tolist():
+        mine = held[(places[0] == topic_number) & (places[1] == number)]
+        topic = work.state.topics[topic_number]
+        sequences = np.sort(leases.sequence[mine])
+        partition = topic.partitions[number]
+        attempts = partition.arena.attempts.take(partition.ledger.slots(sequences))
+        spent = _spent(topic, attempts)
+        if spent.any():
+            _die(work, topic, partition, sequences[spent], "the lease expired", 0, exhausted=True)
+        if not spent.all():
+            work.emit(ev.Expired(work.now_us, topic_number, number, sequences[~spent]))
+    return len(held) == _EXPIRED_PER_STEP
+
+
+def heartbeat(work: Work, command: Heartbeat) -> Done:
+    """Renews a consumer's leases, by one event."""
+    topic = work.topic(command.topic)
+    number = work.state.memory.consumers.find(command.consumer)
+    held = 0
+    if number is not None:
+        held = len(work.state.memory.leases.held_by(number, topic.number))
+    if held:
+        work.emit(ev.Renewed(work.now_us, topic.number, command.consumer))
+    return Done(held)
+
+
+def extend(work: Work, command: Extend) -> Reply:
+    """Longer leases."""
+    limits = work.limits
+    if not limits.lease_us_min <= command.length_us <= limits.lease_us_max:
+        raise InvalidArgument(
+            f"a lease lasts {limits.lease_us_min} to {limits.lease_us_max} microseconds",
+            field="length",
+            limit=limits.lease_us_max,
+        )
+
+    def decide(
+        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
+    ) -> None:
+        number = piece.partition.number
+        sequences = piece.sequences[good]
+        work.emit(ev.Extended(work.now_us, topic.number, number, command.length_us, sequences))
+
+    return _under_lease(work, command, decide)
+
+
+def ack(work: Work, command: Ack) -> Reply:
+    """Done."""
+    started = column(command.started_us, len(command.ids), "started")
+
+    def decide(
+        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
+    ) -> None:
+        number = piece.partition.number
+        sequences = piece.sequences[good]
+        work.emit(ev.Acked(work.now_us, topic.number, number, sequences, started[places]))
+
+    return _under_lease(work, command, decide)
+
+
+def release(work: Work, command: Release) -> Reply:
+    """Given back to any time, the attempt not counted."""
+    due = work.moments(command.when, len(command.ids))
+    started = column(command.started_us, len(command.ids), "started")
+
+    def decide(
+        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
+    ) -> None:
+        work.emit(
+            ev.Released(
+                work.now_us,
+                topic.number,
+                piece.partition.number,
+                piece.sequences[good],
+                due[places],
+                started[places],
+            )
+        )
+
+    return _under_lease(work, command, decide)
+
+
+def nack(work: Work, command: Nack) -> Reply:
+    """Failed: again after the retry delay, or dead."""
+    started = column(command.started_us, len(command.ids), "started")
+    _check_reason(work, command.reason)
+
+    def decide(
+        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
+    ) -> None:
+        partition = piece.partition
+        attempts = partition.arena.attempts.take(piece.slots[good])
+        spent = _spent(topic, attempts)
+        if spent.any():
+            sequences = piece.sequences[good[spent]]
+            begun = started[places[spent]]
+            _die(work, topic, partition, sequences, command.reason, begun, exhausted=True)
+        left = ~spent
+        if left.any():
+            sequences = piece.sequences[good[left]]
+            ids = sequences | partition.number << SEQUENCE_BITS
+            due = work.now_us + retry_delays(topic.settings.retry, ids, attempts[left])
+            work.emit(
+                ev.Nacked(
+                    work.now_us,
+                    topic.number,
+                    partition.number,
+                    command.reason,
+                    sequences,
+                    due,
+                    started[places[left]],
+                )
+            )
+
+    return _under_lease(work, command, decide)
+
+
+def reject(work: Work, command: Reject) -> Reply:
+    """Failed for good."""
+    started = column(command.started_us, len(command.ids), "started")
+    _check_reason(work, command.reason)
+
+    def decide(
+        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
+    ) -> None:
+        sequences, begun = piece.sequences[good], started[places]
+        _die(work, topic, piece.partition, sequences, command.reason, begun, exhausted=False)
+
+    return _under_lease(work, command, decide)
+
+
+def _under_lease(
+    work: Work, command: Extend | Ack | Release | Nack | Reject, decide: object
+) -> Reply:
+    topic = work.topic(command.topic)
+    tokens = column(command.tokens, len(command.ids), "token")
+    reply = blank(len(command.ids))
+    for piece in locate(topic, Target(ids=command.ids), reply):
+        status = judge_lease(work, topic, piece, tokens[piece.rows])
+        reply.status[piece.rows] = status
+        good = np.flatnonzero(status == Outcome.OK)
+        if len(good) < len(status):
+            explain(work, topic, piece, reply)
+        if len(good):
+            places = np.arange(len(reply.status))[piece.rows][good]
+            decide(topic, piece, good, places)  # type: ignore[operator]
+        reply.versions[piece.rows] = piece.partition.arena.version.take(piece.slots)
+    return reply
+
+
+def _spent(topic: Topic, attempts: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Which had their last attempt. `max_attempts` of 0 means that there is no last one."""
+    limit = topic.settings.max_attempts
+    return attempts >= limit if limit else np.zeros(len(attempts), dtype=np.bool_)
+
+
+def _die(
+    work: Work,
+    topic: Topic,
+    partition: Partition,
+    sequences: Int64s,
+    reason: str,
+    started: Int64s | int,
+    exhausted: bool,
+) -> None:
+    begun = column(started, len(sequences), "started")
+    work.emit(
+        ev.Died(
+            work.now_us,
+            topic.number,
+            partition.number,
+            reason,
+            int(exhausted),
+            sequences,
+            begun,
+        )
+    )
+
+
+def _check_reason(work: Work, reason: str) -> None:
+    limit = work.limits.reason_bytes_max
+    if len(reason.encode()) > limit:
+        raise InvalidArgument(f"a reason has at most {limit} bytes", field="reason", limit=limit)

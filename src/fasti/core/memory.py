@@ -1,0 +1,40 @@
+"""What all partitions of a shard share: the arena, the leases, names, marks and notes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from fasti.core.arena import Arena
+from fasti.core.leases import LeaseTable
+from fasti.core.marks import Marks
+from fasti.core.names import Names
+from fasti.core.undo import Undo
+
+
+class Tidied(Protocol):
+    """A partition, as the memory sees it."""
+
+    def tidy(self) -> bool: ...
+
+
+class Memory:
+    """One per engine. `epoch` counts checkpoints; rows remember in which they last changed."""
+
+    def __init__(self, budget_bytes: int, leases_max: int) -> None:
+        self.arena = Arena(budget_bytes)
+        self.leases = LeaseTable(leases_max)
+        self.owners = Names()
+        self.consumers = Names()
+        self.reasons = Names()
+        self.marks = Marks()
+        self.undo = Undo()
+        self.epoch = 1
+        # Partitions that have memory to give back.
+        self.untidy: set[Tidied] = set()
+
+    @property
+    def epoch_byte(self) -> np.uint8:
+        """The epoch as rows keep it. After 256 epochs a row may look changed that isn't."""
+        return np.uint8(self.epoch & 0xFF)

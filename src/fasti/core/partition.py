@@ -1,0 +1,341 @@
+"""One partition of a topic: its rows, its keys, its time index and its counts.
+
+All changes to rows go through here, so that the rules that hold them together stand in one place:
+counts per state equal what a scan would find, the histogram counts exactly the scheduled, a row
+that a run holds is marked when it leaves, every change is noted for undo and for the next
+checkpoint, and snapshots keep what they saw.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core import lifecycle
+from fasti.core.arena import CHANGED, FRAME_BITS, NEAR, STATE_MASK
+from fasti.core.calendar import Calendar
+from fasti.core.hashing import UInt64s
+from fasti.core.histogram import Histogram
+from fasti.core.index import HashIndex
+from fasti.core.ledger import Ledger
+from fasti.core.lifecycle import Verb
+from fasti.core.memory import Memory
+from fasti.core.outcomes import Outcomes
+from fasti.core.pairs import sort_pairs
+from fasti.core.ready import Ready
+from fasti.model import State
+
+Int64s = NDArray[np.int64]
+
+FOREVER = (1 << 62) - 1
+_STALE_MIN = 65_536
+_LIVE = np.zeros(8, dtype=np.bool_)
+_LIVE[[State.SCHEDULED, State.LEASED, State.STAGED]] = True
+
+
+class Partition:
+    """State of one partition. Only the sequencer's thread touches it."""
+
+    def __init__(self, memory: Memory, topic: int, number: int) -> None:
+        self._memory = memory
+        self.arena = memory.arena
+        self.topic, self.number = topic, number
+        self.ledger = Ledger(memory.arena)
+        self.keys = HashIndex(self._keeps_key, wide=True)
+        self.calendar = Calendar()
+        self.ready = Ready()
+        self.histogram = Histogram()
+        self.outcomes = Outcomes()
+        self.counts = np.zeros(8, dtype=np.int64)
+        # Scheduled rows that stand in the ready line (they have the NEAR bit).
+        self.near = 0
+        # Rows of runs due before this are in memory; the cursor never passes it.
+        self.loaded_until_us = FOREVER
+        self.loading = False
+
+    # Finding rows
+
+    def states(self, slots: Int64s) -> NDArray[np.uint8]:
+        """The state of each row."""
+        return self.arena.flags.take(slots) & STATE_MASK
+
+    def find_keys(self, hashes: UInt64s) -> Int64s:
+        """The sequence that each key last named, dead or alive; 0 for none."""
+        return self.keys.find(hashes[:, 0], hashes[:, 1])
+
+    def is_live(self, sequences: Int64s) -> NDArray[np.bool_]:
+        """Which of these are scheduled, leased, or published but not yet landed."""
+        return _LIVE.take(self.states(self.ledger.slots(sequences)))
+
+    def resolve(self, sequences: Int64s) -> tuple[Int64s, Int64s]:
+        """Of entries in the time index, those that are scheduled, with their due times."""
+        slots = self.ledger.slots(sequences)
+        scheduled = self.states(slots) == State.SCHEDULED
+        if not scheduled.all():
+            sequences, slots = sequences[scheduled], slots[scheduled]
+        return sequences, self.arena.due.take(slots)
+
+    def _keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
+        kept = self.is_live(sequences)
+        rest = np.flatnonzero(~kept)
+        if len(rest):
+            kept[rest] = self.outcomes.find(sequences[rest], 0)[0] != 0
+        return kept
+
+    # Changing rows
+
+    def create(self, due: Int64s, locations: Int64s, owner: int, state: State) -> Int64s:
+        """New rows for the next sequences; returns the sequences."""
+        first = self.ledger.next_sequence
+        slots = self.ledger.append(len(due))
+        arena, undo = self.arena, self._memory.undo
+        arena.before_write(slots)
+        arena.due[slots] = due
+        arena.location[slots] = locations
+        arena.version[slots] = 1
+        arena.owner[slots] = owner
+        arena.lease[slots] = 0
+        arena.attempts[slots] = 0
+        arena.epoch[slots] = self._memory.epoch_byte
+        arena.flags[slots] = state
+        if undo.active:
+            undo.note(lambda: self.ledger.unappend(first, slots))
+            undo.note(lambda: self._clear(slots))
+        sequences = np.arange(first, first + len(due), dtype=np.int64)
+        self._count(State.NONE, state, len(due))
+        if state == State.SCHEDULED:
+            self._schedule(sequences, slots, due)
+        return sequences
+
+    def write(self, slots: Int64s, **values: Any) -> None:
+        """Sets columns of rows."""
+        arena, undo = self.arena, self._memory.undo
+        arena.before_write(slots)
+        if undo.active:
+            before = {
+                name: getattr(arena, name)[slots].copy() for name in (*values, "flags", "epoch")
+            }
+            undo.note(lambda: self._restore(slots, before))
+        for name, value in values.items():
+            getattr(arena, name)[slots] = value
+        if "flags" not in values:
+            arena.flags[slots] |= CHANGED
+        arena.epoch[slots] = self._memory.epoch_byte
+
+    def relocate(self, slots: Int64s, locations: Int64s, **values: Any) -> None:
+        """New payloads: the old places are dead."""
+        self._kill(slots)
+        self.write(slots, location=locations, **values)
+
+    def turn(self, slots: Int64s, verb: Verb, **values: Any) -> None:
+        """Takes rows, all in one state, along an edge of the life cycle."""
+        before = self.states(slots)
+        after = lifecycle.advance(before, verb)
+        source, target = int(before[0]), int(after[0])
+        assert (before == source).all(), "rows of one event are in one state"
+        if source == State.SCHEDULED:
+            self._unschedule(slots)
+        self.write(slots, flags=after | CHANGED, **values)
+        self._count(State(source), State(target), len(slots))
+
+    def schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
+        """Rows that just became scheduled (again) take their place in time."""
+        self._schedule(sequences, slots, due)
+
+    def move(self, sequences: Int64s, slots: Int64s, due: Int64s, **values: Any) -> None:
+        """Scheduled rows get new due times."""
+        self._unschedule(slots)
+        self.write(slots, due=due, flags=State.SCHEDULED | CHANGED, **values)
+        self._schedule(sequences, slots, due)
+
+    def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
+        """Rows end here: done, cancelled or purged. What became of them is remembered."""
+        before = self.states(slots)
+        after = lifecycle.advance(before, verb)
+        source, target = int(before[0]), int(after[0])
+        assert (before == source).all(), "rows of one event are in one state"
+        if source == State.SCHEDULED:
+            self._unschedule(slots)
+        self._kill(slots)
+        self.write(slots, flags=0)
+        self.ledger.finish(sequences, slots)
+        self._memory.untidy.add(self)
+        self._count(State(source), State(target), len(sequences))
+        remembered = target if target != State.NONE else source
+        undo = self._memory.undo
+        undo.note(lambda: self.ledger.finish(sequences, slots, sign=1))
+        if remembered != State.STAGED:
+            self.outcomes.remember(sequences, remembered, at_us)
+            undo.note(lambda: self.outcomes.take_back(len(sequences)))
+
+    def claim_keys(self, hashes: UInt64s, sequences: Int64s) -> None:
+        """The keys (0: none) name these messages from now on."""
+        given = hashes[:, 0] != 0
+        if not given.all():
+            hashes, sequences = hashes[given], sequences[given]
+        if not len(sequences):
+            return
+        if self._memory.undo.active:
+            before = self.find_keys(hashes)
+            self._memory.undo.note(lambda: self.keys.put(hashes[:, 0], before, hashes[:, 1]))
+        self.keys.put(hashes[:, 0], sequences, hashes[:, 1])
+
+    # Time
+
+    def advance(self, to_us: int) -> bool:
+        """Brings what is due by `to_us` into the ready line; True if there is more to do.
+
+        Nothing that runs hold and memory doesn't is ever passed: the caller asks for it.
+        """
+        to_us = min(to_us, self.loaded_until_us - 1)
+        if to_us < self.calendar.cursor_us:
+            return False
+        (sequences, due), more = self.calendar.pull(to_us, self.resolve)
+        self._enter_ready(sequences, due)
+        return more
+
+    def hand_out(self, count: int, limit_us: int) -> tuple[Int64s, Int64s, Int64s]:
+        """Up to `count` scheduled rows due by the limit: (sequences, slots, due), in order."""
+        limit_us = min(limit_us, self.calendar.cursor_us - 1)
+        found: list[tuple[Int64s, Int64s, Int64s]] = []
+        while count > 0:
+            due, sequences = self.ready.take(count, limit_us)
+            if not len(sequences):
+                break
+            slots = self.ledger.slots(sequences)
+            good = (self.states(slots) == State.SCHEDULED) & (self.arena.due.take(slots) == due)
+            if not good.all():
+                sequences, slots, due = sequences[good], slots[good], due[good]
+            if len(due) > 1 and (sequences[1:] == sequences[:-1]).any():
+                once = np.concatenate([[True], sequences[1:] != sequences[:-1]])
+                sequences, slots, due = sequences[once], slots[once], due[once]
+            if found and len(sequences) and found[-1][0][-1] == sequences[0]:
+                sequences, slots, due = sequences[1:], slots[1:], due[1:]
+            found.append((sequences, slots, due))
+            count -= len(sequences)
+        if len(found) == 1:
+            return found[0]
+        empty = np.zeros(0, dtype=np.int64)
+        parts = list(zip(*found, strict=True)) if found else [(empty,), (empty,), (empty,)]
+        return tuple(np.concatenate(part) for part in parts)  # type: ignore[return-value]
+
+    def give_back(self, sequences: Int64s, due: Int64s) -> None:
+        """Entries that were taken but not leased after all."""
+        self.ready.push(due, sequences)
+
+    def next_us(self) -> int | None:
+        """When something may be due next; None if nothing is pending."""
+        moments = [self.ready.first_due(), self.calendar.next_us()]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def ready_count(self, now_us: int) -> int:
+        """How many scheduled messages are due. The caller has advanced to `now_us`."""
+        if self.calendar.cursor_us <= now_us:
+            return self._scan_ready(now_us)
+        later = self.ready.after(now_us)
+        slots = self.ledger.slots(later)
+        waiting = (self.arena.flags.take(slots) & NEAR != 0) & (self.arena.due.take(slots) > now_us)
+        return self.near - int(waiting.sum())
+
+    def _scan_ready(self, now_us: int) -> int:
+        # Only while rows that are due have not been read back from runs yet, after a start.
+        total = 0
+        for frame in self.ledger.frames().tolist():
+            rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
+            scheduled = self.arena.flags[rows] & STATE_MASK == State.SCHEDULED
+            total += int((scheduled & (self.arena.due[rows] <= now_us)).sum())
+        return total
+
+    def tidy(self) -> bool:
+        """Gives memory back, a bounded piece a call; True if there may be more."""
+        more = self.ledger.tidy()
+        entries = self.ready.entries + self.calendar.entries
+        if entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
+            if self.ready.entries > 2 * self.near + _STALE_MIN // 2:
+                sequences, due = self.resolve(np.unique(self.ready.drain()))
+                here = due < self.calendar.cursor_us
+                self.ready.push(*sort_pairs(due[here], sequences[here]))
+            else:
+                self.calendar.sweep(self.resolve)
+            return True
+        return more
+
+    def restore_entries(self, sequences: Int64s, due: Int64s) -> None:
+        """Entries that storage read back from runs; stale ones are dropped."""
+        slots = self.ledger.slots(sequences)
+        good = (self.states(slots) == State.SCHEDULED) & (self.arena.due.take(slots) == due)
+        self._schedule_entries(sequences[good], slots[good], due[good])
+
+    def release(self) -> None:
+        """The topic is gone: so are all its rows."""
+        for frame in self.ledger.frames().tolist():
+            rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
+            states = self.arena.flags[rows] & STATE_MASK
+            self._memory.marks.kill(self.arena.location[rows][states != State.NONE])
+            self._memory.reasons.unuse_all(self.arena.lease[rows][states == State.DEAD])
+        self.ledger.release()
+
+    # The rules
+
+    def _schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
+        self.histogram.add(due)
+        undo = self._memory.undo
+        undo.note(lambda: self.histogram.remove(due))
+        self._schedule_entries(sequences, slots, due)
+
+    def _schedule_entries(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
+        cursor_us = self.calendar.cursor_us
+        if not len(due) or int(due.min()) >= cursor_us:
+            self.calendar.insert(sequences, due)
+            return
+        late = due < cursor_us
+        self._enter_ready(sequences[late], due[late])
+        self.calendar.insert(sequences[~late], due[~late])
+
+    def _enter_ready(self, sequences: Int64s, due: Int64s) -> None:
+        if not len(sequences):
+            return
+        due, sequences = sort_pairs(due, sequences)
+        self.ready.push(due, sequences)
+        slots = self.ledger.slots(sequences)
+        new = slots[self.arena.flags.take(slots) & NEAR == 0]
+        self.arena.before_write(new)
+        self.arena.flags[new] |= NEAR
+        self.near += len(new)
+
+    def _unschedule(self, slots: Int64s) -> None:
+        due = self.arena.due.take(slots)
+        self.histogram.remove(due)
+        self.near -= self._near_bits(slots)
+        self._memory.untidy.add(self)
+        self._memory.undo.note(lambda: self.histogram.add(due))
+
+    def _near_bits(self, slots: Int64s) -> int:
+        return int((self.arena.flags.take(slots) & NEAR != 0).sum())
+
+    def _kill(self, slots: Int64s) -> None:
+        locations = self.arena.location.take(slots)
+        self._memory.marks.kill(locations)
+        self._memory.undo.note(lambda: self._memory.marks.revive(locations))
+
+    def _count(self, source: State, target: State, rows: int) -> None:
+        self.counts[source] -= rows
+        self.counts[target] += rows
+        self._memory.undo.note(lambda: self._uncount(source, target, rows))
+
+    def _uncount(self, source: State, target: State, rows: int) -> None:
+        self.counts[source] += rows
+        self.counts[target] -= rows
+
+    def _clear(self, slots: Int64s) -> None:
+        self.near -= self._near_bits(slots)
+        self.arena.flags[slots] = 0
+
+    def _restore(self, slots: Int64s, before: dict[str, NDArray[Any]]) -> None:
+        # The count of near rows follows their bits, which come back with the flags.
+        self.near -= self._near_bits(slots)
+        for name, values in before.items():
+            getattr(self.arena, name)[slots] = values
+        self.near += self._near_bits(slots)

@@ -1,0 +1,164 @@
+"""Messages that are due or nearly so, in the order in which they will be handed out.
+
+Most of them arrive in order: slices of the calendar come one after another, and what is produced
+for "now" is later than what was before. These form the main line, a sequence of sorted chunks of
+which each begins where the last ended. What comes below the end of the line (a late arrival, a
+message given back) becomes a sorted run of its own beside it. `take` merges at the heads; a
+backlog is never sorted again.
+
+Entries are hints: a message may have been cancelled, moved or leased since, so whoever takes
+entries checks each against its row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.pairs import sort_pairs
+
+Int64s = NDArray[np.int64]
+
+_LATE_RUNS = 8
+_MERGED_ROWS_MAX = 65_536
+
+
+class _Run:
+    """Sorted entries and how many of them are taken already."""
+
+    __slots__ = ("due", "position", "sequence")
+
+    def __init__(self, due: Int64s, sequence: Int64s) -> None:
+        self.due, self.sequence, self.position = due, sequence, 0
+
+    def __len__(self) -> int:
+        return len(self.due) - self.position
+
+    def until(self, limit_us: int, count: int) -> int:
+        """How many of the next `count` are due at or before the limit."""
+        end = min(self.position + count, len(self.due))
+        if self.due[end - 1] <= limit_us:
+            return end - self.position
+        return int(np.searchsorted(self.due[self.position : end], limit_us, side="right"))
+
+    def peek(self, count: int) -> tuple[Int64s, Int64s]:
+        rows = slice(self.position, self.position + count)
+        return self.due[rows], self.sequence[rows]
+
+
+class Ready:
+    """The entries of one partition."""
+
+    def __init__(self) -> None:
+        self._line: deque[_Run] = deque()
+        self._late: list[_Run] = []
+        self.entries = 0
+
+    def push(self, due: Int64s, sequence: Int64s) -> None:
+        """Adds entries, sorted by (due, sequence)."""
+        if not len(due):
+            return
+        self.entries += len(due)
+        run = _Run(due, sequence)
+        if not self._line or self._follows(run):
+            self._line.append(run)
+            return
+        self._late.append(run)
+        if len(self._late) > _LATE_RUNS:
+            self._merge_late()
+
+    def take(self, count: int, limit_us: int) -> tuple[Int64s, Int64s]:
+        """Removes and returns up to `count` first entries that are due by the limit."""
+        sources = self._heads(count, limit_us)
+        if not sources:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        if len(sources) == 1:
+            run, number = sources[0]
+            due, sequence = run.peek(number)
+            run.position += number
+        else:
+            due, sequence = self._merge(sources, count)
+        self.entries -= len(due)
+        self._drop_empty()
+        return due, sequence
+
+    def first_due(self) -> int | None:
+        """The due time of the first entry."""
+        heads = [int(run.due[run.position]) for run in self._late]
+        if self._line:
+            heads.append(int(self._line[0].due[self._line[0].position]))
+        return min(heads, default=None)
+
+    def after(self, limit_us: int) -> Int64s:
+        """Sequences of the entries due after the limit. They are few: the calendar's last slice."""
+        found = []
+        for run in [*self._late, *reversed(self._line)]:
+            begin = int(np.searchsorted(run.due, limit_us, side="right"))
+            found.append(run.sequence[max(begin, run.position) :])
+        return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+    def drain(self) -> Int64s:
+        """Removes everything and returns the sequences: stale entries are being swept out."""
+        runs = [*self._line, *self._late]
+        self._line.clear()
+        self._late.clear()
+        self.entries = 0
+        left = [run.sequence[run.position :] for run in runs]
+        return np.concatenate(left) if left else np.zeros(0, dtype=np.int64)
+
+    def _follows(self, run: _Run) -> bool:
+        last = self._line[-1]
+        return (int(run.due[0]), int(run.sequence[0])) > (int(last.due[-1]), int(last.sequence[-1]))
+
+    def _heads(self, count: int, limit_us: int) -> list[tuple[_Run, int]]:
+        """The runs that may hold some of the next `count`, and how many each."""
+        heads: list[tuple[_Run, int]] = []
+        missing = count
+        for run in self._line:
+            number = run.until(limit_us, missing)
+            if number:
+                heads.append((run, number))
+            missing -= number
+            if not missing or number < len(run):
+                break
+        if not missing and self._late:
+            run, number = heads[-1]
+            limit_us = int(run.due[run.position + number - 1])
+        for run in self._late:
+            number = run.until(limit_us, count)
+            if number:
+                heads.append((run, number))
+        return heads
+
+    def _merge(self, sources: list[tuple[_Run, int]], count: int) -> tuple[Int64s, Int64s]:
+        peeked = [run.peek(number) for run, number in sources]
+        due = np.concatenate([part[0] for part in peeked])
+        sequence = np.concatenate([part[1] for part in peeked])
+        order = np.lexsort((sequence, due))[:count]
+        owner = np.repeat(np.arange(len(sources)), [number for _, number in sources])
+        taken = np.bincount(owner[order], minlength=len(sources))
+        for (run, _), number in zip(sources, taken.tolist(), strict=True):
+            run.position += number
+        return due[order], sequence[order]
+
+    def _drop_empty(self) -> None:
+        while self._line and not len(self._line[0]):
+            self._line.popleft()
+        if any(not len(run) for run in self._late):
+            self._late = [run for run in self._late if len(run)]
+
+    def _merge_late(self) -> None:
+        """The two shortest late runs become one, unless that would be long work."""
+        self._late.sort(key=len)
+        first, second = self._late[:2]
+        if len(first) + len(second) > _MERGED_ROWS_MAX:
+            return
+        parts = [first.peek(len(first)), second.peek(len(second))]
+        due, sequence = sort_pairs(
+            np.concatenate([part[0] for part in parts]),
+            np.concatenate([part[1] for part in parts]),
+        )
+        self.entries -= len(first) + len(second) - len(due)
+        self._late[:2] = [_Run(due, sequence)]

@@ -1,0 +1,157 @@
+"""What the engine answers, and what it asks the world outside to do.
+
+A reply is held back by the broker until everything it tells of is durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.events import Event
+from fasti.core.keys import Rows
+from fasti.errors import FastiError
+from fasti.model import Outcome
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Reply:
+    """The outcome of each row of a mutation.
+
+    `until_us` (of a lease) and `by` (who has it) are given where a status is LEASED, `at_us` where
+    it is DONE, CANCELLED or DEAD. If `error` is set the command was refused as a whole.
+    """
+
+    status: NDArray[np.uint8]
+    ids: Int64s
+    versions: Int64s
+    at_us: Int64s | None = None
+    by: dict[int, str] | None = None
+    error: FastiError | None = None
+
+    @classmethod
+    def refused(cls, error: FastiError) -> Reply:
+        """The whole command was refused; nothing changed."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(none.astype(np.uint8), none, none, error=error)
+
+    @property
+    def all_ok(self) -> bool:
+        """Whether every row came out as asked."""
+        return self.error is None and not self.status.any()
+
+    def outcome(self, row: int = 0) -> Outcome:
+        """The outcome of one row. Raises the command's error, if it has one."""
+        if self.error is not None:
+            raise self.error
+        return Outcome(int(self.status[row]))
+
+
+@dataclass(slots=True)
+class TransactionReply:
+    """Of each command, in order. Where nothing happened, its good rows say ABORTED."""
+
+    committed: bool
+    replies: list[Any]
+    error: FastiError | None = None
+
+
+@dataclass(slots=True)
+class Messages:
+    """Metadata of messages, a row each; `status` tells of those that are not there."""
+
+    status: NDArray[np.uint8]
+    ids: Int64s
+    columns: dict[str, NDArray[Any]]
+    names: dict[str, list[str]]
+    # Where the next page begins; 0 when this was the last.
+    next_after_id: int = 0
+    error: FastiError | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many messages are in each state, and how many ever finished."""
+
+    states: dict[str, int]
+    error: FastiError | None = None
+
+
+@dataclass(slots=True)
+class Buckets:
+    """A forecast: the buckets that have messages, their start and their count."""
+
+    start_us: Int64s
+    count: Int64s
+    error: FastiError | None = None
+
+
+@dataclass(slots=True)
+class Done:
+    """A control command was carried out; `value` is what it made, if anything."""
+
+    value: Any = None
+    error: FastiError | None = None
+
+
+@dataclass(slots=True)
+class Deliver:
+    """Leased messages for a session, to be sent when their lease is durable."""
+
+    session: int
+    topic: str
+    token: int
+    ids: Int64s
+    due_us: Int64s
+    version: NDArray[np.uint32]
+    attempts: NDArray[np.uint16]
+    location: Int64s
+
+
+@dataclass(slots=True)
+class ConsumerReplaced:
+    """A session lost its consumer's name to a newer one."""
+
+    session: int
+    topic: str
+    consumer: str
+
+
+@dataclass(slots=True)
+class LoadSlice:
+    """Please read the entries of runs from `from_us` on, about `count` of them."""
+
+    topic: int
+    partition: int
+    version: int
+    from_us: int
+    to_us: int
+    count: int
+
+
+@dataclass(slots=True)
+class Frame:
+    """Events that go to the journal together, and the payloads they bring."""
+
+    sequence: int
+    events: list[Event]
+    rows: Rows | None
+    begins_group: bool = True
+    ends_group: bool = True
+
+
+@dataclass(slots=True)
+class Step:
+    """All that one step brought about. `wake_at_us`: step again then, if nothing comes before."""
+
+    frames: list[Frame] = field(default_factory=list)
+    replies: list[Any] = field(default_factory=list)
+    effects: list[Any] = field(default_factory=list)
+    wake_at_us: int | None = None
+    wake_at_tick: int | None = None
+    more: bool = False

@@ -1,0 +1,321 @@
+"""The durable state of a shard, and `apply`, the only thing that changes it.
+
+`apply` is the same function while the engine decides and while a journal is replayed: it reads no
+clock, decides nothing and raises only when an event contradicts the state, which is a fault of the
+program or of the disk and never of a caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core import events as ev
+from fasti.core.lifecycle import Verb
+from fasti.core.location import in_frame
+from fasti.core.memory import Memory
+from fasti.core.partition import Partition
+from fasti.core.producers import Producer, Producers, Receipt
+from fasti.core.stages import Stage, StagedRows
+from fasti.model import State, TopicSettings
+
+Int64s = NDArray[np.int64]
+
+
+class Topic:
+    """A topic's settings and partitions."""
+
+    def __init__(self, memory: Memory, number: int, name: str, settings: TopicSettings) -> None:
+        self.number, self.name, self.settings = number, name, settings
+        self.partitions = [Partition(memory, number, p) for p in range(settings.partitions)]
+        # Where the next unkeyed batch goes, and which partition is asked first: no durable state.
+        self.next_partition = 0
+
+
+class ShardState:
+    """Topics, producers, stages and what they share."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.topics: dict[int, Topic] = {}
+        self.by_name: dict[str, Topic] = {}
+        self.next_topic = 1
+        self.producers = Producers()
+        self.stages: dict[str, Stage] = {}
+        self.publishing: dict[str, Stage] = {}
+        self.next_frame = 1
+        self.last_at_us = 0
+        self._tick = 0
+        self._apply: dict[type[ev.Event], Callable[[Any, int], None]] = {
+            ev.TopicCreated: self._topic_created,
+            ev.TopicChanged: self._topic_changed,
+            ev.TopicDeleted: self._topic_deleted,
+            ev.Produced: self._produced,
+            ev.ProducerAdvanced: self._producer_advanced,
+            ev.Replaced: self._replaced,
+            ev.Updated: self._updated,
+            ev.Moved: self._moved,
+            ev.Cancelled: self._cancelled,
+            ev.Leased: self._leased,
+            ev.Resumed: self._resumed,
+            ev.Extended: self._extended,
+            ev.Renewed: self._renewed,
+            ev.Released: self._released,
+            ev.Nacked: self._nacked,
+            ev.Expired: self._expired,
+            ev.Acked: self._acked,
+            ev.Died: self._died,
+            ev.Redriven: self._redriven,
+            ev.Purged: self._purged,
+            ev.StageOpened: self._stage_opened,
+            ev.Published: self._published,
+            ev.Landed: self._landed,
+            ev.StageDropped: self._stage_dropped,
+        }
+
+    def apply(self, event: ev.Event, frame: int, tick: int = 0) -> None:
+        """Makes an event so. `frame` is where its payloads lie; `tick` arms leases."""
+        self._tick = tick
+        self._apply[type(event)](event, frame)
+        self.last_at_us = max(self.last_at_us, event.at_us)
+
+    def partition(self, event: Any) -> Partition:
+        """The partition that an event is about."""
+        return self.topics[event.topic].partitions[event.partition]
+
+    # Topics
+
+    def _topic_created(self, event: ev.TopicCreated, _: int) -> None:
+        settings = TopicSettings.from_dict(event.settings)
+        topic = Topic(self.memory, event.topic, event.name, settings)
+        self.topics[event.topic] = self.by_name[event.name] = topic
+        self.next_topic = max(self.next_topic, event.topic + 1)
+
+    def _topic_changed(self, event: ev.TopicChanged, _: int) -> None:
+        self.topics[event.topic].settings = TopicSettings.from_dict(event.settings)
+
+    def _topic_deleted(self, event: ev.TopicDeleted, _: int) -> None:
+        topic = self.topics.pop(event.topic)
+        del self.by_name[topic.name]
+        leases = self.memory.leases
+        mine = leases.live()
+        mine = mine[leases.topic[mine] == event.topic]
+        self.memory.consumers.unuse_all(leases.consumer[mine])
+        leases.close(mine)
+        for name in [name for name, s in self.stages.items() if s.topic == event.topic]:
+            del self.stages[name]
+            self.publishing.pop(name, None)
+        for partition in topic.partitions:
+            partition.release()
+
+    # Producing and changing
+
+    def _produced(self, event: ev.Produced, frame: int) -> None:
+        partition = self.partition(event)
+        assert event.first_sequence == partition.ledger.next_sequence, "sequences have no holes"
+        state = State.STAGED if event.stage else State.SCHEDULED
+        owner = self.memory.owners.number(event.owner)
+        sequences = partition.create(event.due_us, in_frame(frame, event.row), owner, state)
+        if event.stage:
+            staged = StagedRows(event.partition, sequences, event.hashes)
+            self.stages[event.stage].batches.append(staged)
+        elif event.hashes is not None:
+            partition.claim_keys(event.hashes, sequences)
+
+    def _producer_advanced(self, event: ev.ProducerAdvanced, _: int) -> None:
+        before = self.producers.find(event.producer, 0)
+        self.memory.undo.note(lambda: self.producers.set(event.producer, before))
+        receipt = Receipt(event.sequence, event.status, event.ids, event.versions)
+        after = (before or Producer()).advanced(receipt, event.at_us)
+        self.producers.set(event.producer, after)
+        topic = self.topics.get(event.topic)
+        if topic is not None and not self.memory.undo.active:
+            self.producers.forget(event.at_us - topic.settings.producer_age_us)
+
+    def _replaced(self, event: ev.Replaced, frame: int) -> None:
+        partition = self.partition(event)
+        slots = partition.ledger.slots(event.sequence)
+        partition.turn(slots, Verb.REPLACE, due=event.due_us, version=event.version, attempts=0)
+        partition.relocate(slots, in_frame(frame, event.row))
+        partition.schedule(event.sequence, slots, event.due_us)
+
+    def _updated(self, event: ev.Updated, frame: int) -> None:
+        partition = self.partition(event)
+        slots = partition.ledger.slots(event.sequence)
+        partition.relocate(slots, in_frame(frame, event.row), version=event.version)
+
+    def _moved(self, event: ev.Moved, _: int) -> None:
+        partition = self.partition(event)
+        slots = partition.ledger.slots(event.sequence)
+        partition.turn(slots, Verb.MOVE, due=event.due_us, version=event.version)
+        partition.schedule(event.sequence, slots, event.due_us)
+
+    def _cancelled(self, event: ev.Cancelled, _: int) -> None:
+        self._finish(event, Verb.CANCEL)
+
+    def _finish(self, event: Any, verb: Verb) -> None:
+        partition = self.partition(event)
+        slots = partition.ledger.slots(event.sequence)
+        partition.finish(event.sequence, slots, verb, event.at_us)
+        if not self.memory.undo.active:
+            settings = self.topics[event.topic].settings
+            partition.outcomes.forget(event.at_us - settings.outcome_age_us, settings.outcome_count)
+
+    # Leases
+
+    def _leased(self, event: ev.Leased, _: int) -> None:
+        partition, leases = self.partition(event), self.memory.leases
+        slots = partition.ledger.slots(event.sequence)
+        consumer = self.memory.consumers.number(event.consumer)
+        self.memory.consumers.use(consumer, len(slots))
+        held = leases.open(event.sequence, event.topic, event.partition, consumer)
+        leases.token[held] = event.token
+        leases.length[held] = event.length_us
+        # The lease of a message that is sent ahead of its time runs from its due time.
+        start = self._tick + np.maximum(partition.arena.due.take(slots) - event.at_us, 0)
+        leases.hold_until[held] = start + self.topics[event.topic].settings.hold_us
+        leases.arm(held, start + event.length_us)
+        leases.next_token = max(leases.next_token, event.token + 1)
+        attempts = partition.arena.attempts.take(slots)
+        partition.turn(slots, Verb.LEASE, lease=held, attempts=np.minimum(attempts, 65_534) + 1)
+
+    def _resumed(self, event: ev.Resumed, _: int) -> None:
+        partition, leases = self.partition(event), self.memory.leases
+        held = self._held(partition, event.sequence)
+        leases.token[held] = event.token
+        leases.next_token = max(leases.next_token, event.token + 1)
+        leases.renew(held, self._tick)
+
+    def _extended(self, event: ev.Extended, _: int) -> None:
+        held = self._held(self.partition(event), event.sequence)
+        before = self.memory.leases.until[held].copy()
+        self.memory.undo.note(lambda: self.memory.leases.arm(held, before))
+        self.memory.leases.length[held] = event.length_us
+        self.memory.leases.arm(held, self._tick + event.length_us)
+
+    def _renewed(self, event: ev.Renewed, _: int) -> None:
+        consumer = self.memory.consumers.find(event.consumer)
+        if consumer is not None:
+            held = self.memory.leases.held_by(consumer, event.topic)
+            self.memory.leases.renew(held, self._tick)
+
+    def _released(self, event: ev.Released, _: int) -> None:
+        self._return(event, Verb.RELEASE, event.due_us, uncount=True)
+
+    def _nacked(self, event: ev.Nacked, _: int) -> None:
+        self._return(event, Verb.NACK, event.due_us)
+
+    def _expired(self, event: ev.Expired, _: int) -> None:
+        slots = self.partition(event).ledger.slots(event.sequence)
+        self._return(event, Verb.EXPIRE, self.partition(event).arena.due.take(slots))
+
+    def _return(self, event: Any, verb: Verb, due: Int64s, uncount: bool = False) -> None:
+        partition = self.partition(event)
+        slots = self._close_leases(partition, event.sequence)
+        values: dict[str, Any] = {}
+        if verb is not Verb.EXPIRE:
+            values = {"due": due, "version": partition.arena.version.take(slots) + 1}
+        if uncount:
+            values["attempts"] = partition.arena.attempts.take(slots) - 1
+        partition.turn(slots, verb, lease=0, **values)
+        partition.schedule(event.sequence, slots, due)
+
+    def _acked(self, event: ev.Acked, _: int) -> None:
+        self._close_leases(self.partition(event), event.sequence)
+        self._finish(event, Verb.ACK)
+
+    def _died(self, event: ev.Died, _: int) -> None:
+        partition, reasons = self.partition(event), self.memory.reasons
+        slots = self._close_leases(partition, event.sequence)
+        reason = reasons.number(event.reason)
+        reasons.use(reason, len(slots))
+        self.memory.undo.note(lambda: reasons.use(reason, -len(slots)))
+        partition.turn(slots, Verb.EXHAUST if event.exhausted else Verb.REJECT, lease=reason)
+
+    def _redriven(self, event: ev.Redriven, _: int) -> None:
+        partition = self.partition(event)
+        slots = partition.ledger.slots(event.sequence)
+        self._unuse_reasons(partition, slots)
+        partition.turn(
+            slots, Verb.REDRIVE, lease=0, attempts=0, due=event.due_us, version=event.version
+        )
+        partition.schedule(event.sequence, slots, event.due_us)
+        hashes = np.stack([event.hash_first, event.hash_last], axis=1)
+        partition.claim_keys(hashes, event.sequence)
+
+    def _purged(self, event: ev.Purged, _: int) -> None:
+        partition = self.partition(event)
+        self._unuse_reasons(partition, partition.ledger.slots(event.sequence))
+        self._finish(event, Verb.PURGE)
+
+    def _unuse_reasons(self, partition: Partition, slots: Int64s) -> None:
+        self.memory.reasons.unuse_all(partition.arena.lease.take(slots))
+
+    def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
+        slots = partition.ledger.slots(sequences)
+        return partition.arena.lease.take(slots).astype(np.int64)
+
+    def _close_leases(self, partition: Partition, sequences: Int64s) -> Int64s:
+        slots = partition.ledger.slots(sequences)
+        held = partition.arena.lease.take(slots).astype(np.int64)
+        leases, consumers = self.memory.leases, self.memory.consumers
+        assert (leases.sequence[held] == sequences).all(), "the lease is this message's"
+        tokens = leases.token[held]
+        leases.token[held] = 0
+
+        def let_go() -> None:
+            consumers.unuse_all(leases.consumer[held])
+            leases.close(held)
+
+        def take_back() -> None:
+            leases.token[held] = tokens
+
+        self.memory.undo.when_settled(let_go, take_back)
+        return slots
+
+    # Stages
+
+    def _stage_opened(self, event: ev.StageOpened, _: int) -> None:
+        self.stages[event.stage] = Stage(event.topic, event.at_us)
+
+    def _published(self, event: ev.Published, _: int) -> None:
+        stage = self.stages[event.stage]
+        stage.published = True
+        stage.skipped = set(event.skipped.tolist())
+        self.publishing[event.stage] = stage
+        for batch in stage.batches:
+            if batch.hashes is not None:
+                partition = self.topics[stage.topic].partitions[batch.partition]
+                ids = batch.sequences + (batch.partition << 51)
+                kept = ~np.isin(ids, event.skipped)
+                partition.claim_keys(batch.hashes[kept], batch.sequences[kept])
+
+    def _landed(self, event: ev.Landed, _: int) -> None:
+        stage = self.stages[event.stage]
+        for batch in stage.take(event.count):
+            partition = self.topics[stage.topic].partitions[batch.partition]
+            ids = batch.sequences + (batch.partition << 51)
+            skipped = np.isin(ids, list(stage.skipped)) if stage.skipped else None
+            if skipped is not None and skipped.any():
+                dropped = batch.sequences[skipped]
+                slots = partition.ledger.slots(dropped)
+                partition.finish(dropped, slots, Verb.DROP, event.at_us)
+                batch.sequences = batch.sequences[~skipped]
+            if len(batch.sequences):
+                slots = partition.ledger.slots(batch.sequences)
+                partition.turn(slots, Verb.PUBLISH)
+                partition.schedule(batch.sequences, slots, partition.arena.due.take(slots))
+        if not stage.batches:
+            del self.stages[event.stage], self.publishing[event.stage]
+
+    def _stage_dropped(self, event: ev.StageDropped, _: int) -> None:
+        stage = self.stages[event.stage]
+        for batch in stage.take(event.count):
+            partition = self.topics[stage.topic].partitions[batch.partition]
+            slots = partition.ledger.slots(batch.sequences)
+            partition.finish(batch.sequences, slots, Verb.DROP, event.at_us)
+        if not stage.batches:
+            del self.stages[event.stage]

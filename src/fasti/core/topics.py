@@ -1,0 +1,92 @@
+"""Deciding topics: create, change, delete, and what their settings may be."""
+
+from __future__ import annotations
+
+from fasti.core import events as ev
+from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic
+from fasti.core.replies import Done
+from fasti.core.work import Work
+from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
+from fasti.model import PARTITIONS_MAX, Limits, TopicSettings
+
+_FIXED = ("kind", "partitions")
+
+
+def create_topic(work: Work, command: CreateTopic) -> Done:
+    """Makes a topic, or finds it made alike."""
+    _check_name(command.name, work.limits)
+    check_settings(command.settings, work.limits)
+    known = work.state.by_name.get(command.name)
+    if known is not None:
+        differences = command.settings.differences(known.settings)
+        if differences:
+            raise TopicMismatch(
+                f"topic {command.name!r} exists with other settings", differing=differences
+            )
+        return Done(known.number)
+    if len(work.state.topics) >= work.limits.topics_max:
+        raise Overloaded(f"there are {work.limits.topics_max} topics already")
+    number = work.state.next_topic
+    work.emit(ev.TopicCreated(work.now_us, number, command.name, command.settings.to_dict()))
+    return Done(number)
+
+
+def change_topic(work: Work, command: ChangeTopic) -> Done:
+    """Gives a topic new settings."""
+    topic = work.topic(command.name)
+    check_settings(command.settings, work.limits)
+    differences = command.settings.differences(topic.settings)
+    for name in _FIXED:
+        if name in differences:
+            raise InvalidArgument(f"a topic's {name} can't change", field=name)
+    if differences:
+        work.emit(ev.TopicChanged(work.now_us, topic.number, command.settings.to_dict()))
+    return Done(topic.number)
+
+
+def delete_topic(work: Work, command: DeleteTopic) -> Done:
+    """Removes a topic with all that it holds."""
+    topic = work.topic(command.name)
+    work.emit(ev.TopicDeleted(work.now_us, topic.number))
+    return Done(topic.number)
+
+
+def check_settings(settings: TopicSettings, limits: Limits) -> None:
+    """Raises `invalid_argument` on the first setting that can't be."""
+    retry = settings.retry
+    for good, field, limit, message in (
+        (settings.kind == "timeline", "kind", None, "the kind must be timeline"),
+        (
+            1 <= settings.partitions <= PARTITIONS_MAX,
+            "partitions",
+            PARTITIONS_MAX,
+            f"a topic has 1 to {PARTITIONS_MAX} partitions",
+        ),
+        (
+            limits.lease_us_min <= settings.lease_us <= limits.lease_us_max,
+            "lease_us",
+            limits.lease_us_max,
+            f"a lease lasts {limits.lease_us_min} to {limits.lease_us_max} microseconds",
+        ),
+        (settings.hold_us >= settings.lease_us, "hold_us", None, "hold can't be below lease"),
+        (0 <= settings.max_attempts < 65_535, "max_attempts", 65_534, "0 (no end) to 65534"),
+        (0 <= settings.lookahead_us <= 60_000_000, "lookahead_us", 60_000_000, "0 to a minute"),
+        (settings.outcome_age_us >= 0, "outcome_age_us", None, "an age can't be negative"),
+        (settings.outcome_count >= 0, "outcome_count", None, "a count can't be negative"),
+        (settings.producer_age_us >= 0, "producer_age_us", None, "an age can't be negative"),
+        (settings.stage_age_us > 0, "stage_age_us", None, "an age must be positive"),
+        (retry.base_us >= 0 and retry.limit_us >= 0, "retry", None, "delays can't be negative"),
+        (1 <= retry.factor <= 1000, "retry", 1000, "the factor is 1 to 1000"),
+        (0 <= retry.jitter <= 1, "retry", 1, "jitter is a share, 0 to 1"),
+    ):
+        if not good:
+            raise InvalidArgument(message, field=field, limit=limit)
+
+
+def _check_name(name: str, limits: Limits) -> None:
+    if not 1 <= len(name.encode()) <= limits.name_bytes_max or not name.isprintable():
+        raise InvalidArgument(
+            f"a topic's name is 1 to {limits.name_bytes_max} printable bytes",
+            field="topic",
+            limit=limits.name_bytes_max,
+        )

@@ -1,0 +1,153 @@
+"""One step in progress: what was decided so far, and the tools that every decision needs.
+
+`emit` applies an event at once, so that the next decision sees it, and puts it into the frame
+that is open. A command's frames form a group: the journal holds all of them or none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.commands import When
+from fasti.core.events import Event
+from fasti.core.keys import Rows
+from fasti.core.replies import Frame
+from fasti.core.state import ShardState, Topic
+from fasti.errors import InvalidArgument, NotFound
+from fasti.model import DUE_MAX_US, SEQUENCE_BITS, SEQUENCE_MASK, Limits
+
+Int64s = NDArray[np.int64]
+
+
+class Work:
+    """What a step has and has made."""
+
+    def __init__(self, state: ShardState, limits: Limits, now_us: int, tick: int) -> None:
+        self.state, self.limits = state, limits
+        self.now_us, self.tick = now_us, tick
+        self.frames: list[Frame] = []
+        self.effects: list[Any] = []
+        # Topics whose messages changed: their consumers may have something to get.
+        self.touched: set[int] = set()
+        self._group: list[Frame] = []
+        self._open: Frame | None = None
+
+    # Frames
+
+    def begin_group(self) -> None:
+        """The frames from here to `end_group` stand or fall together."""
+        self._group, self._open = [], None
+
+    def end_group(self) -> None:
+        """The group is complete."""
+        self._drop_empty()
+        for frame in self._group:
+            frame.begins_group = frame is self._group[0]
+            frame.ends_group = frame is self._group[-1]
+        self.frames += self._group
+        self._group, self._open = [], None
+
+    @property
+    def group_has_events(self) -> bool:
+        """Whether anything was decided in this group."""
+        return any(frame.events for frame in self._group)
+
+    def abandon_group(self) -> None:
+        """The group never was (its events have been undone)."""
+        self.state.next_frame -= len(self._group)
+        self._group, self._open = [], None
+
+    def bring(self, rows: Rows) -> int:
+        """Opens a frame for payloads; the events that follow may point to its rows."""
+        self._open = self._new_frame(rows)
+        return self._open.sequence
+
+    def emit(self, event: Event) -> None:
+        """Decided: applied now, journaled with its group."""
+        if self._open is None:
+            self._open = self._new_frame(None)
+        self.state.apply(event, self._open.sequence, self.tick)
+        self._open.events.append(event)
+        self.touched.add(getattr(event, "topic", 0))
+
+    def _drop_empty(self) -> None:
+        """A last frame that brings payloads nobody wants is not written."""
+        while self._group and not self._group[-1].events:
+            self._group.pop()
+            self.state.next_frame -= 1
+
+    def _new_frame(self, rows: Rows | None) -> Frame:
+        frame = Frame(self.state.next_frame, [], rows)
+        self.state.next_frame += 1
+        self._group.append(frame)
+        return frame
+
+    # What commands have in common
+
+    def topic(self, name: str) -> Topic:
+        """The topic, or `not_found`."""
+        topic = self.state.by_name.get(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name!r}", details={"topic": name})
+        return topic
+
+    def moments(self, when: When, count: int) -> Int64s:
+        """The due time of each row, checked."""
+        if when.due_us is not None and when.delay_us is not None:
+            raise InvalidArgument("either due or delay, not both", field="due")
+        if when.delay_us is not None:
+            delay = np.asarray(when.delay_us, dtype=np.int64)
+            _check_range(delay, "delay", DUE_MAX_US - self.now_us)
+            due = delay + self.now_us
+        else:
+            due = np.asarray(self.now_us if when.due_us is None else when.due_us, dtype=np.int64)
+            _check_range(due, "due", DUE_MAX_US)
+        if due.ndim == 0:
+            return np.full(count, int(due), dtype=np.int64)
+        if len(due) != count:
+            raise InvalidArgument(f"{len(due)} due times for {count} rows", field="due")
+        return due
+
+
+def _check_range(values: Int64s, field: str, highest: int) -> None:
+    if values.size and (int(values.min()) < 0 or int(values.max()) > highest):
+        raise InvalidArgument(
+            f"{field} must lie between 0 and {highest} microseconds", field=field, limit=highest
+        )
+
+
+def column(values: Int64s | int, count: int, field: str) -> Int64s:
+    """A number for all rows, or one each."""
+    array = np.asarray(values, dtype=np.int64)
+    if array.ndim == 0:
+        return np.full(count, int(array), dtype=np.int64)
+    if len(array) != count:
+        raise InvalidArgument(f"{len(array)} values for {count} rows", field=field)
+    return array
+
+
+def split_ids(ids: Int64s, partitions: int) -> list[tuple[int, NDArray[np.intp] | slice, Int64s]]:
+    """(partition, its rows, their sequences) for each partition that the ids name."""
+    if partitions == 1 and (not len(ids) or int(ids.max()) <= SEQUENCE_MASK):
+        return [(0, slice(None), ids)]
+    numbers = ids >> SEQUENCE_BITS
+    pieces: list[tuple[int, NDArray[np.intp] | slice, Int64s]] = []
+    for number in np.unique(numbers).tolist():
+        rows = np.flatnonzero(numbers == number)
+        pieces.append((number, rows, ids[rows] & SEQUENCE_MASK))
+    return pieces
+
+
+def repeated(values: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Which values stand for a second time; None if none does (the usual case, and cheap)."""
+    if len(values) < 2:
+        return None
+    ordered = np.sort(values)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return None
+    again = np.ones(len(values), dtype=np.bool_)
+    again[np.unique(values, return_index=True)[1]] = False
+    return again

@@ -1,0 +1,151 @@
+"""The words that every part of Fasti shares: states, outcomes, topic settings, ids.
+
+Nothing here does I/O, reads a clock or keeps state. Units stand last in a name: `due_us` is
+microseconds since the Unix epoch (UTC), `lease_us` a length in microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from enum import IntEnum
+from typing import Any
+
+SECOND_US = 1_000_000
+MINUTE_US = 60 * SECOND_US
+HOUR_US = 60 * MINUTE_US
+DAY_US = 24 * HOUR_US
+
+# Any moment that fits, with room left for adding a delay without overflowing 63 bits.
+DUE_MAX_US = (1 << 62) - 1
+
+PARTITION_BITS = 12
+SEQUENCE_BITS = 51
+PARTITIONS_MAX = 1 << PARTITION_BITS
+SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
+
+
+class State(IntEnum):
+    """What a message is. `ready` is no state of its own: it is `SCHEDULED` with its due past."""
+
+    NONE = 0
+    SCHEDULED = 1
+    LEASED = 2
+    DEAD = 3
+    STAGED = 4
+    DONE = 5
+    CANCELLED = 6
+
+
+class Outcome(IntEnum):
+    """What became of one row of a mutation: the definite answer that every caller gets."""
+
+    OK = 0
+    CONFLICT = 1
+    LEASED = 2
+    DONE = 3
+    CANCELLED = 4
+    DEAD = 5
+    NOT_FOUND = 6
+    NOT_OWNER = 7
+    STALE_LEASE = 8
+    DUPLICATE = 9
+    GONE = 10
+    ABORTED = 11
+
+    @property
+    def word(self) -> str:
+        """The name on the wire and in the SDK: `ok`, `conflict`, `stale_lease`, ..."""
+        return self.name.lower()
+
+
+class OnConflict(IntEnum):
+    """What a produce does when a live message holds its key."""
+
+    REJECT = 0
+    REPLACE = 1
+    KEEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a nacked message waits: `base * factor^(attempts-1)`, capped, with jitter.
+
+    `factor=1` is a fixed delay. `jitter` is the share of the delay (0 to 1) that is spread; it
+    is derived from the message's id and attempt, so that nothing depends on a random source.
+    """
+
+    base_us: int = SECOND_US
+    factor: float = 2.0
+    limit_us: int = HOUR_US
+    jitter: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """Everything that can be set on a topic. Frozen: a change makes a new one."""
+
+    kind: str = "timeline"
+    partitions: int = 1
+    lease_us: int = 30 * SECOND_US
+    hold_us: int = 12 * HOUR_US
+    max_attempts: int = 16
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    lookahead_us: int = 0
+    outcome_age_us: int = 10 * MINUTE_US
+    outcome_count: int = 1_000_000
+    producer_age_us: int = 7 * DAY_US
+    stage_age_us: int = DAY_US
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for the journal and for people."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TopicSettings:
+        """Back from `to_dict`. Unknown names are ignored: an older version wrote fewer."""
+        known = {f.name for f in fields(cls)}
+        kept = {name: value for name, value in values.items() if name in known}
+        retry = kept.get("retry")
+        if isinstance(retry, dict):
+            kept["retry"] = RetryPolicy(**retry)
+        return cls(**kept)
+
+    def differences(self, other: TopicSettings) -> dict[str, tuple[Any, Any]]:
+        """The settings that are not equal, by name: (mine, the other's)."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what a caller may send. Beyond one, the whole command is refused."""
+
+    payload_bytes_max: int = 1 << 20
+    headers_bytes_max: int = 16 << 10
+    key_bytes_max: int = 512
+    batch_bytes_max: int = 64 << 20
+    batch_rows_max: int = 100_000
+    reason_bytes_max: int = 1024
+    name_bytes_max: int = 255
+    topics_max: int = 10_000
+    lease_us_min: int = SECOND_US
+    lease_us_max: int = 12 * HOUR_US
+    page_rows_max: int = 65_536
+    consumers_waiting_max: int = 100_000
+    snapshots_max: int = 64
+    stages_max: int = 10_000
+
+
+def make_id(partition: int, sequence: int) -> int:
+    """The id of a message: its partition and its sequence there, so that any id routes."""
+    return partition << SEQUENCE_BITS | sequence
+
+
+def partition_of(message_id: int) -> int:
+    """The partition that an id routes to."""
+    return message_id >> SEQUENCE_BITS
+
+
+def sequence_of(message_id: int) -> int:
+    """The sequence within its partition."""
+    return message_id & SEQUENCE_MASK
