@@ -72,6 +72,8 @@ class Produced(Event):
     row: Int64s
     # Not written: the codec hashes the keys of the frame's rows again.
     hashes: UInt64s | None = field(default=None, metadata={"derived": True})
+    # Not written either: no entry of the key index has these keys, says who just looked.
+    new_keys: bool = field(default=False, metadata={"derived": True})
 
 
 @dataclass(slots=True)

@@ -186,17 +186,22 @@ class HashIndex:
                 values[missing[known]] = self._old.values.reshape(-1)[at[known]]
         return values
 
-    def put(self, keys: UInt64s, values: Int64s, tails: UInt64s | None = None) -> None:
-        """Sets the values of keys; no key may stand twice in one call."""
+    def put(
+        self, keys: UInt64s, values: Int64s, tails: UInt64s | None = None, new: bool = False
+    ) -> None:
+        """Sets the values of keys, none of which stands twice; `new` if none has an entry yet."""
         if not len(keys):
             return
         self._make_room(len(keys))
+        if new:
+            self._table.add(keys, tails, values)
+            return
         at = self._table.locate(keys, tails)
         known = at >= 0
         self._table.values.reshape(-1)[at[known]] = values[known]
         if not known.all():
-            new = ~known
-            self._table.add(keys[new], None if tails is None else tails[new], values[new])
+            rest = ~known
+            self._table.add(keys[rest], None if tails is None else tails[rest], values[rest])
 
     def _make_room(self, count: int) -> None:
         if self._old is not None:

@@ -1,7 +1,7 @@
 """Which row of the arena belongs to which sequence number of a partition.
 
 Sequences are given out one after another, so a page of 4,096 of them owns one frame of the arena
-and finding a row is arithmetic. When three quarters of a page are finished its last rows are
+and finding a row is arithmetic. When seven eighths of a page are finished its last rows are
 packed: copied into frames shared by such leftovers and found through a hash index, and the
 page's own frame goes back. Memory so follows the messages that live, not the ids ever given.
 
@@ -23,7 +23,7 @@ from fasti.core.index import HashIndex, UInt64s, mix
 Int64s = NDArray[np.int64]
 
 _PACKED = -1
-_PACK_AT = FRAME_ROWS // 4
+_PACK_AT = FRAME_ROWS // 8
 _PAGES_PER_TIDY = 8
 
 

@@ -170,8 +170,8 @@ class Partition:
             self.outcomes.remember(sequences, remembered, at_us)
             undo.note(lambda: self.outcomes.take_back(len(sequences)))
 
-    def claim_keys(self, hashes: UInt64s, sequences: Int64s) -> None:
-        """The keys (0: none) name these messages from now on."""
+    def claim_keys(self, hashes: UInt64s, sequences: Int64s, new: bool = False) -> None:
+        """The keys (0: none) name these messages from now on. `new`: the index has none of them."""
         given = hashes[:, 0] != 0
         if not given.all():
             hashes, sequences = hashes[given], sequences[given]
@@ -180,7 +180,7 @@ class Partition:
         if self._memory.undo.active:
             before = self.find_keys(hashes)
             self._memory.undo.note(lambda: self.keys.put(hashes[:, 0], before, hashes[:, 1]))
-        self.keys.put(hashes[:, 0], sequences, hashes[:, 1])
+        self.keys.put(hashes[:, 0], sequences, hashes[:, 1], new=new)
 
     # Time
 

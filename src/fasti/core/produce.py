@@ -182,11 +182,13 @@ class _Part:
         if len(taken):
             self._conflict(partition, first[taken], found[taken])
         if free.any():
-            self._create(number, first[free], hashes[first[free]])
+            self._create(number, first[free], hashes[first[free]], new_keys=not found.any())
         if len(later):
             self._conflict_again(partition, later, hashes)
 
-    def _create(self, number: int, rows: Rows, hashes: UInt64s | None) -> None:
+    def _create(
+        self, number: int, rows: Rows, hashes: UInt64s | None, new_keys: bool = False
+    ) -> None:
         partition = self.topic.partitions[number]
         sequence = partition.ledger.next_sequence
         ids = np.arange(sequence, sequence + len(rows)) | number << SEQUENCE_BITS
@@ -201,6 +203,7 @@ class _Part:
             self.due[rows],
             rows.astype(np.int64),
             hashes,
+            new_keys,
         )
         self.work.emit(event)
 

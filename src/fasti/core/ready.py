@@ -78,9 +78,9 @@ class Ready:
             run, number = sources[0]
             due, sequence = run.peek(number)
             run.position += number
+            self.entries -= number
         else:
             due, sequence = self._merge(sources, count)
-        self.entries -= len(due)
         self._drop_empty()
         return due, sequence
 
@@ -114,6 +114,19 @@ class Ready:
 
     def _heads(self, count: int, limit_us: int) -> list[tuple[_Run, int]]:
         """The runs that may hold some of the next `count`, and how many each."""
+        late = [run for run in self._late if run.due[run.position] <= limit_us]
+        if late and self._line:
+            # Runs side by side hold about as many each: a nearer limit often has enough of them,
+            # and keeps the merge from sorting several times what is asked for.
+            first = self._line[0]
+            probe = first.position + min(len(first), count * 5 // (4 * (len(late) + 1)) + 16) - 1
+            near_us = min(limit_us, int(first.due[probe]))
+            heads = self._heads_until(count, near_us, late)
+            if sum(number for _, number in heads) >= count:
+                return heads
+        return self._heads_until(count, limit_us, late)
+
+    def _heads_until(self, count: int, limit_us: int, late: list[_Run]) -> list[tuple[_Run, int]]:
         heads: list[tuple[_Run, int]] = []
         missing = count
         for run in self._line:
@@ -123,10 +136,10 @@ class Ready:
             missing -= number
             if not missing or number < len(run):
                 break
-        if not missing and self._late:
+        if not missing and late:
             run, number = heads[-1]
             limit_us = int(run.due[run.position + number - 1])
-        for run in self._late:
+        for run in late:
             number = run.until(limit_us, count)
             if number:
                 heads.append((run, number))
@@ -134,14 +147,18 @@ class Ready:
 
     def _merge(self, sources: list[tuple[_Run, int]], count: int) -> tuple[Int64s, Int64s]:
         peeked = [run.peek(number) for run, number in sources]
-        due = np.concatenate([part[0] for part in peeked])
-        sequence = np.concatenate([part[1] for part in peeked])
-        order = np.lexsort((sequence, due))[:count]
-        owner = np.repeat(np.arange(len(sources)), [number for _, number in sources])
-        taken = np.bincount(owner[order], minlength=len(sources))
-        for (run, _), number in zip(sources, taken.tolist(), strict=True):
-            run.position += number
-        return due[order], sequence[order]
+        due, sequence = sort_pairs(
+            np.concatenate([part[0] for part in peeked]),
+            np.concatenate([part[1] for part in peeked]),
+        )
+        due, sequence = due[:count], sequence[:count]
+        last_us, last = int(due[-1]), int(sequence[-1])
+        for (run, _), (its_due, its_sequence) in zip(sources, peeked, strict=True):
+            begin, end = np.searchsorted(its_due, [last_us, last_us + 1]).tolist()
+            begin += int(np.searchsorted(its_sequence[begin:end], last, side="right"))
+            run.position += begin
+            self.entries -= begin
+        return due, sequence
 
     def _drop_empty(self) -> None:
         while self._line and not len(self._line[0]):

@@ -123,7 +123,7 @@ class ShardState:
             staged = StagedRows(event.partition, sequences, event.hashes)
             self.stages[event.stage].batches.append(staged)
         elif event.hashes is not None:
-            partition.claim_keys(event.hashes, sequences)
+            partition.claim_keys(event.hashes, sequences, event.new_keys)
 
     def _producer_advanced(self, event: ev.ProducerAdvanced, _: int) -> None:
         before = self.producers.find(event.producer, 0)
