@@ -261,3 +261,7 @@ class FileBlocks:
             self.sync()
             self._files.replace(self._manifest, encode_manifest(version + 1, data))
             return version + 1
+
+
+if TYPE_CHECKING:
+    _conforms: type[BlockStore] = FileBlocks

@@ -114,7 +114,7 @@ class FileJournal:
         try:
             self._identify(chain, incarnation)
             self._epoch = chain.epoch + 1
-            self._table = SegmentTable(chain.segments, chain.last_sequence)
+            self._table = SegmentTable(self._files, chain.segments, chain.last_sequence)
             self._synced = chain.last_sequence
             # How far the synced frames themselves tell of their being synced.
             self._covered = chain.synced_sequence
@@ -158,7 +158,14 @@ class FileJournal:
         except StorageFull:
             if chain.cut_valid:
                 raise
-            tail.file.sync()
+            self._sync_in_place(tail)
+
+    def _sync_in_place(self, segment: Segment) -> None:
+        file = self._files.open(segment.name, writable=True)
+        try:
+            file.sync()
+        finally:
+            file.close()
 
     def _rewritten(self, tail: Segment, first: int, last: int) -> list[tuple[Buffer, ...]]:
         """The frames of the tail from ``first`` on, as they go into a segment of this epoch."""
@@ -222,12 +229,11 @@ class FileJournal:
         self._check_usable()
         in_group = self._check_order(frames)
         lengths = [body_bytes(frame.body) for frame in frames]
-        shares = self._shares(lengths)
-        spares = self._take_spares(shares[1:], use_reserve)
+        (done, _), *shares = self._shares(lengths)
+        spares = self._take_spares(shares, use_reserve)
         try:
-            done = shares[0][0]
             self._write(frames[:done], lengths[:done])
-            for spare, (count, _) in zip(spares, shares[1:], strict=True):
+            for spare, (count, _) in zip(spares, shares, strict=True):
                 self._roll(spare)
                 self._write(frames[done : done + count], lengths[done : done + count])
                 done += count

@@ -26,10 +26,11 @@ import errno
 import fcntl
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fasti.errors import (
     AlreadyExists,
@@ -55,7 +56,18 @@ _FILL_BYTES = 1 << 20
 _FILLS_PER_SYNC = 8
 _ZEROS = bytes(_FILL_BYTES)
 _IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
-_sync_data = getattr(os, "fdatasync", os.fsync)
+
+# On macOS an fsync leaves the data in the drive's cache; only this fcntl is a sync there.
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+# A map of Python before 3.13 keeps a descriptor of its own, and thousands of segments that many.
+_MAP_OPTIONS: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
+def _sync_data(descriptor: int) -> None:
+    if _FULL_SYNC is None:
+        os.fdatasync(descriptor)
+    else:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
 
 
 class File(Protocol):
@@ -82,7 +94,7 @@ class File(Protocol):
         """A read-only view of the whole file as it is now; later writes inside it show."""
 
     def busy(self) -> bool:
-        """Whether a view that `map` gave, or a slice of one, is still alive."""
+        """Whether a view that `map` gave, or a slice of one, is alive; also when closed."""
 
     def close(self) -> None:
         """Let go of the file; views of it stay readable."""
@@ -263,7 +275,7 @@ class LocalFile:
             if not self.size:
                 return memoryview(b"")
             with _translating(self._path):
-                self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+                self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, **_MAP_OPTIONS)
         return memoryview(self._map)
 
     def busy(self) -> bool:
@@ -279,10 +291,8 @@ class LocalFile:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-        # Without views the pages go now; with some, when the last of them is dropped.
-        if not self.busy():
-            return
-        self._map = None
+        # Without views the map goes now; with some, when the last of them is dropped.
+        self.busy()
 
 
 class LocalLock:
@@ -300,8 +310,9 @@ class LocalLock:
                 raise translated(error, str(path)) from error
             whom = f"process {pid}" if pid else "another process"
             raise DataDirLocked(f"{path.parent} is in use by {whom}", pid=pid) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        with _translating(str(path)):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def _owner(self) -> int | None:
         text = os.pread(self._descriptor, 32, 0).strip()
@@ -408,3 +419,7 @@ class LocalFiles:
 
     def lock(self) -> Lock:
         return LocalLock(self._root / LOCK_NAME)
+
+
+if TYPE_CHECKING:
+    _conforms: type[Files] = LocalFiles

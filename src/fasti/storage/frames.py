@@ -110,7 +110,10 @@ def body_checksum(body: Sequence[Buffer]) -> int:
 
 def body_bytes(body: Sequence[Buffer]) -> int:
     """The length of the buffers together."""
-    return sum(memoryview(buffer).nbytes for buffer in body)
+    total = 0
+    for buffer in body:
+        total += len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
+    return total
 
 
 def padding(body_length: int) -> bytes:

@@ -18,7 +18,7 @@ Threads: `append`, `sync` and `mark` are for one thread at a time, the committer
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fasti.storage.file_journal import DEFAULT_SEGMENT_BYTES, FileJournal
 from fasti.storage.frames import Frame, StoredFrame
@@ -80,10 +80,18 @@ class Journal(Protocol):
         """Frames up to ``through`` may go; whole segments do."""
 
     def prepare_spare(self) -> bool:
-        """Do slow work ahead of need, in a background thread; True if it did something."""
+        """Do slow work ahead of need, in a background thread; True if it did something.
+
+        To be called after opening and after appends, until it answers False.  Raises
+        `StorageFull` when there is no room for it, which harms nothing yet.
+        """
 
     def room_bytes(self) -> int:
         """What ordinary appends can still take without new disk space."""
 
     def close(self) -> None:
         """Let go of everything.  Syncs nothing."""
+
+
+if TYPE_CHECKING:
+    _conforms: type[Journal] = FileJournal

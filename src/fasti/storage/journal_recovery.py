@@ -26,6 +26,7 @@ from fasti.storage.journal_segment import (
     Walk,
     evidence_after,
     open_segment,
+    read_through,
     walk,
 )
 
@@ -66,7 +67,7 @@ def read_chain(files: Files, directory: str, cut_after: int | None) -> Chain:
             chain.segments.append(open_segment(files, name))
         _check_order(chain)
         _check_cut(chain, cut_after)
-        _find_end(chain, cut_after)
+        _find_end(files, chain, cut_after)
     except BaseException:
         close_chain(chain)
         raise
@@ -102,12 +103,13 @@ def _check_cut(chain: Chain, cut_after: int | None) -> None:
         raise Gone(f"can't cut after {cut_after}: the journal begins with {first}")
 
 
-def _find_end(chain: Chain, cut_after: int | None) -> None:
+def _find_end(files: Files, chain: Chain, cut_after: int | None) -> None:
     """Pop segments that hold no finished group until one does; its last frame is the end."""
     bound: int | None = None
     while chain.segments:
         tail = chain.segments[-1]
         first = tail.header.first_sequence
+        read_through(files, tail.name)
         found = walk(tail.view, tail.header, tail.name, stop_before=bound)
         _check_tail(tail, found, bound)
         valid_through = first + len(found.words) - 1

@@ -64,6 +64,7 @@ assert _FIELDS.size + _CHECKSUM.size == SEGMENT_HEADER_BYTES
 
 # Frames lie on 8-byte boundaries, so offsets are kept in words: 32 bits reach 32 GiB.
 _WORD = 8
+_READ_BYTES = 1 << 20
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
 
@@ -280,8 +281,9 @@ class Segment:
         """Frames were written at these offsets."""
         if self.words is None:
             self.words = array("I")
-        self.words.extend(offset // _WORD for offset in offsets)
-        self.verified.extend(b"\1" * len(offsets))
+        for offset in offsets:
+            self.words.append(offset // _WORD)
+            self.verified.append(1)
 
     def offset(self, index: int) -> int:
         """Where in the file the frame with this index begins; the index must be known."""
@@ -299,9 +301,23 @@ def open_segment(files: Files, name: str) -> Segment:
     file = files.open(name, writable=False)
     try:
         return Segment(file, name, decode_segment_header(file.read_at(0, 64), name))
-    except BaseException:
+    finally:
+        file.close()  # Its map is enough, and thousands of descriptors would be too many.
+
+
+def read_through(files: Files, name: str) -> None:
+    """Read a whole file once and drop it; raises `StorageFailed` if some of it can't be read.
+
+    Done before a segment is first walked through its map, because a bad sector under a map
+    doesn't raise but kills the process, again at every start.  It also fetches the pages in
+    the order in which the disk likes to give them.
+    """
+    file = files.open(name, writable=False)
+    try:
+        for offset in range(0, file.size, _READ_BYTES):
+            file.read_at(offset, _READ_BYTES)
+    finally:
         file.close()
-        raise
 
 
 def give_birth(

@@ -16,8 +16,10 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from fasti.errors import Closed, Gone, NotFound
+from fasti.storage.files import Files
 from fasti.storage.frames import (
     BEGIN,
     END,
@@ -29,13 +31,14 @@ from fasti.storage.frames import (
     stored_body,
 )
 from fasti.storage.journal_recovery import corrupt_frame
-from fasti.storage.journal_segment import Segment, walk
+from fasti.storage.journal_segment import Segment, read_through, walk
 
 
 class SegmentTable:
     """The segments in order, and the last sequence that was appended to them."""
 
-    def __init__(self, segments: list[Segment], last_sequence: int) -> None:
+    def __init__(self, files: Files, segments: list[Segment], last_sequence: int) -> None:
+        self._files = files
         self._lock = threading.Lock()
         self._segments = segments
         self._closed = False
@@ -77,8 +80,9 @@ class SegmentTable:
             elif tail is not None and tail.words is not None:
                 del tail.words[first - tail.header.first_sequence :]
             self._segments.append(segment)
-        if replaced and tail is not None:
-            tail.let_go()
+        if tail is not None:
+            if replaced:
+                tail.let_go()
             tail.file.close()
 
     def detach(self, through: int) -> Segment | None:
@@ -141,6 +145,8 @@ class SegmentTable:
             place = bisect_right(self._segments, first, key=_first_of)
             after = self._segments[place : place + 1]
             bound = _first_of(after[0]) if after else self.last_sequence + 1
+        with suppress(NotFound):  # Trimmed meanwhile: its map is still good.
+            read_through(self._files, segment.name)
         found = walk(view, segment.header, segment.name, stop_before=bound, bodies=False)
         missing = first + len(found.words)
         if missing < bound:

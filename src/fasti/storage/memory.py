@@ -243,3 +243,11 @@ class MemoryBlocks:
                 )
             self._manifest = (version + 1, bytes(data))
             return version + 1
+
+
+if TYPE_CHECKING:
+    from fasti.storage.blocks import BlockStore
+    from fasti.storage.journal import Journal
+
+    _journal_conforms: type[Journal] = MemoryJournal
+    _blocks_conform: type[BlockStore] = MemoryBlocks

@@ -328,3 +328,9 @@ class SimulatedFiles:
             raise DataDirLocked(f"the disk is in use by process {pid}", pid=pid)
         self.locked = True
         return SimulatedLock(self)
+
+
+if TYPE_CHECKING:
+    from fasti.storage.files import Files
+
+    _conforms: type[Files] = SimulatedFiles
