@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -596,6 +598,39 @@ def test_permission_denied_changes_nothing() -> None:
         open_journal(files)
     assert files.list("") == names
     assert sequences(open_journal(files)) == [1, 2, 3]
+
+
+def test_a_bad_sector_is_an_error_and_not_a_dead_process() -> None:
+    files = SimulatedFiles()
+    synced(open_journal(files), 100)
+    headers = len(segments(files))
+    files.fail("read", headers + 1)  # Behind the segment headers the tail is read first.
+    with pytest.raises(StorageFailed, match=segment_name("journal", segments(files)[-1])):
+        open_journal(files)
+    journal = open_journal(files)
+    files.fail("read")
+    with pytest.raises(StorageFailed, match=FIRST):
+        sequences(journal)
+    assert sequences(journal) == list(range(1, 101))
+
+
+def test_sealed_segments_need_no_descriptors(tmp_path: Path) -> None:
+    journal = open_journal(LocalFiles(tmp_path))
+    synced(journal, 3)
+    descriptors = "/proc/self/fd"
+    if not os.path.isdir(descriptors):
+        pytest.skip("there is no /proc here")
+
+    def count() -> int:
+        targets = (os.path.realpath(f"{descriptors}/{name}") for name in os.listdir(descriptors))
+        return sum(target.startswith(str(tmp_path)) for target in targets)
+
+    assert count() <= 2
+    synced(journal, 200)
+    maps_keep_one = sys.version_info < (3, 13)
+    assert count() <= 2 + maps_keep_one * len(list((tmp_path / "journal").iterdir()))
+    journal.close()
+    assert count() == 0
 
 
 # ---------------------------------------------------------------------- formats and settings
