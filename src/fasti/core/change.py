@@ -32,8 +32,6 @@ def update(work: Work, command: Update) -> Reply:
         raise InvalidArgument("payloads and targets differ in number", field="payload")
     if len(command.rows) > ROWS_MAX:
         raise InvalidArgument(f"at most {ROWS_MAX} updates in a batch", field="payload")
-    if "key" in command.rows.batch.schema.names:
-        raise InvalidArgument("a message keeps its key", field="key")
     topic = work.topic(command.topic)
     work.bring(command.rows)
 

@@ -80,7 +80,11 @@ class Produce:
 
 @dataclass(slots=True)
 class Update:
-    """New payloads, headers and content types; row i of `rows` for row i of the target."""
+    """New payloads, headers and content types; row i of `rows` for row i of the target.
+
+    Payloads are replaced whole, with the key that lies beside them: whoever sends this has put
+    each message's own key and time of creation into `rows`.
+    """
 
     topic: str
     target: Target

@@ -63,7 +63,7 @@ class Engine:
         self.snapshots: dict[int, Snapshot] = {}
         self._lines: dict[int, Line] = {}
         self._next_snapshot = 1
-        self._runs_version = 0
+        self.runs_version = 0
         self._next_ask_us = 0
         self._decide: dict[type, Callable[[Work, Any], Any]] = {
             commands.CreateTopic: create_topic,
@@ -290,7 +290,7 @@ class Engine:
 
     def _ask_for_slices(self, work: Work) -> None:
         """What runs hold must be in memory before it is due."""
-        if not self._runs_version or work.now_us < self._next_ask_us:
+        if not self.runs_version or work.now_us < self._next_ask_us:
             return
         ahead_us = work.now_us + LOADED_AHEAD_US
         next_us = FOREVER
@@ -303,7 +303,7 @@ class Engine:
                     continue
                 partition.loading = True
                 until_us = ahead_us + LOADED_AHEAD_US
-                place = (topic.number, partition.number, self._runs_version)
+                place = (topic.number, partition.number, self.runs_version)
                 effect = LoadSlice(*place, partition.loaded_until_us, until_us, LOADED_PER_CALL)
                 work.effects.append(effect)
         self._next_ask_us = next_us
@@ -319,7 +319,7 @@ class Engine:
         partition.loading = False
         self._next_ask_us = 0
         work.touched.add(command.topic)
-        if command.version == self._runs_version:
+        if command.version == self.runs_version:
             partition.restore_entries(command.sequences, command.due_us)
             partition.loaded_until_us = max(partition.loaded_until_us, command.through_us)
         return Done()
@@ -345,7 +345,7 @@ class Engine:
 
     def _runs_installed(self, work: Work, command: commands.RunsInstalled) -> Done:
         """Entries that runs hold now are read back when their time comes near."""
-        self._runs_version = command.version
+        self.runs_version = command.version
         self._next_ask_us = 0
         for number in set(self.memory.marks.blocks()) - command.blocks:
             self.memory.marks.remove_block(number)
@@ -373,7 +373,7 @@ class Engine:
 
     def _plan_wake(self, work: Work, step: Step) -> None:
         moments = [line.wake_us for line in self._lines.values() if line.waiting]
-        if self._runs_version:
+        if self.runs_version:
             moments.append(self._next_ask_us)
         if self.state.stages:
             moments.append(staging.next_expiry_us(work))

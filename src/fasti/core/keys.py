@@ -25,6 +25,8 @@ FIELDS: dict[str, pa.Field] = {
     "key": pa.field("key", pa.string()),
     "headers": pa.field("headers", HEADERS),
     "content_type": pa.field("content_type", pa.string()),
+    # When the message came to be; where it is left out, that is when the frame was written.
+    "created_us": pa.field("created_us", pa.int64()),
 }
 
 

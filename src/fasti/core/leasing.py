@@ -133,7 +133,7 @@ def _take(work: Work, topic: Topic, waiting: Waiting, count: int, limit_us: int)
             (head, partition.number)
             for partition in topic.partitions
             if (head := partition.ready.first_due()) is not None
-            and head <= min(limit_us, partition.calendar.cursor_us - 1)
+            and head <= partition.reach(limit_us)
         )
         if not heads:
             break

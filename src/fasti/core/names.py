@@ -57,6 +57,16 @@ class Names:
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             self.use(int(number), -int(count))
 
+    def restore(self, names: list[str]) -> None:
+        """The same names under the same numbers; those without a name are free."""
+        for number, name in enumerate(names[1:], start=1):
+            self._names.append(name or None)
+            self._uses.append(0)
+            if name:
+                self._numbers[name] = number
+            else:
+                self._free.append(number)
+
     def all(self) -> list[str]:
         """Every name by its number, for translating a column of numbers."""
         return [name or "" for name in self._names]

@@ -43,7 +43,7 @@ class Partition:
         self.arena = memory.arena
         self.topic, self.number = topic, number
         self.ledger = Ledger(memory.arena)
-        self.keys = HashIndex(self._keeps_key, wide=True)
+        self.keys = HashIndex(self.keeps_key, wide=True)
         self.calendar = Calendar()
         self.ready = Ready()
         self.histogram = Histogram()
@@ -77,7 +77,8 @@ class Partition:
             sequences, slots = sequences[scheduled], slots[scheduled]
         return sequences, self.arena.due.take(slots)
 
-    def _keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
+    def keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
+        """Which entries of the key index still mean something."""
         kept = self.is_live(sequences)
         rest = np.flatnonzero(~kept)
         if len(rest):
@@ -198,7 +199,7 @@ class Partition:
 
     def hand_out(self, count: int, limit_us: int) -> tuple[Int64s, Int64s, Int64s]:
         """Up to `count` scheduled rows due by the limit: (sequences, slots, due), in order."""
-        limit_us = min(limit_us, self.calendar.cursor_us - 1)
+        limit_us = self.reach(limit_us)
         found: list[tuple[Int64s, Int64s, Int64s]] = []
         while count > 0:
             due, sequences = self.ready.take(count, limit_us)
@@ -221,9 +222,9 @@ class Partition:
         parts = list(zip(*found, strict=True)) if found else [(empty,), (empty,), (empty,)]
         return tuple(np.concatenate(part) for part in parts)  # type: ignore[return-value]
 
-    def give_back(self, sequences: Int64s, due: Int64s) -> None:
-        """Entries that were taken but not leased after all."""
-        self.ready.push(due, sequences)
+    def reach(self, limit_us: int) -> int:
+        """How far the ready line is complete: beyond, something may still come in between."""
+        return min(limit_us, self.calendar.cursor_us - 1, self.loaded_until_us - 1)
 
     def next_us(self) -> int | None:
         """When something may be due next; None if nothing is pending."""
@@ -267,6 +268,28 @@ class Partition:
         slots = self.ledger.slots(sequences)
         good = (self.states(slots) == State.SCHEDULED) & (self.arena.due.take(slots) == due)
         self._schedule_entries(sequences[good], slots[good], due[good])
+
+    # Opening
+
+    def restore_rows(self, columns: dict[str, NDArray[Any]]) -> None:
+        """Rows that storage read back, as they were at a checkpoint; a later row wins."""
+        sequences = columns["sequence"]
+        known = self.states(self.ledger.slots(sequences)) != State.NONE
+        if not known.all():
+            self.ledger.place(sequences[~known])
+        slots = self.ledger.slots(sequences)
+        for name in ("due", "location", "version", "owner", "lease", "attempts"):
+            getattr(self.arena, name)[slots] = columns[name]
+        self.arena.flags[slots] = columns["flags"]
+
+    def recount(self) -> None:
+        """Works out what is derived from the rows: counts and forecast."""
+        self.counts[[State.SCHEDULED, State.LEASED, State.DEAD, State.STAGED]] = 0
+        for frame in self.ledger.frames().tolist():
+            rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
+            states = self.arena.flags[rows] & STATE_MASK
+            self.counts += np.bincount(states, minlength=8) * (np.arange(8) != State.NONE)
+            self.histogram.add(self.arena.due[rows][states == State.SCHEDULED])
 
     def release(self) -> None:
         """The topic is gone: so are all its rows."""

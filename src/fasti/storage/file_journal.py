@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from fasti.errors import Closed, Corruption, FastiError, InvalidArgument, StorageFailed, StorageFull
@@ -45,7 +45,6 @@ from fasti.storage.frames import (
     StoredFrame,
     body_bytes,
     body_checksum,
-    decode_header,
     encode_header,
     frame_bytes,
     padding,
@@ -68,12 +67,22 @@ DEFAULT_SEGMENT_BYTES = 64 << 20
 SEGMENT_BYTES_MIN = 4096
 
 
+# A frame that is copied from one segment to the next.
+Carried = tuple[Header, memoryview]
+
+
+def random_number() -> int:
+    """A number that nobody has drawn before or will draw again."""
+    return secrets.randbits(64)
+
+
 class FileJournal:
     """A `Journal` in segment files below ``directory``.
 
     ``incarnation`` None takes over what is stored, or draws one for a new journal; a number that
     differs from what is stored is refused as `Corruption`.  ``cut_after`` discards frames above
-    it.  ``reserve_bytes`` (default: one segment) is held back for ``use_reserve``.
+    it.  ``reserve_bytes`` (default: one segment) is held back for ``use_reserve``.  ``draw``
+    gives 64-bit numbers that never come twice, for incarnations and nonces.
 
     Opening raises `Corruption`, `NewerFormat`, or what the disk raises; it changes nothing
     before the whole chain of segments has been read and found good.
@@ -88,6 +97,7 @@ class FileJournal:
         reserve_bytes: int | None = None,
         incarnation: int | None = None,
         cut_after: int | None = None,
+        draw: Callable[[], int] = random_number,
     ) -> None:
         if segment_bytes < SEGMENT_BYTES_MIN:
             raise InvalidArgument(
@@ -96,6 +106,7 @@ class FileJournal:
                 limit=SEGMENT_BYTES_MIN,
             )
         reserve = segment_bytes if reserve_bytes is None else reserve_bytes
+        self._draw = draw
         self._files = files
         self._directory = directory
         self._segment_bytes = segment_bytes
@@ -133,7 +144,7 @@ class FileJournal:
                 f"{name} belongs to incarnation {stored}, not {incarnation}", file=name, offset=0
             )
         known = stored if stored is not None else incarnation
-        self._incarnation = known if known is not None else secrets.randbits(63)
+        self._incarnation = known if known is not None else self._draw()
 
     def _drop_void(self, chain: Chain) -> None:
         """Remove segments without a single finished group, the last one first.
@@ -154,7 +165,7 @@ class FileJournal:
             return
         tail = self._table.tail
         try:
-            self._start_segment(first, self._rewritten(tail, first, chain.last_sequence))
+            self._start_segment(first, tail.frames_from(first))
         except StorageFull:
             if chain.cut_valid:
                 raise
@@ -166,19 +177,6 @@ class FileJournal:
             file.sync()
         finally:
             file.close()
-
-    def _rewritten(self, tail: Segment, first: int, last: int) -> list[tuple[Buffer, ...]]:
-        """The frames of the tail from ``first`` on, as they go into a segment of this epoch."""
-        frames: list[tuple[Buffer, ...]] = []
-        for sequence in range(first, last + 1):
-            offset = tail.offset(sequence - tail.header.first_sequence)
-            header = decode_header(tail.view, offset)
-            assert header is not None
-            start = offset + HEADER_BYTES
-            body = tail.view[start : start + header.body_length]
-            fresh = header._replace(epoch=self._epoch, synced_through=first - 1)
-            frames.append((encode_header(fresh), body, padding(len(body))))
-        return frames
 
     # ------------------------------------------------------------------ properties
 
@@ -304,40 +302,45 @@ class FileJournal:
         end = active.end
         for frame, length in zip(frames, lengths, strict=True):
             offsets.append(end)
-            buffers.append(self._frame_header(frame, length))
+            buffers.append(self._frame_header(active, frame, length))
             buffers.extend(frame.body)
             buffers.append(padding(length))
             end += frame_bytes(length)
         active.file.write_at(active.end, buffers)
         self._table.grow(active, offsets, end, frames[-1].sequence)
 
-    def _frame_header(self, frame: Frame, length: int) -> bytes:
+    def _frame_header(self, active: Segment, frame: Frame, length: int) -> bytes:
         flags = BEGIN * frame.begins_group | END * frame.ends_group
         checksum = body_checksum(frame.body) if frame.checksum is None else frame.checksum
-        return self._header(flags, length, frame.sequence, frame.at_us, checksum)
+        return self._header(active, flags, length, frame.sequence, frame.at_us, checksum)
 
-    def _header(self, flags: int, length: int, sequence: int, at_us: int, checksum: int) -> bytes:
+    def _header(
+        self, active: Segment, flags: int, length: int, sequence: int, at_us: int, checksum: int
+    ) -> bytes:
         who = (FORMAT_VERSION, flags, length, self._epoch, self._incarnation)
-        return encode_header(Header(*who, sequence, self._synced, at_us, checksum))
+        when = (sequence, self._synced, at_us)
+        return encode_header(Header(*who, *when, active.header.nonce, checksum))
 
     def _roll(self, spare: str) -> None:
         """Seal the active segment and start the next one."""
         self.sync()
         self._start_segment(self.last_sequence + 1, [], spare)
 
-    def _start_segment(
-        self, first: int, carried: Sequence[tuple[Buffer, ...]], spare: str | None = None
-    ) -> None:
+    def _start_segment(self, first: int, carried: Sequence[Carried], spare: str = "") -> None:
         """Bear the segment that begins with ``first`` and make it the active one.
 
         ``carried`` are frames that the segment before it holds too; from now on they are here.
         """
-        sizes = [body_bytes(frame) for frame in carried]
+        sizes = [frame_bytes(header.body_length) for header, _ in carried]
         spare = spare or self._spare_for(sum(sizes), use_reserve=True)
         last = first + len(sizes) - 1
-        header = SegmentHeader(self._incarnation, self._epoch, first, durable_through=last)
+        nonce = self._draw()
+        header = SegmentHeader(self._epoch, self._incarnation, first, last, nonce)
+        content: list[Buffer] = []
+        for old, body in carried:
+            fresh = old._replace(epoch=self._epoch, nonce=nonce, synced_through=first - 1)
+            content += [encode_header(fresh), body, padding(len(body))]
         name = segment_name(self._directory, first)
-        content = [part for frame in carried for part in frame]
         segment = give_birth(self._files, spare, name, header, content)
         self._table.succeed(segment)
         for sequence, size in enumerate(sizes, first):
@@ -365,7 +368,7 @@ class FileJournal:
         if active is None or last > self._synced or self._covered >= self._synced:
             return False
         try:
-            mark = self._header(MARK, 0, last, 0, body_checksum([]))
+            mark = self._header(active, MARK, 0, last, 0, body_checksum([]))
             active.file.write_at(active.end, [mark])
             active.end += HEADER_BYTES
             active.file.sync()
@@ -406,7 +409,7 @@ class FileJournal:
 
 
 def _rest(segment: Segment) -> int:
-    """Bytes that are left for frames; the last 64 are kept for a mark."""
+    """Bytes that are left for frames; the last few are kept for a mark."""
     return len(segment.view) - segment.end - HEADER_BYTES
 
 

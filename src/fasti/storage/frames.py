@@ -1,6 +1,6 @@
 """The frame: the unit in which the journal is written, checked and cut.
 
-A frame is a header of 64 bytes and a body, padded with zeros to a multiple of 8, so that every
+A frame is a header of 72 bytes and a body, padded with zeros to a multiple of 8, so that every
 body starts on an 8-byte boundary of its file and Arrow buffers inside it stay aligned::
 
     offset  size  field
@@ -13,11 +13,16 @@ body starts on an 8-byte boundary of its file and Arrow buffers inside it stay a
         24     8  sequence         from 1, +1 each, no holes
         32     8  synced_through   the highest sequence known durable when this was written
         40     8  at_us            when its events were decided (signed)
-        48     8  body checksum    XXH3-64 of the body
-        56     8  header checksum  XXH3-64 of the 56 bytes before it
+        48     8  nonce            that of its segment, drawn at random
+        56     8  body checksum    XXH3-64 of the body
+        64     8  header checksum  XXH3-64 of the 64 bytes before it
 
 Everything is little-endian.  Magic, version and header checksum keep their places in every
 later format, so that an old program can tell a newer frame from a damaged one.
+
+The nonce tells frames from those that an earlier life of the same file left behind.  Epoch and
+sequence are not enough for that: a process that dies while it starts a segment has written
+frames under an epoch that nobody will know of, and the next one uses epoch and file again.
 
 A *group* is what must be seen whole: its first frame has BEGIN, its last END, a frame of its own
 has both.  A MARK has no body and no sequence of its own: it repeats the last frame's, and is
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 FORMAT_VERSION = 1
-HEADER_BYTES = 64
+HEADER_BYTES = 72
 MAGIC = b"\xf5FRM"
 BODY_BYTES_MAX = 0xFFFF_FFFF
 
@@ -49,7 +54,7 @@ END = 2
 MARK = 4
 VOID = 8
 
-_FIELDS = struct.Struct("<4sHHIIQQQqQ")
+_FIELDS = struct.Struct("<4sHHIIQQQqQQ")
 _CHECKSUM = struct.Struct("<Q")
 _CHECKED_BYTES = _FIELDS.size
 assert _CHECKED_BYTES + _CHECKSUM.size == HEADER_BYTES
@@ -95,6 +100,7 @@ class Header(NamedTuple):
     sequence: int
     synced_through: int
     at_us: int
+    nonce: int
     body_checksum: int
 
 
@@ -127,7 +133,7 @@ def frame_bytes(body_length: int) -> int:
 
 
 def encode_header(header: Header) -> bytes:
-    """The 64 bytes of a header, with its checksum."""
+    """The 72 bytes of a header, with its checksum."""
     fields = _FIELDS.pack(MAGIC, *header)
     return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
 

@@ -10,6 +10,10 @@ knew the frame to be durable, it was acknowledged and this is `Corruption`; else
 acknowledged, and is cut.  Then an unfinished group is cut too, for it is void, which may empty
 the segment and reach into the one before.
 
+A last segment without any frame stays where it is, until the next one takes its name: it tells
+where the segment before it was cut, and of a lone one it is all that remembers the sequence.
+Only when the end lies before it, because a group began in the segment before, must it go.
+
 Nothing is changed on the disk here, so that a journal which can't be opened stays as it was.
 """
 
@@ -104,7 +108,7 @@ def _check_cut(chain: Chain, cut_after: int | None) -> None:
 
 
 def _find_end(files: Files, chain: Chain, cut_after: int | None) -> None:
-    """Pop segments that hold no finished group until one does; its last frame is the end."""
+    """Pop segments that begin inside an unfinished group; the last one left has the end."""
     bound: int | None = None
     while chain.segments:
         tail = chain.segments[-1]
@@ -119,12 +123,22 @@ def _find_end(files: Files, chain: Chain, cut_after: int | None) -> None:
         count = _finished(found, first, cut_after)
         chain.last_sequence = first + count - 1
         chain.cut_valid |= cut_after is not None and valid_through > cut_after
-        if count or len(chain.segments) == 1:
-            # A lone segment is kept even when empty: it remembers sequence and epoch.
+        if count or len(chain.segments) == 1 or _follows_a_group(chain, cut_after):
             _settle(chain, tail, found, count, cut_after, bound)
             return
         bound = first
         chain.void.append(chain.segments.pop())
+
+
+def _follows_a_group(chain: Chain, cut_after: int | None) -> bool:
+    """Whether the frame before the last segment is the end of a group, and within the cut."""
+    before, tail = chain.segments[-2:]
+    bound = tail.header.first_sequence
+    if cut_after is not None and cut_after < bound - 1:
+        return False
+    found = walk(before.view, before.header, before.name, stop_before=bound, bodies=False)
+    _check_tail(before, found, bound)
+    return bool(found.flags[-1] & END)
 
 
 def _settle(

@@ -10,7 +10,8 @@ A segment is a preallocated file named for its first sequence.  It opens with 64
         24     8  first sequence
         32     8  durable through  the last sequence that was durable when the file got its name:
                                    the one before the first, or the last that was copied here
-        40    16  zeros            for later formats
+        40     8  nonce            that of all its frames, drawn at random when it is born
+        48     8  zeros            for later formats
         56     8  checksum         XXH3-64 of the 56 bytes before it
 
 The header is durable before the file gets its name, and a segment gets its name only when every
@@ -18,8 +19,7 @@ frame before its first one is durable.  So a named segment with a bad header is 
 its mere existence is evidence that everything before it was accepted.
 
 Frames follow without gaps.  A recycled file still holds old frames behind the new ones; they are
-told apart by the exact sequence that is expected next, and by epoch and incarnation.  `walk`
-reads frames until the first thing that isn't the frame expected; what that means is decided by
+told apart by the nonce, and by the exact sequence that is expected next.  `walk` reads frames until the first thing that isn't the frame expected; what that means is decided by
 `evidence_after`, which searches what lies behind it for a frame that knew better.
 
 A `Segment` belongs to its journal, which guards it; `walk` and the search are pure functions
@@ -58,7 +58,7 @@ SEGMENT_HEADER_BYTES = 64
 SEGMENT_MAGIC = b"FASTISEG"
 SEGMENT_SUFFIX = ".segment"
 
-_FIELDS = struct.Struct("<8sIIQQQ16x")
+_FIELDS = struct.Struct("<8sIIQQQQ8x")
 _CHECKSUM = struct.Struct("<Q")
 assert _FIELDS.size + _CHECKSUM.size == SEGMENT_HEADER_BYTES
 
@@ -72,10 +72,11 @@ _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 class SegmentHeader:
     """What all frames of a segment have in common."""
 
-    incarnation: int
     epoch: int
+    incarnation: int
     first_sequence: int
     durable_through: int
+    nonce: int
 
 
 def segment_name(directory: str, first_sequence: int) -> str:
@@ -92,6 +93,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
         header.incarnation,
         header.first_sequence,
         header.durable_through,
+        header.nonce,
     )
     return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
 
@@ -103,12 +105,14 @@ def decode_segment_header(data: bytes, name: str) -> SegmentHeader:
     (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
     if xxh3_64_intdigest(data[: _FIELDS.size]) != checksum:
         raise Corruption(f"{name}: segment header checksum", file=name, offset=0)
-    _, version, epoch, incarnation, first, durable_through = _FIELDS.unpack_from(data)
+    _, version, *fields = _FIELDS.unpack_from(data)
     if version > SEGMENT_FORMAT_VERSION:
         raise newer_format(name, 0, version, SEGMENT_FORMAT_VERSION)
-    if not name.endswith(f"{first:020d}{SEGMENT_SUFFIX}"):
-        raise Corruption(f"{name}: holds segment {first}", file=name, offset=0)
-    return SegmentHeader(incarnation, epoch, first, durable_through)
+    header = SegmentHeader(*fields)
+    if not name.endswith(f"{header.first_sequence:020d}{SEGMENT_SUFFIX}"):
+        reason = f"holds segment {header.first_sequence}"
+        raise Corruption(f"{name}: {reason}", file=name, offset=0)
+    return header
 
 
 def newer_format(name: str, offset: int, found: int, supported: int) -> NewerFormat:
@@ -200,8 +204,8 @@ def _problem(
     """Why this isn't the frame ``expected``, nor a mark behind the one before it."""
     if header is None:
         return "no valid frame header"
-    if header.incarnation != segment.incarnation or header.epoch != segment.epoch:
-        return f"a frame of epoch {header.epoch} in a segment of epoch {segment.epoch}"
+    if not _belongs(header, segment):
+        return "a frame of another segment"
     if header.sequence != (expected - 1 if header.flags & MARK else expected):
         return f"frame {header.sequence} where {expected} was expected"
     if header.version > FORMAT_VERSION:
@@ -211,6 +215,14 @@ def _problem(
     if bodies and stored_body(view, offset, header) is None:
         return "body checksum"
     return None
+
+
+def _belongs(header: Header, segment: SegmentHeader) -> bool:
+    return (
+        header.nonce == segment.nonce
+        and header.epoch == segment.epoch
+        and header.incarnation == segment.incarnation
+    )
 
 
 def later_headers(
@@ -229,11 +241,11 @@ def later_headers(
     words = np.frombuffer(view[start : start + usable], dtype="<u8")
     hits = np.flatnonzero(halves[::2] == _MAGIC_WORD)
     hits = hits[hits + HEADER_BYTES // _WORD <= len(words)]
-    hits = hits[(halves[2 * hits + 3] == segment.epoch) & (words[hits + 3] >= at_least)]
+    hits = hits[(words[hits + 6] == segment.nonce) & (words[hits + 3] >= at_least)]
     for hit in hits.tolist():
         offset = start + hit * _WORD
         header = decode_header(view, offset)
-        if header is not None and header.incarnation == segment.incarnation:
+        if header is not None and _belongs(header, segment):
             yield offset, header
 
 
@@ -289,6 +301,17 @@ class Segment:
         """Where in the file the frame with this index begins; the index must be known."""
         assert self.words is not None
         return self.words[index] * _WORD
+
+    def frames_from(self, sequence: int) -> list[tuple[Header, memoryview]]:
+        """Headers and bodies of the frames known, which must have been checked."""
+        frames = []
+        for index in range(sequence - self.header.first_sequence, len(self.words or ())):
+            offset = self.offset(index)
+            header = decode_header(self.view, offset)
+            assert header is not None
+            start = offset + HEADER_BYTES
+            frames.append((header, self.view[start : start + header.body_length]))
+        return frames
 
     def let_go(self) -> bool:
         """Drop the map; True when nobody else holds a view of it."""

@@ -125,8 +125,8 @@ def _read(files: Files, segment: SurveyedSegment) -> Iterator[Finding]:
 def _rebuild(segment: SurveyedSegment, error: Corruption) -> Iterator[Finding]:
     first = decode_header(segment.view, SEGMENT_HEADER_BYTES)
     if first is not None and first.sequence == segment.first:
-        before = segment.first - 1
-        segment.header = SegmentHeader(first.incarnation, first.epoch, segment.first, before)
+        who = (first.epoch, first.incarnation)
+        segment.header = SegmentHeader(*who, segment.first, segment.first - 1, first.nonce)
         segment.rebuilt = True
         remedy = "repair rebuilds it from the first frame; nothing is lost"
     else:

@@ -18,13 +18,22 @@ that is interrupted can be run again.  It takes the directory's lock, so no brok
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fasti.errors import Corruption, FastiError
 from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, decode_manifest
 from fasti.storage.files import Files, folder_of
-from fasti.storage.frames import END, FORMAT_VERSION, VOID, Header, body_checksum, encode_header
+from fasti.storage.frames import (
+    END,
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    VOID,
+    Header,
+    body_checksum,
+    encode_header,
+)
 from fasti.storage.journal_segment import (
+    SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     give_birth,
@@ -167,7 +176,7 @@ class _Step:
 class _RebuildHeader(_Step):
     def __call__(self) -> None:
         assert self.segment.header is not None
-        self.keep(self.segment, 0, 64)
+        self.keep(self.segment, 0, SEGMENT_HEADER_BYTES)
         self.overwrite(0, encode_segment_header(self.segment.header))
 
 
@@ -226,7 +235,7 @@ class _Void(_Step):
             self._fill(damage.first, damage.last)
             return
         empty = b"".join(self._frame(n, b"") for n in range(damage.first, damage.last))
-        rest = bytes(damage.end - damage.start - len(empty) - 64)
+        rest = bytes(damage.end - damage.start - len(empty) - HEADER_BYTES)
         self.overwrite(damage.start, empty + self._frame(damage.last, rest))
 
     def _frame(self, sequence: int, body: bytes) -> bytes:
@@ -239,6 +248,7 @@ class _Void(_Step):
             sequence=sequence,
             synced_through=self.damage.first - 1,
             at_us=0,
+            nonce=self.header.nonce,
             body_checksum=body_checksum([body]),
         )
         return encode_header(header) + body
@@ -246,11 +256,12 @@ class _Void(_Step):
     def _fill(self, first: int, last: int) -> None:
         """A segment of VOID frames behind the damaged one, which from then on ends before it."""
         content = [self._frame(sequence, b"") for sequence in range(first, last + 1)]
-        header = SegmentHeader(self.header.incarnation, self.header.epoch, first, last)
+        header = replace(self.header, first_sequence=first, durable_through=last)
         spare = f"{self.directory}/spare-00000000.preparing"
         if self.files.exists(spare):
             self.files.delete(spare)
-        self.files.create(spare, 64 * (len(content) + 2)).close()
+        size = SEGMENT_HEADER_BYTES + HEADER_BYTES * (len(content) + 1)
+        self.files.create(spare, size).close()
         name = segment_name(self.directory, first)
         filler = give_birth(self.files, spare, name, header, content)
         filler.let_go()

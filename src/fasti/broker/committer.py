@@ -1,0 +1,168 @@
+"""The committer: writes and syncs what steps decided, then lets their answers go.
+
+One thread. While it syncs, the next steps gather; it takes all of them at once, up to a limit of
+bytes, so that one sync serves many callers (group commit). Answers leave in the order of steps.
+
+With durability `interval` answers leave after the write, and syncs follow at intervals.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fasti.broker.clock import Clock
+from fasti.config import Durability
+from fasti.core.replies import Step
+from fasti.errors import FastiError
+from fasti.storage.frames import Frame
+from fasti.storage.store import ShardStore
+
+if TYPE_CHECKING:
+    from fasti.broker.shard import Request
+
+_BYTES_PER_SYNC = 1 << 20
+_STEPS_WAITING_MAX = 8
+_SYNCS_KEPT = 65_536
+
+
+@dataclass(slots=True)
+class Work:
+    """A step and those who wait for it."""
+
+    step: Step
+    requests: list[Request] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class Committer:
+    """Takes steps from the sequencer, in order; calls `answer` for each when it is durable."""
+
+    def __init__(
+        self,
+        store: ShardStore,
+        clock: Clock,
+        answer: Callable[[Work], None],
+        fail: Callable[[FastiError, list[Work]], None],
+        wrote: Callable[[], None],
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._answer, self._fail, self._wrote = answer, fail, wrote
+        self._waiting: deque[Work] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._failed = False
+        self._at_once = store.settings.durability is Durability.ALWAYS
+        self._interval_s = store.settings.sync_interval_ms / 1000
+        self.waiting_bytes = 0
+        # Bytes written since the last checkpoint began, and how long the last syncs took.
+        self.written_bytes = 0
+        self.sync_seconds: deque[float] = deque(maxlen=_SYNCS_KEPT)
+        self._thread = threading.Thread(target=self._run, name="fasti-committer", daemon=True)
+        self._thread.start()
+
+    def take(self, work: Work) -> None:
+        """The sequencer hands a step over; waits when the disk is too far behind."""
+        work.frames = self._store.encode(work.step.frames)
+        work.size_bytes = self._store.size(work.frames)
+        with self._changed:
+            while len(self._waiting) >= _STEPS_WAITING_MAX and not self._failed:
+                self._changed.wait()
+            failed = self._failed
+            if not failed:
+                self._waiting.append(work)
+                self.waiting_bytes += work.size_bytes
+                self._changed.notify_all()
+        if failed:
+            self._fail(FastiError("the journal failed before"), [work])
+
+    def wait_durable(self, sequence: int) -> None:
+        """Returns when the journal is synced up to there; raises if it failed instead."""
+        with self._changed:
+            while self._store.journal.synced_sequence < sequence:
+                if self._failed or self._stopping:
+                    raise FastiError("the journal failed")
+                self._changed.wait(1.0)
+
+    def stop(self) -> None:
+        """Writes what is waiting, and ends."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        synced_at = time.monotonic()
+        while True:
+            batch = self._next(synced_at)
+            if batch is None:
+                return
+            try:
+                self._write(batch)
+                if self._at_once or not batch or time.monotonic() - synced_at >= self._interval_s:
+                    self._sync()
+                    synced_at = time.monotonic()
+            except FastiError as error:
+                self._give_up(error, batch)
+                return
+            for work in batch:
+                self._answer(work)
+
+    def _next(self, synced_at: float) -> list[Work] | None:
+        """What to write now: [] when it is only time to sync, None at the end."""
+        with self._changed:
+            while not self._waiting:
+                if self._unsynced:
+                    left = synced_at + self._interval_s - time.monotonic()
+                    if left <= 0 or self._stopping:
+                        return []
+                    self._changed.wait(left)
+                elif self._stopping:
+                    return None
+                else:
+                    self._changed.wait()
+            batch: list[Work] = []
+            size = 0
+            while self._waiting and (not batch or size < _BYTES_PER_SYNC):
+                batch.append(self._waiting.popleft())
+                size += batch[-1].size_bytes
+            self._changed.notify_all()
+            return batch
+
+    @property
+    def _unsynced(self) -> bool:
+        journal = self._store.journal
+        return journal.synced_sequence < journal.last_sequence
+
+    def _write(self, batch: list[Work]) -> None:
+        frames = [frame for work in batch for frame in work.frames]
+        if frames:
+            # Payloads were admitted by the sequencer only where they leave the reserve alone.
+            self._store.journal.append(frames, use_reserve=True)
+        written = sum(work.size_bytes for work in batch)
+        with self._changed:
+            self.waiting_bytes -= written
+            self.written_bytes += written
+        self._wrote()
+
+    def _sync(self) -> None:
+        if not self._unsynced:
+            return
+        begin = time.perf_counter()
+        self._store.journal.sync()
+        self.sync_seconds.append(time.perf_counter() - begin)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _give_up(self, error: FastiError, batch: list[Work]) -> None:
+        with self._changed:
+            self._failed = True
+            undone = [*batch, *self._waiting]
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._fail(error, undone)

@@ -1,0 +1,71 @@
+"""A shard without threads: every call decides, writes, syncs and answers before it returns.
+
+For tests, tools and simulations, where time is passed in and nothing may happen by itself. The
+threaded shard (shard.py) is made of the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fasti.config import ShardSettings
+from fasti.core.engine import Engine
+from fasti.core.replies import LoadSlice, Step
+from fasti.storage.files import Files
+from fasti.storage.store import ShardStore
+
+
+class LocalShard:
+    """One shard, one thread, no clock."""
+
+    def __init__(self, files: Files, settings: ShardSettings | None = None, tick: int = 0) -> None:
+        self.settings = settings or ShardSettings()
+        self.store = ShardStore(files, self.settings)
+        self.engine = Engine(
+            self.settings.memory_bytes, self.settings.leases_max, self.settings.limits
+        )
+        try:
+            self.replayed = self.store.load(self.engine)
+        except BaseException:
+            self.store.close()
+            raise
+        self.engine.start(tick)
+
+    def step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
+        """One step, durable when it returns, and everything that runs were asked for is loaded."""
+        step = self._step(inputs, now_us, tick)
+        while slices := [effect for effect in step.effects if isinstance(effect, LoadSlice)]:
+            step.effects = [effect for effect in step.effects if effect not in slices]
+            loaded = [self.store.load_slice(wanted) for wanted in slices]
+            more = self._step(loaded, now_us, tick)
+            step.effects += more.effects
+            step.frames += more.frames
+        return step
+
+    def _step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
+        step = self.engine.step(inputs, now_us, tick)
+        if step.frames:
+            self.store.journal.append(self.store.encode(step.frames))
+            self.store.journal.sync()
+        return step
+
+    def call(self, command: Any, now_us: int, tick: int) -> Any:
+        """One command's reply. Deliveries of the same step are lost: use `step` for leases."""
+        return self.step([command], now_us, tick).replies[0]
+
+    def checkpoint(self, now_us: int, tick: int) -> None:
+        """A whole checkpoint, at once."""
+        plan = self.store.begin_checkpoint(self.engine, now_us)
+        try:
+            written, finished = self.store.write_checkpoint(plan, lambda _: None, lambda _: None)
+            inputs = self.store.install(self.engine, written)
+            self.step([*inputs, finished], now_us, tick)
+        finally:
+            self.engine.release_snapshot(plan.snapshot.number)
+        if not self.engine.snapshots:
+            self.store.clean_up()
+
+    def close(self) -> None:
+        """Everything is durable already."""
+        self.store.close()

@@ -1,0 +1,319 @@
+"""A shard with its threads: many callers, one sequencer, one committer, one housekeeper.
+
+Callers put commands into the inbox and wait. The sequencer takes what is there, a bounded piece at
+a time and bulk produce last, and steps the engine. The committer writes and syncs what the steps
+decided while the next step runs, and only then lets replies and deliveries go. The housekeeper
+writes checkpoints, loads slices of runs and prepares journal segments.
+
+When an append or sync fails, nobody is told ok: everything that was decided and not yet durable
+answers `unknown` (or `storage_full`, if nothing of it was written), the engine is dropped, and a
+new one is loaded from the manifest and the journal as far as it was synced. Consumers' credits go
+with the engine; their sessions are told by `SessionLost`.
+
+Nothing here polls: the sequencer sleeps until a command comes or the next moment that the engine
+asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from fasti.broker.clock import Clock, SystemClock
+from fasti.broker.committer import Committer, Work
+from fasti.broker.housekeeper import Housekeeper
+from fasti.broker.session import Session
+from fasti.config import ShardSettings
+from fasti.core import commands
+from fasti.core.engine import Engine
+from fasti.core.replies import ConsumerReplaced, Deliver, LoadSlice, Reply, Step
+from fasti.errors import Closed, FastiError, OutcomeUnknown, Overloaded, StorageFull
+from fasti.storage.files import Files
+from fasti.storage.store import ShardStore
+
+_STEP_ROWS = 5_000
+_BULK = (commands.Produce,)
+_FRAME_OVERHEAD_BYTES = 1024
+
+
+@dataclass(slots=True)
+class Request:
+    """Commands of one caller, answered together."""
+
+    inputs: Sequence[Any]
+    answer: Future[list[Any]]
+    rows: int
+    size_bytes: int
+
+
+class Shard:
+    """Opens a data directory and serves it until `close`."""
+
+    def __init__(
+        self,
+        files: Files,
+        settings: ShardSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings or ShardSettings()
+        self.clock = clock or SystemClock()
+        self._files = files
+        self._wakeup = threading.Condition()
+        self._urgent: deque[Request] = deque()
+        self._bulk: deque[Request] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._inbox_rows = 0
+        self._closing = False
+        self._failure: FastiError | None = None
+        self.sessions: dict[int, Session] = {}
+        self._next_session = 1
+        self.recoveries = 0
+        self.store: ShardStore
+        self.engine: Engine
+        self.committer: Committer
+        self.housekeeper = Housekeeper(self)
+        self._open(None)
+        self._thread = threading.Thread(target=self._run, name="fasti-sequencer", daemon=True)
+        self._thread.start()
+        self.housekeeper.start()
+
+    def _open(self, cut_after: int | None) -> None:
+        settings = self.settings
+        self.store = ShardStore(self._files, settings, cut_after)
+        try:
+            self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
+            self.store.load(self.engine)
+            self.engine.start(self.clock.tick())
+            self.committer = Committer(
+                self.store, self.clock, self._answer, self._fail, self.housekeeper.look
+            )
+        except BaseException:
+            self.store.close()
+            raise
+
+    # For callers: any thread
+
+    def submit(self, inputs: Sequence[Any]) -> Future[list[Any]]:
+        """Hands commands over; the future holds their replies once they are durable."""
+        rows, size_bytes, bulk = 0, 0, False
+        for command in inputs:
+            rows += _rows_of(command)
+            if isinstance(command, (commands.Produce, commands.Update)):
+                # Made here, so that the committer only has to write.
+                size_bytes += len(command.rows.encoded) + 64 * len(command.rows)
+                bulk |= isinstance(command, _BULK)
+        request = Request(inputs, Future(), rows, size_bytes)
+        with self._wakeup:
+            if self._closing:
+                raise Closed("the shard is closed")
+            if bulk and self._inbox_rows + rows > self.settings.inbox_rows_max:
+                raise Overloaded("the inbox is full", retry_after_us=10_000)
+            self._inbox_rows += rows
+            (self._bulk if bulk else self._urgent).append(request)
+            self._wakeup.notify()
+        return request.answer
+
+    def call(self, command: Any, timeout: float | None = None) -> Any:
+        """One command's reply, durable."""
+        return self.submit([command]).result(timeout)[0]
+
+    def run(self, function: Callable[[], Any]) -> Future[Any]:
+        """Runs something in the sequencer, between two steps."""
+        answer: Future[Any] = Future()
+        with self._wakeup:
+            if self._closing and not self._thread.is_alive():
+                raise Closed("the shard is closed")
+            self._calls.append((function, answer))
+            self._wakeup.notify()
+        return answer
+
+    def open_session(self) -> Session:
+        """A place where leased messages arrive."""
+        with self._wakeup:
+            session = Session(self._next_session, self)
+            self.sessions[session.number] = session
+            self._next_session += 1
+        return session
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint now and returns when it is complete."""
+        self.housekeeper.checkpoint_now().result()
+
+    def close(self, checkpoint: bool = True) -> None:
+        """Answers what was handed over, writes a last checkpoint, and lets the directory go."""
+        with self._wakeup:
+            if self._closing:
+                return
+        if checkpoint and self._failure is None:
+            self.checkpoint()
+        self.housekeeper.stop()
+        with self._wakeup:
+            self._closing = True
+            self._wakeup.notify()
+        self._thread.join()
+        self.committer.stop()
+        self.store.close()
+
+    # The sequencer
+
+    def _run(self) -> None:
+        wake: Step | None = None
+        while True:
+            requests, calls = self._wait(wake)
+            for function, answer in calls:
+                _carry_out(function, answer)
+            if self._failure is not None and not self._recover():
+                self._refuse(requests)
+                return
+            if not requests and self._closing:
+                return
+            wake = self._step(requests)
+
+    def _wait(
+        self, wake: Step | None
+    ) -> tuple[list[Request], list[tuple[Callable[[], Any], Future[Any]]]]:
+        """Sleeps until there is something to do, and takes a bounded piece of it."""
+        with self._wakeup:
+            while not (self._urgent or self._bulk or self._calls or self._closing):
+                if self._failure is not None or (wake is not None and wake.more):
+                    break
+                timeout = self._time_to_wake(wake)
+                if timeout is not None and timeout <= 0:
+                    break
+                self._wakeup.wait(timeout)
+            calls = list(self._calls)
+            self._calls.clear()
+            taken: list[Request] = []
+            rows = 0
+            for queue in (self._urgent, self._bulk):
+                while queue and (not taken or rows + queue[0].rows <= _STEP_ROWS):
+                    taken.append(queue.popleft())
+                    rows += taken[-1].rows
+            self._inbox_rows -= rows
+            return taken, calls
+
+    def _time_to_wake(self, wake: Step | None) -> float | None:
+        if wake is None:
+            return None
+        waits = []
+        if wake.wake_at_us is not None:
+            waits.append(wake.wake_at_us - self.clock.now_us())
+        if wake.wake_at_tick is not None:
+            waits.append(wake.wake_at_tick - self.clock.tick())
+        return min(waits) / 1e6 if waits else None
+
+    def _step(self, requests: list[Request]) -> Step:
+        admitted = [request for request in requests if self._admit(request)]
+        inputs = [command for request in admitted for command in request.inputs]
+        step = self.engine.step(inputs, self.clock.now_us(), self.clock.tick())
+        for frame in step.frames:
+            if frame.rows is not None:
+                self.store.payloads.keep(frame.sequence, frame.rows, frame.events[-1].at_us)
+        for effect in step.effects:
+            if isinstance(effect, LoadSlice):
+                self.housekeeper.load(effect)
+        if admitted or step.frames or step.effects:
+            self.committer.take(Work(step, admitted))
+        return step
+
+    def _admit(self, request: Request) -> bool:
+        """Refuses payloads while the disk has no room, so that the rest can still be written."""
+        if not request.size_bytes:
+            return True
+        needed = request.size_bytes + _FRAME_OVERHEAD_BYTES + self.committer.waiting_bytes
+        if self.store.journal.room_bytes() >= needed:
+            return True
+        try:
+            while self.store.journal.room_bytes() < needed and self.store.journal.prepare_spare():
+                pass
+            return True
+        except StorageFull as error:
+            replies = [Reply.refused(error) for _ in request.inputs]
+            request.answer.set_result(replies)
+            return False
+        except FastiError:
+            return True  # The journal is broken: the committer will find out and say so.
+
+    # After the sync: the committer's thread
+
+    def _answer(self, work: Work) -> None:
+        begin = 0
+        for request in work.requests:
+            end = begin + len(request.inputs)
+            request.answer.set_result(work.step.replies[begin:end])
+            begin = end
+        for effect in work.step.effects:
+            if isinstance(effect, (Deliver, ConsumerReplaced)):
+                session = self.sessions.get(effect.session)
+                if session is not None:
+                    session.arrive(effect)
+
+    # Failure
+
+    def _fail(self, error: FastiError, undone: list[Work]) -> None:
+        """The journal failed: nobody whose work is not durable is told ok."""
+        definite = isinstance(error, StorageFull)
+        for work in undone:
+            for request in work.requests:
+                if definite:
+                    request.answer.set_exception(error)
+                else:
+                    request.answer.set_exception(OutcomeUnknown(f"storage failed: {error}"))
+        with self._wakeup:
+            self._failure = error
+            self._wakeup.notify()
+
+    def _recover(self) -> bool:
+        """Drops the engine and loads it again; False if that can't be done either."""
+        synced = self.store.journal.synced_sequence
+        self.committer.stop()
+        for session in list(self.sessions.values()):
+            session.lose()
+        self.sessions.clear()
+        self.store.close()
+        try:
+            self._open(synced)
+        except FastiError as error:
+            self._failure = error
+            with self._wakeup:
+                self._closing = True
+            return False
+        self._failure = None
+        self.recoveries += 1
+        return True
+
+    def _refuse(self, requests: list[Request]) -> None:
+        error = Closed(f"the shard could not recover: {self._failure}")
+        with self._wakeup:
+            waiting = [*requests, *self._urgent, *self._bulk]
+            self._urgent.clear()
+            self._bulk.clear()
+            calls = list(self._calls)
+            self._calls.clear()
+        for request in waiting:
+            request.answer.set_exception(error)
+        for _, answer in calls:
+            answer.set_exception(error)
+
+
+def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
+    try:
+        answer.set_result(function())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _rows_of(command: Any) -> int:
+    for name in ("rows", "ids", "target"):
+        rows = getattr(command, name, None)
+        if rows is not None:
+            return len(rows)
+    if isinstance(command, commands.Transaction):
+        return sum(_rows_of(part) for part in command.commands)
+    if isinstance(command, (commands.RowsInstalled, commands.SliceLoaded)):
+        return len(command.sequences)
+    return 1

@@ -1,0 +1,50 @@
+"""Settings of a shard, each with a default that needs no thought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fasti.errors import InvalidArgument
+from fasti.model import Limits
+
+
+class Durability(StrEnum):
+    """When a mutation is answered.
+
+    `ALWAYS`: after its journal frame is synced. Nothing answered is lost, whatever happens.
+    `INTERVAL`: after it is written; syncs follow every `sync_interval_ms`. A crash of the process
+    loses nothing, but a power cut or a crash of the machine can lose what was answered since the
+    last sync, and deliver again what was acknowledged since then.
+    """
+
+    ALWAYS = "always"
+    INTERVAL = "interval"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """How one shard keeps its data."""
+
+    durability: Durability = Durability.ALWAYS
+    sync_interval_ms: int = 100
+    segment_bytes: int = 64 << 20
+    # Memory for the metadata of pending messages; beyond it produce answers `overloaded`.
+    memory_bytes: int = 8 << 30
+    leases_max: int = 1 << 20
+    # A checkpoint is begun when the journal has grown by this much since the last one.
+    checkpoint_bytes: int = 256 << 20
+    checkpoint_bytes_per_s: int = 80 << 20
+    inbox_rows_max: int = 1_000_000
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for name in ("sync_interval_ms", "checkpoint_bytes", "checkpoint_bytes_per_s"):
+            if getattr(self, name) <= 0:
+                raise InvalidArgument(f"{name} must be positive", field=name, limit=1)
+        if self.inbox_rows_max < self.limits.batch_rows_max:
+            raise InvalidArgument(
+                "inbox_rows_max must hold a whole batch",
+                field="inbox_rows_max",
+                limit=self.limits.batch_rows_max,
+            )

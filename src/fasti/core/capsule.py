@@ -1,0 +1,205 @@
+"""Everything durable of a shard that is not a row: what a checkpoint keeps in its state block.
+
+`capture` is called by the sequencer between two steps, together with a snapshot of the rows, and
+only copies; `restore` puts it back into a fresh engine before the rows are read. Names and
+numbers go into `head`, which is plain values, and columns into `columns`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.events import NONE
+from fasti.core.producers import Producer, Receipt
+from fasti.core.stages import Stage, StagedRows
+from fasti.core.state import ShardState, Topic
+from fasti.model import State, TopicSettings
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Capsule:
+    """Plain values and columns."""
+
+    head: dict[str, Any]
+    columns: dict[str, NDArray[Any]]
+
+
+def capture(state: ShardState) -> Capsule:
+    """Copies what is durable beside the rows."""
+    memory = state.memory
+    columns: dict[str, NDArray[Any]] = {}
+    head: dict[str, Any] = {
+        "next_topic": state.next_topic,
+        "last_at_us": state.last_at_us,
+        "next_frame": state.next_frame,
+        "next_token": memory.leases.next_token,
+        "owners": memory.owners.all(),
+        "reasons": memory.reasons.all(),
+        "topics": [_capture_topic(topic, columns) for topic in state.topics.values()],
+        "stages": [_capture_stage(*item, columns) for item in state.stages.items()],
+        "producers": _capture_producers(state, columns),
+        "consumers": _capture_leases(state, columns),
+    }
+    bitmaps = memory.marks.bitmaps()
+    columns["marks.block"] = np.array(list(bitmaps), dtype=np.int64)
+    columns["marks.bytes"] = np.array([len(b) for b in bitmaps.values()], dtype=np.int64)
+    columns["marks.bits"] = np.concatenate([*bitmaps.values(), np.zeros(0, dtype=np.uint8)])
+    return Capsule(head, columns)
+
+
+def restore(state: ShardState, capsule: Capsule) -> None:
+    """Puts it back. Rows, leases of rows and marks follow, when the blocks are read."""
+    head, columns = capsule.head, capsule.columns
+    memory = state.memory
+    state.next_topic, state.last_at_us = head["next_topic"], head["last_at_us"]
+    state.next_frame = head["next_frame"]
+    memory.leases.next_token = head["next_token"]
+    for name in head["owners"][1:]:
+        memory.owners.number(name)
+    memory.reasons.restore(head["reasons"])
+    for described in head["topics"]:
+        _restore_topic(state, described, columns)
+    for described in head["stages"]:
+        _restore_stage(state, described, columns)
+    _restore_producers(state, head["producers"], columns)
+
+
+def dead_rows(capsule: Capsule) -> dict[int, NDArray[np.uint8]]:
+    """The bitmap of dead rows of each block that has any."""
+    columns = capsule.columns
+    ends = np.cumsum(columns["marks.bytes"])
+    pieces = np.split(columns["marks.bits"], ends[:-1]) if len(ends) else []
+    blocks = columns["marks.block"].tolist()
+    return {block: bits.copy() for block, bits in zip(blocks, pieces, strict=True)}
+
+
+def restore_leases(state: ShardState, capsule: Capsule) -> None:
+    """Leases, once the rows are there. They have no deadline yet: `Engine.start` arms them."""
+    leases, columns = state.memory.leases, capsule.columns
+    names = capsule.head["consumers"]
+    for number, name in enumerate(names):
+        mine = np.flatnonzero(columns["lease.consumer"] == number)
+        consumer = state.memory.consumers.number(name)
+        state.memory.consumers.use(consumer, len(mine))
+        places = np.stack([columns["lease.topic"][mine], columns["lease.partition"][mine]])
+        for topic, partition in np.unique(places, axis=1).T.tolist():
+            rows = mine[(places[0] == topic) & (places[1] == partition)]
+            sequences = columns["lease.sequence"][rows]
+            held = leases.open(sequences, topic, partition, consumer)
+            leases.token[held] = columns["lease.token"][rows]
+            leases.length[held] = columns["lease.length"][rows]
+            ledger = state.topics[topic].partitions[partition].ledger
+            state.memory.arena.lease[ledger.slots(sequences)] = held
+
+
+def _capture_topic(topic: Topic, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    partitions = []
+    for partition in topic.partitions:
+        prefix = f"outcome.{topic.number}.{partition.number}."
+        for name, values in partition.outcomes.columns().items():
+            columns[prefix + name] = values
+        partitions.append(
+            {
+                "next_sequence": partition.ledger.next_sequence,
+                "done": int(partition.counts[State.DONE]),
+                "cancelled": int(partition.counts[State.CANCELLED]),
+            }
+        )
+    return {
+        "number": topic.number,
+        "name": topic.name,
+        "settings": topic.settings.to_dict(),
+        "partitions": partitions,
+    }
+
+
+def _restore_topic(
+    state: ShardState, described: dict[str, Any], columns: dict[str, NDArray[Any]]
+) -> None:
+    settings = TopicSettings.from_dict(described["settings"])
+    topic = Topic(state.memory, described["number"], described["name"], settings)
+    state.topics[topic.number] = state.by_name[topic.name] = topic
+    for partition, values in zip(topic.partitions, described["partitions"], strict=True):
+        partition.ledger.next_sequence = values["next_sequence"]
+        partition.counts[State.DONE] = values["done"]
+        partition.counts[State.CANCELLED] = values["cancelled"]
+        prefix = f"outcome.{topic.number}.{partition.number}."
+        names = ("sequence", "at_us", "state")
+        partition.outcomes.restore({name: columns[prefix + name] for name in names})
+
+
+def _capture_stage(name: str, stage: Stage, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    batches = []
+    for batch in stage.batches:
+        place = f"stage.{len(columns)}."
+        columns[place + "sequences"] = batch.sequences
+        if batch.hashes is not None:
+            columns[place + "first"] = np.ascontiguousarray(batch.hashes[:, 0])
+            columns[place + "last"] = np.ascontiguousarray(batch.hashes[:, 1])
+        batches.append([batch.partition, place, batch.hashes is not None])
+    return {
+        "name": name,
+        "topic": stage.topic,
+        "opened_at_us": stage.opened_at_us,
+        "published": stage.published,
+        "skipped": sorted(stage.skipped),
+        "batches": batches,
+    }
+
+
+def _restore_stage(
+    state: ShardState, described: dict[str, Any], columns: dict[str, NDArray[Any]]
+) -> None:
+    stage = Stage(described["topic"], described["opened_at_us"], described["published"])
+    stage.skipped = set(described["skipped"])
+    for partition, place, keyed in described["batches"]:
+        hashes = None
+        if keyed:
+            hashes = np.stack([columns[place + "first"], columns[place + "last"]], axis=1)
+        stage.batches.append(StagedRows(partition, columns[place + "sequences"], hashes))
+    state.stages[described["name"]] = stage
+    if stage.published:
+        state.publishing[described["name"]] = stage
+
+
+def _capture_producers(state: ShardState, columns: dict[str, NDArray[Any]]) -> list[Any]:
+    producers = state.producers.all()
+    receipts = [receipt for producer in producers.values() for receipt in producer.receipts]
+    for name in ("status", "ids", "versions"):
+        parts = [getattr(receipt, name) for receipt in receipts]
+        columns[f"receipt.{name}"] = np.concatenate([*parts, NONE]) if parts else NONE
+    return [
+        [name, p.last_sequence, p.last_at_us, [[r.sequence, len(r.ids)] for r in p.receipts]]
+        for name, p in producers.items()
+    ]
+
+
+def _restore_producers(
+    state: ShardState, described: list[Any], columns: dict[str, NDArray[Any]]
+) -> None:
+    begin = 0
+    for name, last_sequence, last_at_us, receipts in described:
+        producer = Producer(last_sequence, last_at_us)
+        for sequence, count in receipts:
+            rows = slice(begin, begin + count)
+            begin += count
+            status = columns["receipt.status"][rows].astype(np.uint8)
+            ids, versions = columns["receipt.ids"][rows], columns["receipt.versions"][rows]
+            producer.receipts.append(Receipt(sequence, status, ids, versions))
+        state.producers.set(name, producer)
+
+
+def _capture_leases(state: ShardState, columns: dict[str, NDArray[Any]]) -> list[str]:
+    """Leases with consumers numbered anew; returns their names."""
+    captured = state.memory.leases.columns()
+    numbers, renumbered = np.unique(captured["consumer"], return_inverse=True)
+    for name, values in captured.items():
+        columns[f"lease.{name}"] = values.astype(np.int64)
+    columns["lease.consumer"] = renumbered.astype(np.int64)
+    return [state.memory.consumers.name(int(number)) for number in numbers]

@@ -1,0 +1,348 @@
+"""Checkpoints: what the journal's tail brought goes into a new run, and a new manifest says so.
+
+A checkpoint begins in the sequencer, between two steps: `begin` takes a snapshot and closes an
+epoch. `write` then works beside the traffic, at a byte rate: the rows whose payloads lie in the
+journal go into a new run, together with those of older blocks that are worth rewriting (more than
+half dead, or one small run of too many: that is all that compaction is); rows that changed but
+whose payloads stay go into delta blocks; the rest of the state goes into one block. When all of it
+is durable and so is the journal up to the snapshot, the manifest is switched. Last, the sequencer
+learns the new places (`installs`), and what is no longer named can be deleted.
+
+A checkpoint that fails leaves nothing behind, and the next one also takes what it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.core.arena import CHANGED, STATE_MASK
+from fasti.core.capsule import Capsule, capture, dead_rows
+from fasti.core.commands import RowsInstalled, RunsInstalled
+from fasti.core.engine import Engine
+from fasti.core.hashing import hash_keys
+from fasti.core.location import in_block, is_in_run, number_of
+from fasti.core.partition import FOREVER
+from fasti.core.snapshot import Snapshot
+from fasti.model import State
+from fasti.storage.blocks import BlockStore
+from fasti.storage.manifest import Manifest
+from fasti.storage.payloads import Payloads
+from fasti.storage.runs import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ROWS_MAX,
+    Block,
+    Columns,
+    place_of,
+    rows_batch,
+    seal,
+)
+from fasti.storage.state_block import encode_state
+
+Int64s = NDArray[np.int64]
+
+_RUNS_MAX = 12
+_REWRITTEN_BYTES_MAX = 512 << 20
+_DELTA_ROWS_MIN = 65_536
+_KEPT = ("sequence", "due", "location", "version", "owner", "attempts")
+
+
+@dataclass(slots=True)
+class Plan:
+    """A checkpoint that has begun: the state at one position."""
+
+    snapshot: Snapshot
+    capsule: Capsule
+    epoch: int
+    # Epochs whose changes are not in any run or delta yet: this one, and those that failed.
+    unwritten: list[int]
+
+
+@dataclass(slots=True)
+class Written:
+    """A checkpoint whose blocks are durable. `installs` go to the engine, in order."""
+
+    manifest: Manifest
+    new_blocks: list[Block] = field(default_factory=list)
+    installs: list[RowsInstalled] = field(default_factory=list)
+    # Where runs may hold something from: anywhere, in every partition of the snapshot.
+    first_due_us: dict[tuple[int, int], int] = field(default_factory=dict)
+    written_bytes: int = 0
+
+    def finished(self, version: int) -> RunsInstalled:
+        """The input that completes the checkpoint, once the manifest has its version."""
+        runs = frozenset(block.number for block in self.manifest.blocks if not block.delta)
+        return RunsInstalled(version, self.manifest.checkpoint, self.first_due_us, runs)
+
+
+def begin(engine: Engine, unwritten: list[int], now_us: int) -> Plan:
+    """Closes an epoch. Called by the sequencer, between two steps."""
+    memory = engine.memory
+    epoch = memory.epoch
+    capsule = capture(engine.state)
+    snapshot = engine.snapshot(now_us, FOREVER)
+    memory.epoch = epoch + 1
+    for topic in engine.state.topics.values():
+        for partition in topic.partitions:
+            partition.calendar.generation = epoch + 1
+    return Plan(snapshot, capsule, epoch, [*unwritten, epoch])
+
+
+class CheckpointWriter:
+    """Writes one checkpoint. `pace(bytes)` is called after each object and may wait."""
+
+    def __init__(
+        self,
+        blocks: BlockStore,
+        payloads: Payloads,
+        manifest: Manifest,
+        plan: Plan,
+        pace: Callable[[int], None],
+    ) -> None:
+        self._blocks, self._payloads, self._pace = blocks, payloads, pace
+        self._plan = plan
+        self._seed = manifest.seed
+        self._old = manifest
+        self._next_block = manifest.next_block
+        self._dead = dead_rows(plan.capsule)
+        self._put: list[str] = []
+        self._written = Written(
+            replace(
+                manifest,
+                position=plan.snapshot.position,
+                checkpoint=plan.epoch,
+                blocks=[],
+            )
+        )
+
+    def write(self) -> Written:
+        """Everything up to, not including, the switch of the manifest."""
+        try:
+            return self._write()
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def withdraw(self) -> None:
+        """Removes what was written: it will not be used."""
+        for name in self._put:
+            self._blocks.delete(name)
+        self._put.clear()
+
+    def _write(self) -> Written:
+        kept = [b for b in self._old.blocks if b.delta or self._live(b) > 0]
+        victims = choose_victims([b for b in kept if not b.delta], self._live)
+        numbers = np.array(sorted(b.number for b in victims), dtype=np.int64)
+        run, delta, changed = self._collect(numbers)
+        old_deltas = [b for b in kept if b.delta]
+        delta_rows = sum(b.rows for b in old_deltas) + _count_rows(delta)
+        if delta_rows > 2 * changed + _DELTA_ROWS_MIN or not changed:
+            # Most of the old delta rows are out of date: write the valid ones together.
+            _, delta, _ = self._collect(numbers, all_changed=True)
+            kept = [b for b in kept if not b.delta]
+        manifest = self._written.manifest
+        manifest.blocks = [b for b in kept if b not in victims]
+        self._written.first_due_us = dict.fromkeys(self._plan.snapshot.ledgers, 0)
+        for piece in _filled(_sorted(run)):
+            self._write_run(piece)
+        for piece in _filled(_sorted(delta)):
+            self._write_delta(piece)
+        manifest.blocks += self._written.new_blocks
+        manifest.state_name = f"{self._take_number():012d}.state"
+        self._store(manifest.state_name, encode_state(self._plan.capsule))
+        manifest.next_block = self._next_block
+        return self._written
+
+    def _live(self, block: Block) -> int:
+        dead = self._dead.get(block.number)
+        return block.rows - (0 if dead is None else int(np.bitwise_count(dead).sum()))
+
+    def _collect(
+        self, victims: Int64s, all_changed: bool = False
+    ) -> tuple[list[Columns], list[Columns], int]:
+        """Rows for the run, rows for deltas (per partition), and how many rows changed at all."""
+        snapshot = self._plan.snapshot
+        unwritten = np.array([epoch & 0xFF for epoch in self._plan.unwritten], dtype=np.uint8)
+        runs: list[Columns] = []
+        deltas: list[Columns] = []
+        changed_rows = 0
+        for topic, partition in sorted(snapshot.ledgers):
+            run_parts, delta_parts = [], []
+            for columns in snapshot.rows(topic, partition):
+                in_run = is_in_run(columns["location"])
+                moving = ~in_run
+                if len(victims):
+                    moving |= in_run & np.isin(number_of(columns["location"]), victims)
+                staying = in_run & ~moving
+                changed = staying & (columns["flags"] & CHANGED != 0)
+                changed_rows += int(changed.sum())
+                if not all_changed:
+                    changed = staying & np.isin(columns["epoch"], unwritten)
+                if moving.any():
+                    run_parts.append(_select(columns, moving))
+                if changed.any():
+                    delta_parts.append(_select(columns, changed))
+            for parts, wholes in ((run_parts, runs), (delta_parts, deltas)):
+                if parts:
+                    wholes.append(_join(parts, topic, partition))
+        return runs, deltas, changed_rows
+
+    def _write_run(self, rows: Columns) -> None:
+        """Blocks of sorted rows, each with its payloads."""
+        begin, count = 0, 1024
+        total = len(rows["sequence"])
+        while begin < total:
+            part = slice(begin, begin + count)
+            batch = self._payloads.gather(rows["location"][part])
+            for offset, size in _cuts(batch):
+                piece = slice(begin + offset, begin + offset + size)
+                columns = {name: values[piece] for name, values in rows.items()}
+                self._write_block(columns, batch.slice(offset, size))
+            begin += batch.num_rows
+            per_row = max(1, batch.nbytes // max(1, batch.num_rows))
+            count = max(1, min(BLOCK_ROWS_MAX, BLOCK_BYTES_MAX // per_row))
+
+    def _write_block(self, columns: Columns, batch: pa.RecordBatch) -> None:
+        number = self._take_number()
+        places = in_block(number, np.arange(batch.num_rows, dtype=np.int64))
+        hashes = hash_keys(batch.column("key"), self._seed)
+        self._note_installs(columns, places)
+        columns = {
+            **columns,
+            "location": places,
+            "hash_first": hashes[:, 0],
+            "hash_last": hashes[:, 1],
+        }
+        self._note_block(number, columns, [(".payloads", batch), (".rows", rows_batch(columns))])
+
+    def _note_installs(self, columns: Columns, places: Int64s) -> None:
+        pairs = columns["topic"].astype(np.int64) << 32 | columns["partition"]
+        bounds = [0, *(np.flatnonzero(pairs[1:] != pairs[:-1]) + 1).tolist(), len(pairs)]
+        for begin, end in pairwise(bounds):
+            topic, partition, _ = place_of(columns, begin)
+            self._written.installs.append(
+                RowsInstalled(
+                    topic,
+                    partition,
+                    self._plan.epoch,
+                    columns["sequence"][begin:end],
+                    columns["location"][begin:end],
+                    places[begin:end],
+                )
+            )
+
+    def _write_delta(self, rows: Columns) -> None:
+        none = np.zeros(len(rows["sequence"]), dtype=np.uint64)
+        rows = {**rows, "hash_first": none, "hash_last": none}
+        for begin in range(0, len(none), BLOCK_ROWS_MAX):
+            part = {name: values[begin : begin + BLOCK_ROWS_MAX] for name, values in rows.items()}
+            self._note_block(self._take_number(), part, [(".delta", rows_batch(part))])
+
+    def _note_block(
+        self, number: int, columns: Columns, objects: list[tuple[str, pa.RecordBatch]]
+    ) -> None:
+        size = sum(self._store(f"{number:012d}{kind}", seal(batch)) for kind, batch in objects)
+        block = Block(
+            number,
+            self._plan.epoch,
+            len(columns["sequence"]),
+            size,
+            place_of(columns, 0),
+            place_of(columns, -1),
+            delta=len(objects) == 1,
+        )
+        self._written.new_blocks.append(block)
+
+    def _store(self, name: str, buffers: list[Any]) -> int:
+        self._blocks.put(name, buffers)
+        self._put.append(name)
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        self._written.written_bytes += size
+        self._pace(size)
+        return size
+
+    def _take_number(self) -> int:
+        self._next_block += 1
+        return self._next_block - 1
+
+
+def choose_victims(runs: list[Block], live: Callable[[Block], int]) -> list[Block]:
+    """Blocks worth writing again: mostly dead ones, and the smallest runs when they are many."""
+    victims = [block for block in runs if live(block) * 2 <= block.rows]
+    by_run: dict[int, list[Block]] = {}
+    for block in runs:
+        by_run.setdefault(block.checkpoint, []).append(block)
+    if len(by_run) > _RUNS_MAX:
+        sizes = {run: sum(b.size_bytes for b in members) for run, members in by_run.items()}
+        for run in sorted(by_run, key=sizes.__getitem__)[: _RUNS_MAX // 2]:
+            victims += [block for block in by_run[run] if block not in victims]
+    total = 0
+    chosen: list[Block] = []
+    for block in victims:
+        total += block.size_bytes
+        if total > _REWRITTEN_BYTES_MAX and chosen:
+            break
+        chosen.append(block)
+    return chosen
+
+
+def _select(columns: Columns, rows: NDArray[np.bool_]) -> Columns:
+    selected = {name: columns[name][rows] for name in _KEPT}
+    selected["state"] = columns["flags"][rows] & STATE_MASK
+    # What a lease's slot is called means nothing after a restart; a dead row's reason does.
+    dead = selected["state"] == State.DEAD
+    selected["lease"] = np.where(dead, columns["lease"][rows], 0).astype(np.uint32)
+    return selected
+
+
+def _join(parts: list[Columns], topic: int, partition: int) -> Columns:
+    joined = _concatenated(parts)
+    count = len(joined["sequence"])
+    joined["topic"] = np.full(count, topic, dtype=np.int32)
+    joined["partition"] = np.full(count, partition, dtype=np.int32)
+    return joined
+
+
+def _sorted(wholes: list[Columns]) -> Iterator[Columns]:
+    """Each partition's rows by (due, sequence). Emptied as it goes, to give the memory back."""
+    while wholes:
+        rows = wholes.pop(0)
+        order = np.lexsort((rows["sequence"], rows["due"]))
+        yield {name: values[order] for name, values in rows.items()}
+
+
+def _filled(wholes: Iterator[Columns]) -> Iterator[Columns]:
+    """Small partitions together, so that many topics don't make as many blocks."""
+    waiting: list[Columns] = []
+    for rows in wholes:
+        waiting.append(rows)
+        if _count_rows(waiting) >= BLOCK_ROWS_MAX // 2:
+            yield _concatenated(waiting)
+            waiting = []
+    if waiting:
+        yield _concatenated(waiting)
+
+
+def _concatenated(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _cuts(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+    """Pieces of about a block's size: (offset, rows)."""
+    rows = batch.num_rows
+    pieces = max(1, -(-batch.nbytes // (2 * BLOCK_BYTES_MAX)))
+    size = max(1, -(-rows // pieces))
+    for offset in range(0, rows, size):
+        yield offset, min(size, rows - offset)
+
+
+def _count_rows(parts: list[Columns]) -> int:
+    return sum(len(part["sequence"]) for part in parts)

@@ -1,0 +1,72 @@
+"""The manifest: which blocks count, and where the journal goes on from them.
+
+It is a small JSON document that the block store switches atomically; everything that it names is
+durable before. A manifest from a newer version is refused and nothing is touched.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from fasti.errors import NewerFormat
+from fasti.storage.runs import Block
+
+MANIFEST_DATA_VERSION = 1
+
+
+@dataclass(slots=True)
+class Manifest:
+    """State as of frame `position`: the blocks, and the state block's name."""
+
+    incarnation: int
+    # The secret under which keys are hashed in this directory.
+    seed: tuple[int, int]
+    position: int = 0
+    # Checkpoints so far; also the epoch that the last one closed.
+    checkpoint: int = 0
+    next_block: int = 1
+    state_name: str = ""
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def names(self) -> set[str]:
+        """Every object that counts."""
+        named = {name for block in self.blocks for name in block.names}
+        return named | ({self.state_name} if self.state_name else set())
+
+    def encode(self) -> bytes:
+        """As the block store keeps it."""
+        document: dict[str, Any] = {
+            "format": MANIFEST_DATA_VERSION,
+            "incarnation": str(self.incarnation),
+            "seed": [str(part) for part in self.seed],
+            "position": self.position,
+            "checkpoint": self.checkpoint,
+            "next_block": self.next_block,
+            "state": self.state_name,
+            "blocks": [block.to_dict() for block in self.blocks],
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Back from the block store."""
+        document = json.loads(data)
+        if document["format"] > MANIFEST_DATA_VERSION:
+            raise NewerFormat(
+                f"the manifest has format {document['format']}, written by a newer version",
+                found=document["format"],
+                supported=MANIFEST_DATA_VERSION,
+            )
+        first, last = document["seed"]
+        return cls(
+            int(document["incarnation"]),
+            (int(first), int(last)),
+            document["position"],
+            document["checkpoint"],
+            document["next_block"],
+            document["state"],
+            [Block.from_dict(values) for values in document["blocks"]],
+        )

@@ -1,0 +1,201 @@
+"""Opening a shard: the manifest's blocks, then the journal's tail. No clock is consulted.
+
+Blocks are read in the order in which checkpoints wrote them, rows and deltas only, never payloads;
+a later row of a message wins over an earlier one, and rows that are marked dead are passed over.
+What then comes from the journal after the manifest's position is applied as it was when it
+happened. What lies in the block store and is not named is left over from a checkpoint that never
+finished, and is deleted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core import capsule as capsules
+from fasti.core.arena import STATE_MASK
+from fasti.core.engine import Engine
+from fasti.core.index import HashIndex
+from fasti.core.location import number_of, row_of
+from fasti.errors import Corruption
+from fasti.model import State
+from fasti.storage.blocks import BlockStore
+from fasti.storage.event_codec import decode
+from fasti.storage.journal import Journal
+from fasti.storage.manifest import Manifest
+from fasti.storage.runs import Block, Columns, rows_columns, unseal
+from fasti.storage.state_block import decode_state
+
+Places = dict[tuple[int, int], NDArray[np.intp] | slice]
+
+
+def delete_leftovers(blocks: BlockStore, manifest: Manifest) -> None:
+    """Removes objects that no manifest names."""
+    named = manifest.names
+    for name in blocks.list():
+        if name not in named:
+            blocks.delete(name)
+
+
+def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int) -> None:
+    """Brings a fresh engine to the manifest's position."""
+    if not manifest.state_name:
+        return
+    capsule = decode_state(blocks.get(manifest.state_name), manifest.state_name)
+    capsules.restore(engine.state, capsule)
+    dead = capsules.dead_rows(capsule)
+    for block in manifest.blocks:
+        if not block.delta:
+            engine.memory.marks.add_block(block.number, block.rows, dead.get(block.number))
+    listed = sorted(manifest.blocks, key=lambda block: (block.checkpoint, block.number))
+    known = {block.number: block.rows for block in listed if not block.delta}
+    for block in listed:
+        _restore_rows(engine, block, _read(blocks, block), dead, known)
+    _restore_keys(engine, blocks, listed, dead)
+    _derive(engine, manifest, version)
+    capsules.restore_leases(engine.state, capsule)
+
+
+def replay(engine: Engine, journal: Journal, manifest: Manifest) -> int:
+    """Applies the journal's tail; returns how many frames it had."""
+    frames = 0
+    for stored in journal.replay(manifest.position):
+        events, _ = decode(stored.body, manifest.seed)
+        try:
+            engine.replay(stored.sequence, events)
+        except (AssertionError, KeyError) as error:
+            raise Corruption(
+                f"frame {stored.sequence} contradicts what came before it: {error!r}",
+                file="journal",
+                offset=stored.sequence,
+            ) from error
+        frames += 1
+    return frames
+
+
+def _read(blocks: BlockStore, block: Block) -> Columns:
+    return rows_columns(unseal(blocks.get(block.rows_name), block.rows_name))
+
+
+def _restore_rows(
+    engine: Engine,
+    block: Block,
+    columns: Columns,
+    dead: dict[int, NDArray[np.uint8]],
+    known: dict[int, int],
+) -> None:
+    alive = _alive(block, columns, dead, known)
+    columns = {**columns, "flags": columns["state"].astype(np.uint8)}
+    if block.delta:
+        columns["flags"] = columns["flags"] | np.uint8(0x80)
+    for (topic, partition), rows in _by_partition(columns, alive).items():
+        known_topic = engine.state.topics.get(topic)
+        if known_topic is not None:
+            part = {name: values[rows] for name, values in columns.items()}
+            known_topic.partitions[partition].restore_rows(part)
+
+
+def _alive(
+    block: Block,
+    columns: Columns,
+    dead: dict[int, NDArray[np.uint8]],
+    known: dict[int, int],
+) -> NDArray[np.bool_]:
+    """Rows that still are a message's place. A delta's rows live and die with their payloads."""
+    if not block.delta:
+        return _unmarked(dead.get(block.number), np.arange(block.rows))
+    numbers, rows = number_of(columns["location"]), row_of(columns["location"])
+    alive = np.zeros(block.rows, dtype=np.bool_)
+    for number in np.unique(numbers).tolist():
+        if number in known:
+            mine = np.flatnonzero(numbers == number)
+            alive[mine] = _unmarked(dead.get(number), rows[mine])
+    return alive
+
+
+def _unmarked(bits: NDArray[np.uint8] | None, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    if bits is None:
+        return np.ones(len(rows), dtype=np.bool_)
+    marked = bits[rows >> 3] >> (rows & 7).astype(np.uint8) & np.uint8(1)
+    return marked == 0
+
+
+def _by_partition(columns: Columns, alive: NDArray[np.bool_]) -> Places:
+    rows = np.flatnonzero(alive)
+    if not len(rows):
+        return {}
+    topics, partitions = columns["topic"], columns["partition"]
+    if topics[0] == topics[-1] and partitions[0] == partitions[-1]:
+        return {(int(topics[0]), int(partitions[0])): rows}
+    places: Places = {}
+    pairs = np.stack([topics[rows], partitions[rows]])
+    for topic, partition in np.unique(pairs, axis=1).T.tolist():
+        places[topic, partition] = rows[(pairs[0] == topic) & (pairs[1] == partition)]
+    return places
+
+
+def _restore_keys(
+    engine: Engine,
+    blocks: BlockStore,
+    listed: list[Block],
+    dead: dict[int, NDArray[np.uint8]],
+) -> None:
+    """Keys of the living. A live message has one live row in runs, so no key comes twice."""
+    runs = [block for block in listed if not block.delta]
+    for topic in engine.state.topics.values():
+        for partition in topic.partitions:
+            expected = sum(
+                block.rows
+                for block in runs
+                if block.first[:2] <= (topic.number, partition.number) <= block.last[:2]
+            )
+            partition.keys = HashIndex(partition.keeps_key, wide=True, expected=expected // 2)
+    for block in runs:
+        columns = rows_columns(unseal(blocks.get(block.rows_name), block.rows_name, verify=False))
+        given = columns["hash_first"] != 0
+        if not given.any():
+            continue
+        alive = given & _unmarked(dead.get(block.number), np.arange(block.rows))
+        for (topic_number, number), rows in _by_partition(columns, alive).items():
+            if topic_number not in engine.state.topics:
+                continue
+            partition = engine.state.topics[topic_number].partitions[number]
+            sequences = columns["sequence"][rows]
+            slots = partition.ledger.slots(sequences)
+            states = partition.states(slots)
+            # The row must be the message's own place: it may have been staged, or be dead.
+            own = (states == State.SCHEDULED) | (states == State.LEASED)
+            own &= partition.arena.location.take(slots) == columns["location"][rows]
+            first, last = columns["hash_first"][rows][own], columns["hash_last"][rows][own]
+            partition.keys.put(first, sequences[own], last, new=True)
+    _restore_staged_keys(engine)
+
+
+def _restore_staged_keys(engine: Engine) -> None:
+    """Stages that are published but have not landed hold their keys already."""
+    for stage in engine.state.publishing.values():
+        for batch in stage.batches:
+            partition = engine.state.topics[stage.topic].partitions[batch.partition]
+            if batch.hashes is not None:
+                ids = batch.sequences + (batch.partition << 51)
+                kept = ~np.isin(ids, list(stage.skipped))
+                partition.claim_keys(batch.hashes[kept], batch.sequences[kept])
+
+
+def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
+    """Counts, forecasts and uses of names; and that everything in runs is yet to be loaded."""
+    memory = engine.memory
+    memory.epoch = manifest.checkpoint + 1
+    engine.runs_version = version
+    for topic in engine.state.topics.values():
+        for partition in topic.partitions:
+            partition.recount()
+            partition.calendar.generation = memory.epoch
+            partition.loaded_until_us = 0
+            for frame in partition.ledger.frames().tolist():
+                rows = slice(frame << 12, (frame + 1) << 12)
+                is_dead = memory.arena.flags[rows] & STATE_MASK == State.DEAD
+                if is_dead.any():
+                    numbers = memory.arena.lease[rows][is_dead]
+                    for number, uses in zip(*np.unique(numbers, return_counts=True), strict=True):
+                        memory.reasons.use(int(number), int(uses))

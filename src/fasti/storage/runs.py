@@ -1,0 +1,153 @@
+"""Blocks of a run: rows of messages sorted by (topic, partition, due, sequence).
+
+A run is what one checkpoint wrote: blocks of at most 65,536 rows and about 4 MiB of payload. Each
+block is two objects under one number. Its *rows* hold fixed-width metadata and are read when a
+shard opens and when a slice of time comes near; its *payloads* are read when a message is
+delivered. A *delta* block has rows only: what changed of messages whose payloads lie elsewhere.
+
+An object is an Arrow IPC stream with one batch behind a header of 32 bytes: magic, format version
+and checksum. It is mapped, never copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.core.keys import FIELDS
+from fasti.errors import Corruption, NewerFormat
+from fasti.storage.frames import body_checksum
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Int64s = NDArray[np.int64]
+Columns = dict[str, NDArray[Any]]
+Place = tuple[int, int, int]
+
+BLOCK_FORMAT_VERSION = 1
+BLOCK_ROWS_MAX = 65_536
+BLOCK_BYTES_MAX = 4 << 20
+
+_MAGIC = b"FASTIBLK"
+_HEADER = struct.Struct("<8sIIQ8x")
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field(name, kind, nullable=False)
+        for name, kind in {
+            "topic": pa.int32(),
+            "partition": pa.int32(),
+            "sequence": pa.int64(),
+            "due": pa.int64(),
+            "location": pa.int64(),
+            "hash_first": pa.uint64(),
+            "hash_last": pa.uint64(),
+            "version": pa.uint32(),
+            "owner": pa.uint32(),
+            "lease": pa.uint32(),  # the reason's number where the message is dead
+            "attempts": pa.uint16(),
+            "state": pa.uint8(),
+        }.items()
+    ]
+)
+PAYLOAD_SCHEMA = pa.schema(list(FIELDS.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block as the manifest lists it. `first` and `last` are (topic, partition, due)."""
+
+    number: int
+    checkpoint: int
+    rows: int
+    size_bytes: int
+    first: Place
+    last: Place
+    delta: bool = False
+
+    @property
+    def rows_name(self) -> str:
+        """The object that holds its metadata."""
+        return f"{self.number:012d}.{'delta' if self.delta else 'rows'}"
+
+    @property
+    def payloads_name(self) -> str:
+        """The object that holds its payloads."""
+        return f"{self.number:012d}.payloads"
+
+    @property
+    def names(self) -> list[str]:
+        """All its objects."""
+        return [self.rows_name] if self.delta else [self.rows_name, self.payloads_name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for the manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Block:
+        """Back from the manifest."""
+        places = {name: tuple(values[name]) for name in ("first", "last")}
+        return cls(**{**values, **places})
+
+
+def seal(batch: pa.RecordBatch) -> list[Buffer]:
+    """An object with one batch: its header and its content."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return seal_content([sink.getvalue()])
+
+
+def seal_content(content: list[Buffer]) -> list[Buffer]:
+    """An object: its header and its content."""
+    return [_HEADER.pack(_MAGIC, BLOCK_FORMAT_VERSION, 0, body_checksum(content)), *content]
+
+
+def unseal(data: memoryview, name: str, verify: bool = True) -> pa.RecordBatch:
+    """The batch of an object. `verify` reads all of it once, to compare the checksum."""
+    content = open_seal(data, name, verify)
+    with pa.ipc.open_stream(pa.py_buffer(content)) as reader:
+        return reader.read_next_batch()
+
+
+def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
+    """The content of an object; raises `Corruption` or `NewerFormat`."""
+    if len(data) < _HEADER.size or bytes(data[:8]) != _MAGIC:
+        raise Corruption(f"{name}: not a block", file=name, offset=0)
+    _, version, _, checksum = _HEADER.unpack_from(data)
+    if version > BLOCK_FORMAT_VERSION:
+        raise NewerFormat(
+            f"{name} has format {version}, written by a newer version",
+            found=version,
+            supported=BLOCK_FORMAT_VERSION,
+        )
+    content = data[_HEADER.size :]
+    if verify and body_checksum([content]) != checksum:
+        raise Corruption(f"{name}: checksum", file=name, offset=_HEADER.size)
+    return content
+
+
+def rows_batch(columns: Columns) -> pa.RecordBatch:
+    """Metadata columns as a batch of the rows' schema."""
+    arrays = [pa.array(columns[field.name], type=field.type) for field in ROW_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def rows_columns(batch: pa.RecordBatch) -> Columns:
+    """The columns of a rows object, as views."""
+    return {
+        name: batch.column(index).to_numpy(zero_copy_only=True)
+        for index, name in enumerate(batch.schema.names)
+    }
+
+
+def place_of(columns: Columns, row: int) -> Place:
+    """The sort key of a row, without its sequence."""
+    return int(columns["topic"][row]), int(columns["partition"][row]), int(columns["due"][row])

@@ -1,0 +1,81 @@
+"""Reading the time index back from runs: which messages fall due in a range of time.
+
+Runs and deltas are sorted by due within a partition, so a range is a binary search in each block
+that may have some of it. What comes back may be out of date (moved, cancelled, leased since); the
+engine drops such entries.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.commands import SliceLoaded
+from fasti.core.partition import FOREVER
+from fasti.core.replies import LoadSlice
+from fasti.model import State
+from fasti.storage.blocks import BlockStore
+from fasti.storage.runs import Block, Columns, rows_columns, unseal
+
+Int64s = NDArray[np.int64]
+
+
+def load_slice(blocks: BlockStore, listed: list[Block], wanted: LoadSlice) -> SliceLoaded:
+    """About `wanted.count` entries from `wanted.from_us` on, in due order, and how far they go."""
+    found_due: list[Int64s] = []
+    found_sequence: list[Int64s] = []
+    next_us = FOREVER
+    for block in listed:
+        if not _may_have(block, wanted):
+            continue
+        data = blocks.get(block.rows_name)
+        columns = rows_columns(unseal(data, block.rows_name, verify=False))
+        begin, end = _rows_of(columns, block, wanted)
+        due = columns["due"][begin:end]
+        low, high = np.searchsorted(due, [wanted.from_us, wanted.to_us]).tolist()
+        high = min(high, low + wanted.count)
+        if high < len(due):
+            next_us = min(next_us, int(due[high]))
+        scheduled = columns["state"][begin + low : begin + high] == State.SCHEDULED
+        found_due.append(due[low:high][scheduled])
+        found_sequence.append(columns["sequence"][begin + low : begin + high][scheduled])
+    return _cut(wanted, found_due, found_sequence, next_us)
+
+
+def _cut(
+    wanted: LoadSlice, dues: list[Int64s], sequences: list[Int64s], next_us: int
+) -> SliceLoaded:
+    due = np.concatenate([*dues, np.zeros(0, dtype=np.int64)])
+    sequence = np.concatenate([*sequences, np.zeros(0, dtype=np.int64)])
+    # A block may hold rows at `next_us` that were not read: the answer ends before them, unless
+    # it would then be no progress at all.
+    through_us = max(next_us, wanted.from_us + 1)
+    if len(due) > wanted.count:
+        nth = int(np.partition(due, wanted.count)[wanted.count])
+        through_us = min(through_us, max(nth, wanted.from_us + 1))
+    kept = due < through_us
+    return SliceLoaded(
+        wanted.topic,
+        wanted.partition,
+        wanted.version,
+        through_us,
+        sequence[kept],
+        due[kept],
+    )
+
+
+def _may_have(block: Block, wanted: LoadSlice) -> bool:
+    place = (wanted.topic, wanted.partition)
+    return block.first[:2] <= place <= block.last[:2] and (
+        (*place, wanted.from_us) <= block.last or block.last[:2] > place
+    )
+
+
+def _rows_of(columns: Columns, block: Block, wanted: LoadSlice) -> tuple[int, int]:
+    """The rows of the partition within a block."""
+    if block.first[:2] == block.last[:2]:
+        return 0, block.rows
+    begin, end = np.searchsorted(columns["topic"], [wanted.topic, wanted.topic + 1]).tolist()
+    partitions = columns["partition"][begin:end]
+    low, high = np.searchsorted(partitions, [wanted.partition, wanted.partition + 1]).tolist()
+    return begin + low, begin + high
