@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fasti.errors import FastiError, StorageFailed
+from fasti.errors import FastiError, StorageFailed, StorageFull
 from fasti.storage.journal import FileJournal, Frame
 from fasti.testing.disk import Crashed, SimulatedFiles
 
@@ -191,3 +191,116 @@ def test_a_process_that_dies_of_a_failed_sync_finds_no_hole(nth: int) -> None:
     check(journal, account)
     for seed in range(8):  # And now it goes down.
         check(open_journal(files.crash(random.Random(seed))), deepcopy(account))
+
+
+class Life:
+    """A journal's long and unlucky life, in random steps; every mishap is followed by a check."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.files = SimulatedFiles()
+        self.account = Account()
+        self.journal = open_journal(self.files)
+        self.held: list[tuple[memoryview, bytes]] = []
+
+    def step(self) -> None:
+        names = ("send", "send", "send", "sync", "sync", "mark", "trim", "spare", "read")
+        mishaps = ("restart", "crash", "crash_later", "fault", "fill")
+        getattr(self, self.rng.choice(names if self.rng.random() < 0.9 else mishaps))()
+
+    def send(self) -> None:
+        sizes = [self.rng.choice((1, 40, 900, 3000, 5000)) for _ in range(self.rng.randint(1, 4))]
+        before = deepcopy(self.account)
+        try:
+            send(self.journal, self.account, sizes, f"{self.rng.random()}")
+        except StorageFull:
+            # A group that was refused half way is not acknowledged and will never be finished.
+            if self.journal.last_sequence == before.sent:
+                self.account = before
+            else:
+                self.account.sent = self.journal.last_sequence
+                self.account.group_ends = before.group_ends
+                self.restart()
+
+    def sync(self) -> None:
+        last = self.journal.last_sequence
+        acknowledge(self.journal, self.account)
+        assert self.account.acknowledged == last
+
+    def mark(self) -> None:
+        self.journal.mark()
+
+    def trim(self) -> None:
+        bound = self.rng.randint(0, self.account.acknowledged)
+        self.account.trimmed = max(self.account.trimmed, bound)
+        self.journal.trim(bound)
+
+    def spare(self) -> None:
+        with suppress(StorageFull):
+            self.journal.prepare_spare()
+
+    def reopen(self, cut_after: int | None = None) -> None:
+        try:
+            self.journal = open_journal(self.files, cut_after)
+        except StorageFull:
+            assert cut_after is not None  # All else can be opened on a full disk.
+            self.files.capacity_bytes = None
+            self.journal = open_journal(self.files, cut_after)
+        check(self.journal, self.account)
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.reopen()
+
+    def crash(self) -> None:
+        self.files = self.files.crash(self.rng)
+        self.reopen()
+
+    def crash_later(self) -> None:
+        self.files.stop_before = self.files.operations + self.rng.randrange(12)
+        try:
+            for _ in range(20):
+                self.step()
+        except Crashed:
+            self.files = self.files.crash(self.rng)
+        self.files.stop_before = None
+        self.restart()
+
+    def fault(self) -> None:
+        kind = self.rng.choice(("write", "sync", "rename", "sync_directory", "create"))
+        self.files.fail(kind, self.rng.randint(1, 5))
+        try:
+            for _ in range(10):
+                self.rng.choice((self.send, self.sync, self.mark))()
+        except StorageFailed:
+            self.files.heal()
+            known = self.journal.synced_sequence
+            self.journal.close()
+            self.reopen(cut_after=known if self.rng.random() < 0.7 else None)
+        self.files.heal()
+
+    def fill(self) -> None:
+        used = sum(self.files.open(name, False).size for name in self.files.list(""))
+        self.files.capacity_bytes = used + self.rng.randrange(3 * SEGMENT_BYTES)
+        for _ in range(15):
+            steps = (self.send, self.send, self.sync, self.trim, self.spare, self.restart)
+            self.rng.choice((*steps, self.crash))()
+        self.files.capacity_bytes = None
+
+    def read(self) -> None:
+        """Hold a body for a while, so that its segment can't be recycled."""
+        first, last = self.journal.first_sequence, self.journal.last_sequence
+        if first <= last:
+            sequence = self.rng.randint(first, last)
+            self.held.append((self.journal.body(sequence), self.account.contents[sequence]))
+        while len(self.held) > self.rng.randrange(6):
+            body, content = self.held.pop(0)
+            assert bytes(body) == content
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_long_and_unlucky_life(seed: int) -> None:
+    life = Life(seed)
+    for _ in range(150):
+        life.step()
+    life.crash()

@@ -32,7 +32,8 @@ FRAMES = [
 
 def written_segment() -> bytes:
     files = SimulatedFiles()
-    journal = FileJournal(files, segment_bytes=4096, incarnation=0x0123456789ABCDEF)
+    drawn = iter([0x0123456789ABCDEF, 0xFEDCBA9876543210])
+    journal = FileJournal(files, segment_bytes=4096, draw=lambda: next(drawn))
     journal.append(FRAMES[:1])
     journal.sync()
     journal.append(FRAMES[1:])
@@ -63,8 +64,8 @@ def test_a_segment_is_read_as_ever() -> None:
 
 def test_headers_lie_where_they_always_did() -> None:
     view = memoryview(stored_segment())
-    incarnation = 0x0123456789ABCDEF
-    flags = {64: BEGIN | END, 136: BEGIN, 216: END, 280: BEGIN | END, 600: MARK}
+    incarnation, nonce = 0x0123456789ABCDEF, 0xFEDCBA9876543210
+    flags = {64: BEGIN | END, 144: BEGIN, 232: END, 304: BEGIN | END, 632: MARK}
     for offset, (sequence, synced) in zip(
         flags, [(1, 0), (2, 1), (3, 1), (4, 1), (4, 4)], strict=True
     ):
@@ -72,8 +73,8 @@ def test_headers_lie_where_they_always_did() -> None:
         assert header is not None
         assert header[:2] == (1, flags[offset])
         assert header[3:7] == (1, incarnation, sequence, synced)
-    assert decode_header(view, 280) == Header(
-        1, BEGIN | END, 256, 1, incarnation, 4, 1, 1_700_000_000_000_004, 0x9408A4433B952D71
+    assert decode_header(view, 304) == Header(
+        1, BEGIN | END, 256, 1, incarnation, 4, 1, 1_700_000_000_000_004, nonce, 0x9408A4433B952D71
     )
 
 

@@ -193,6 +193,23 @@ def test_frames_that_were_cut_never_come_back_out_of_a_recycled_segment() -> Non
     assert sequences(open_journal(files)) == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_frames_of_an_opening_that_died_are_never_taken_for_new() -> None:
+    """It wrote them under an epoch that nobody remembers, into a spare that is used again."""
+    files = SimulatedFiles()
+    journal = open_journal(files)
+    journal.prepare_spare()
+    append(journal, 20)
+    journal.close()
+    files.fail("rename")  # The segment is written, but doesn't get its name.
+    with pytest.raises(StorageFailed):
+        open_journal(files)
+    journal = open_journal(files, cut_after=0)
+    synced(journal, 2)
+    journal.close()
+    again = open_journal(files)
+    assert (again.epoch, sequences(again)) == (3, [1, 2])
+
+
 def test_a_segment_that_is_read_is_deleted_instead_of_recycled(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     journal = open_journal(files)
@@ -274,7 +291,7 @@ def test_a_tail_torn_at_any_byte_is_cut() -> None:
 def test_a_bit_flipped_in_the_last_frame_is_cut_because_nobody_can_tell() -> None:
     files = SimulatedFiles()
     synced(open_journal(files), 3)
-    files.flip_bit(FIRST, 64 + 2 * STEP + 70)
+    files.flip_bit(FIRST, 64 + 2 * STEP + 80)
     assert sequences(open_journal(files)) == [1, 2]
 
 
@@ -283,7 +300,7 @@ def test_a_mark_tells() -> None:
     journal = open_journal(files)
     synced(journal, 3)
     assert journal.mark()
-    files.flip_bit(FIRST, 64 + 2 * STEP + 70)
+    files.flip_bit(FIRST, 64 + 2 * STEP + 80)
     with pytest.raises(Corruption) as caught:
         open_journal(files)
     assert (caught.value.file, caught.value.offset) == (FIRST, 64 + 2 * STEP)
@@ -296,7 +313,7 @@ def test_any_bit_flipped_before_what_was_known_is_corruption(bit: int) -> None:
     synced(open_journal(files), 6)
     names = files.list("")
     for offset in range(64, 64 + 3 * STEP):
-        if (offset - 64) % STEP >= 64 + len(BODY):
+        if (offset - 64) % STEP >= HEADER_BYTES + len(BODY):
             continue  # Padding has no meaning.
         files.flip_bit(FIRST, offset, bit)
         with pytest.raises(Corruption) as caught:
@@ -312,7 +329,7 @@ def test_damage_in_a_sealed_segment_shows_when_it_is_read() -> None:
     files = SimulatedFiles()
     journal = open_journal(files)
     synced(journal, 100)
-    files.flip_bit(FIRST, 64 + 5 * STEP + 65)
+    files.flip_bit(FIRST, 64 + 5 * STEP + 75)
     again = open_journal(copy_of(files))
     assert bytes(again.body(5)) == BODY
     for read in (lambda: again.body(6), lambda: sequences(again)):
@@ -375,7 +392,7 @@ def test_later_frames_of_the_same_sync_are_no_evidence() -> None:
     journal = open_journal(files)
     synced(journal, 2)
     append(journal, 3)  # Unsynced: 3 arrives torn, 4 and 5 whole.
-    files.flip_bit(FIRST, 64 + 2 * STEP + 65)
+    files.flip_bit(FIRST, 64 + 2 * STEP + 75)
     again = open_journal(files)
     assert sequences(again) == [1, 2]
     synced(again, 1, b"new")
@@ -395,7 +412,7 @@ def test_frames_not_known_to_be_durable_are_copied_before_they_are_served() -> N
     for seed in range(10):
         assert sequences(open_journal(files.crash(random.Random(seed)))) == [1, 2, 3, 4, 5]
     # What was copied was durable when the segment was born, so its loss is no torn tail.
-    files.flip_bit(segment_name("journal", 3), 64 + 2 * STEP + 65)
+    files.flip_bit(segment_name("journal", 3), 64 + 2 * STEP + 75)
     with pytest.raises(Corruption, match="born with frames up to 5"):
         open_journal(files)
 
@@ -504,6 +521,24 @@ def test_cut_after_discards_for_good() -> None:
     assert sequences(again) == list(range(1, 31))
     synced(again, 3)
     assert sequences(open_journal(files)) == list(range(1, 34))
+
+
+def test_what_was_cut_stays_cut_over_any_number_of_openings() -> None:
+    files = SimulatedFiles()
+    journal = open_journal(files)
+    append(journal, 5)
+    journal.close()
+    for _ in range(3):
+        journal = open_journal(files, cut_after=3)
+        journal.close()
+    for _ in range(3):
+        journal = open_journal(files)
+        assert (journal.last_sequence, segments(files)) == (3, [1, 4])
+        journal.close()
+    journal = open_journal(files)
+    synced(journal, 1, b"new")
+    assert segments(files) == [1, 4]
+    assert [bytes(frame.body) for frame in open_journal(files).replay(3)] == [b"new"]
 
 
 @pytest.mark.parametrize("cut", range(40, 81))
@@ -640,7 +675,7 @@ def test_a_newer_segment_is_not_touched() -> None:
     files = SimulatedFiles()
     journal = open_journal(files)
     synced(journal, 3)
-    header = bytearray(encode_segment_header(SegmentHeader(7, 1, 1, 0)))
+    header = bytearray(encode_segment_header(SegmentHeader(1, 7, 1, 0, 5)))
     header[8:12] = (9).to_bytes(4, "little")
     header[56:] = body_checksum([header[:56]]).to_bytes(8, "little")
     overwrite(files, FIRST, 0, bytes(header))
@@ -651,7 +686,8 @@ def test_a_newer_frame_is_not_touched() -> None:
     files = SimulatedFiles()
     journal = open_journal(files)
     synced(journal, 3)
-    newer = Header(2, BEGIN | END, 0, 1, 7, 4, 3, 0, body_checksum([]))
+    nonce = decode_segment_header(bytes(content(files, FIRST)[:64]), FIRST).nonce
+    newer = Header(2, BEGIN | END, 0, 1, 7, 4, 3, 0, nonce, body_checksum([]))
     overwrite(files, FIRST, 64 + 3 * STEP, codec.encode_header(newer))
     expect_newer(files, found=2)
 
@@ -679,7 +715,7 @@ def test_segments_of_two_incarnations_or_out_of_epoch_are_corruption() -> None:
     for incarnation, epoch in ((8, 1), (7, 0)):
         files = SimulatedFiles()
         synced(open_journal(files), 1)
-        header = encode_segment_header(SegmentHeader(incarnation, epoch, 2, 1))
+        header = encode_segment_header(SegmentHeader(epoch, incarnation, 2, 1, 5))
         files.create(segment_name("journal", 2), SEGMENT_BYTES).write_at(0, [header])
         with pytest.raises(Corruption) as caught:
             open_journal(files)
@@ -714,7 +750,7 @@ def test_a_segment_too_small_is_refused() -> None:
 
 
 def test_a_segment_header_survives_the_way_to_bytes_and_back() -> None:
-    header = SegmentHeader(2**64 - 1, 2**32 - 1, 12345, 12399)
+    header = SegmentHeader(2**32 - 1, 2**64 - 1, 12345, 12399, 2**64 - 2)
     name = segment_name("journal", 12345)
     assert decode_segment_header(encode_segment_header(header), name) == header
 

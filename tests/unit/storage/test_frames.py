@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from fasti.storage import frames
 from fasti.storage.frames import Header
 
-HEADER = Header(1, frames.BEGIN | frames.END, 5, 3, 2**63, 9, 8, -1, 0x1122334455667788)
+HEADER = Header(1, frames.BEGIN | frames.END, 5, 3, 2**63, 9, 8, -1, 77, 0x1122334455667788)
 
+I64 = st.integers(-(2**63), 2**63 - 1)
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 
 
 @given(
-    st.builds(Header, U16, U16, U32, U32, U64, U64, U64, st.integers(-(2**63), 2**63 - 1), U64),
+    st.builds(Header, U16, U16, U32, U32, U64, U64, U64, I64, U64, U64),
     st.integers(0, 4).map(lambda words: words * 8),
 )
 def test_headers_survive_the_way_to_bytes_and_back(header: Header, offset: int) -> None:
@@ -41,7 +42,7 @@ def test_a_header_cut_off_is_none() -> None:
 
 @pytest.mark.parametrize("length", range(18))
 def test_frames_end_on_words(length: int) -> None:
-    assert frames.frame_bytes(length) == 64 + length + len(frames.padding(length))
+    assert frames.frame_bytes(length) == 72 + length + len(frames.padding(length))
     assert frames.frame_bytes(length) % 8 == 0
     assert not any(frames.padding(length))
     assert len(frames.padding(length)) < 8

@@ -12,6 +12,7 @@ from fasti.storage.blocks import FileBlocks
 from fasti.storage.frames import (
     BEGIN,
     END,
+    HEADER_BYTES,
     Frame,
     Header,
     body_checksum,
@@ -19,14 +20,14 @@ from fasti.storage.frames import (
     frame_bytes,
 )
 from fasti.storage.journal import FileJournal
-from fasti.storage.journal_segment import segment_name
+from fasti.storage.journal_segment import decode_segment_header, segment_name
 from fasti.storage.verify import repair, verify
 from fasti.testing.disk import Crashed, SimulatedFiles
 
 SEGMENT_BYTES = 4096
 BODY = b"x" * 30
 STEP = frame_bytes(len(BODY))
-PER_SEGMENT = (SEGMENT_BYTES - 128) // STEP
+PER_SEGMENT = (SEGMENT_BYTES - 64 - HEADER_BYTES) // STEP
 LAST = 3 * PER_SEGMENT + 5
 NAMES = [segment_name("journal", 1 + n * PER_SEGMENT) for n in range(4)]
 
@@ -55,7 +56,7 @@ def open_journal(files: SimulatedFiles) -> FileJournal:
     return FileJournal(files, segment_bytes=SEGMENT_BYTES, incarnation=7)
 
 
-def damage(files: SimulatedFiles, sequence: int, where: int = 70) -> None:
+def damage(files: SimulatedFiles, sequence: int, where: int = 80) -> None:
     name, offset = at(sequence)
     files.flip_bit(name, offset + where)
 
@@ -84,7 +85,7 @@ def test_an_empty_disk_and_a_sound_one_are_ok() -> None:
 
 
 @pytest.mark.parametrize("sequence", [1, 2, PER_SEGMENT, PER_SEGMENT + 1, LAST - 1, LAST])
-@pytest.mark.parametrize("where", [0, 30, 70])
+@pytest.mark.parametrize("where", [0, 30, 80])
 def test_damage_is_found_where_it_is(sequence: int, where: int) -> None:
     files = stored()
     damage(files, sequence, where)
@@ -117,7 +118,7 @@ def test_harmless_things_are_told_as_such() -> None:
     journal.mark()
     journal.append([Frame(n, 0, True, True, [BODY]) for n in (2, 3)])
     files.flip_bit(NAMES[0], 64 + STEP + 5)  # the mark
-    files.flip_bit(NAMES[0], 64 + STEP + 64 + 70)  # frame 2, which was never synced
+    files.flip_bit(NAMES[0], 64 + STEP + HEADER_BYTES + 80)  # frame 2, which was never synced
     files.create("blocks/runs/1.tmp", 10)
     report = verify(files)
     assert report.ok
@@ -154,7 +155,9 @@ def test_what_cannot_be_read_is_told_and_not_repaired() -> None:
 
 def test_a_newer_format_is_told_and_not_repaired() -> None:
     files = stored()
-    newer = Header(2, BEGIN | END, len(BODY), 1, 7, 2, 1, 2, body_checksum([BODY]))
+    header = decode_segment_header(files.open(NAMES[0], False).read_at(0, 64), NAMES[0])
+    who = (2, BEGIN | END, len(BODY), 1, 7)
+    newer = Header(*who, 2, 1, 2, header.nonce, body_checksum([BODY]))
     files.open(NAMES[0], True).write_at(64 + STEP, [encode_header(newer)])
     assert [(f.file, f.offset, f.kind) for f in verify(files).findings] == [
         (NAMES[0], 64 + STEP, "newer_format")
