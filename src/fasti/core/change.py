@@ -96,7 +96,7 @@ def _change(
         if len(good):
             places = np.arange(len(target))[piece.rows][good]
             reply.versions[places] += 1
-            work.emit(make_event(piece, good, places, current[good] + 1))
+            work.emit(make_event(piece, good, places, current[good] + 1), piece.slots[good])
     return reply
 
 

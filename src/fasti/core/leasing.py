@@ -164,7 +164,8 @@ def _lease_from(
             waiting.consumer,
             topic.settings.lease_us,
             sequences,
-        )
+        ),
+        slots,
     )
     _deliver(work, topic, partition, waiting.session, token, sequences, slots)
     return len(sequences)
@@ -256,7 +257,8 @@ def ack(work: Work, command: Ack) -> Reply:
     ) -> None:
         number = piece.partition.number
         sequences = piece.sequences[good]
-        work.emit(ev.Acked(work.now_us, topic.number, number, sequences, started[places]))
+        event = ev.Acked(work.now_us, topic.number, number, sequences, started[places])
+        work.emit(event, piece.slots[good])
 
     return _under_lease(work, command, decide)
 
@@ -277,7 +279,8 @@ def release(work: Work, command: Release) -> Reply:
                 piece.sequences[good],
                 due[places],
                 started[places],
-            )
+            ),
+            piece.slots[good],
         )
 
     return _under_lease(work, command, decide)

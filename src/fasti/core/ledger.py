@@ -25,6 +25,9 @@ Int64s = NDArray[np.int64]
 _PACKED = -1
 _PACK_AT = FRAME_ROWS // 8
 _PAGES_PER_TIDY = 8
+# Mostly finished pages that are left alone: in busy traffic their last rows will finish too, and
+# moving them would be work for nothing. This is the memory that it may cost: 33 MB.
+_THIN_PAGES_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ class Ledger:
         self._base = 0
         self._frames = np.zeros(16, dtype=np.int32)
         self._live = np.zeros(16, dtype=np.int32)
-        self._thin: set[int] = set()
+        # Pages with few rows left, the oldest first, and pages with none.
+        self._thin: dict[int, None] = {}
+        self._empty: set[int] = set()
         self._packed = HashIndex(self._keeps)
         self._packed_frames: list[int] = []
         self._packed_live: dict[int, int] = {}
@@ -125,18 +130,31 @@ class Ledger:
     def tidy(self) -> bool:
         """Gives back what is no longer needed: a few pages a call. True if there is more."""
         self._free_packed()
-        for page in list(self._thin)[:_PAGES_PER_TIDY]:
-            at = page - self._base
-            if at >= 0 and self._frames[at] > 0 and (page + 1) << FRAME_BITS > self.next_sequence:
-                continue  # still being filled
-            self._thin.discard(page)
-            if at < 0 or self._frames[at] <= 0 or self._live[at] > _PACK_AT:
-                continue
-            frame = int(self._frames[at])
-            self._frames[at] = self._pack(page, frame) if self._live[at] else 0
-            self._arena.give_back(frame)
+        for page in list(self._empty)[:_PAGES_PER_TIDY]:
+            if not self._is_filling(page):
+                self._empty.discard(page)
+                self._drop(page)
+        thin = list(self._thin)[: max(0, len(self._thin) - _THIN_PAGES_KEPT)]
+        for page in thin[:_PAGES_PER_TIDY]:
+            if not self._is_filling(page):
+                del self._thin[page]
+                self._drop(page)
         self._advance_base()
-        return len(self._thin) > 1
+        return len(self._empty) > 1 or len(self._thin) > _THIN_PAGES_KEPT + 1
+
+    def _is_filling(self, page: int) -> bool:
+        """Whether the next sequences still go to this page."""
+        return (page + 1) << FRAME_BITS > self.next_sequence
+
+    def _drop(self, page: int) -> None:
+        """The page's frame goes back; rows that it still has are packed."""
+        at = page - self._base
+        if at < 0 or self._frames[at] <= 0 or self._live[at] > _PACK_AT:
+            return
+        self._thin.pop(page, None)
+        frame = int(self._frames[at])
+        self._frames[at] = self._pack(page, frame) if self._live[at] else 0
+        self._arena.give_back(frame)
 
     def view(self) -> LedgerView:
         """The present places of all rows, for a snapshot."""
@@ -191,7 +209,10 @@ class Ledger:
         live += (change * sign).astype(np.int32)
         if sign < 0:
             thin = np.flatnonzero((live <= _PACK_AT) & (change > 0))
-            self._thin.update((thin + low + self._base).tolist())
+            if len(thin):
+                named = (thin + low + self._base).tolist()
+                self._thin.update(dict.fromkeys(named))
+                self._empty.update(p for p, left in zip(named, live[thin], strict=True) if not left)
 
     def _pack(self, page: int, frame: int) -> int:
         first = frame << FRAME_BITS

@@ -54,6 +54,9 @@ class Names:
 
     def unuse_all(self, numbers: NDArray[np.integer[Any]]) -> None:
         """One use fewer for each row's name."""
+        if len(numbers) and (numbers == numbers[0]).all():
+            self.use(int(numbers[0]), -len(numbers))
+            return
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             self.use(int(number), -int(count))
 

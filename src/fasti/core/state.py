@@ -49,6 +49,7 @@ class ShardState:
         self.next_frame = 1
         self.last_at_us = 0
         self._tick = 0
+        self._found: Int64s | None = None
         self._apply: dict[type[ev.Event], Callable[[Any, int], None]] = {
             ev.TopicCreated: self._topic_created,
             ev.TopicChanged: self._topic_changed,
@@ -76,15 +77,23 @@ class ShardState:
             ev.StageDropped: self._stage_dropped,
         }
 
-    def apply(self, event: ev.Event, frame: int, tick: int = 0) -> None:
-        """Makes an event so. `frame` is where its payloads lie; `tick` arms leases."""
-        self._tick = tick
+    def apply(
+        self, event: ev.Event, frame: int, tick: int = 0, slots: Int64s | None = None
+    ) -> None:
+        """Makes an event so. `frame` is where its payloads lie; `tick` arms leases.
+
+        `slots` are those of the event's sequences, if whoever decided it has them at hand.
+        """
+        self._tick, self._found = tick, slots
         self._apply[type(event)](event, frame)
         self.last_at_us = max(self.last_at_us, event.at_us)
 
     def partition(self, event: Any) -> Partition:
         """The partition that an event is about."""
         return self.topics[event.topic].partitions[event.partition]
+
+    def _slots(self, partition: Partition, sequences: Int64s) -> Int64s:
+        return partition.ledger.slots(sequences) if self._found is None else self._found
 
     # Topics
 
@@ -137,19 +146,19 @@ class ShardState:
 
     def _replaced(self, event: ev.Replaced, frame: int) -> None:
         partition = self.partition(event)
-        slots = partition.ledger.slots(event.sequence)
+        slots = self._slots(partition, event.sequence)
         partition.turn(slots, Verb.REPLACE, due=event.due_us, version=event.version, attempts=0)
         partition.relocate(slots, in_frame(frame, event.row))
         partition.schedule(event.sequence, slots, event.due_us)
 
     def _updated(self, event: ev.Updated, frame: int) -> None:
         partition = self.partition(event)
-        slots = partition.ledger.slots(event.sequence)
+        slots = self._slots(partition, event.sequence)
         partition.relocate(slots, in_frame(frame, event.row), version=event.version)
 
     def _moved(self, event: ev.Moved, _: int) -> None:
         partition = self.partition(event)
-        slots = partition.ledger.slots(event.sequence)
+        slots = self._slots(partition, event.sequence)
         partition.turn(slots, Verb.MOVE, due=event.due_us, version=event.version)
         partition.schedule(event.sequence, slots, event.due_us)
 
@@ -158,7 +167,7 @@ class ShardState:
 
     def _finish(self, event: Any, verb: Verb) -> None:
         partition = self.partition(event)
-        slots = partition.ledger.slots(event.sequence)
+        slots = self._slots(partition, event.sequence)
         partition.finish(event.sequence, slots, verb, event.at_us)
         if not self.memory.undo.active:
             settings = self.topics[event.topic].settings
@@ -168,7 +177,7 @@ class ShardState:
 
     def _leased(self, event: ev.Leased, _: int) -> None:
         partition, leases = self.partition(event), self.memory.leases
-        slots = partition.ledger.slots(event.sequence)
+        slots = self._slots(partition, event.sequence)
         consumer = self.memory.consumers.number(event.consumer)
         self.memory.consumers.use(consumer, len(slots))
         held = leases.open(event.sequence, event.topic, event.partition, consumer)
@@ -209,8 +218,9 @@ class ShardState:
         self._return(event, Verb.NACK, event.due_us)
 
     def _expired(self, event: ev.Expired, _: int) -> None:
-        slots = self.partition(event).ledger.slots(event.sequence)
-        self._return(event, Verb.EXPIRE, self.partition(event).arena.due.take(slots))
+        partition = self.partition(event)
+        slots = self._slots(partition, event.sequence)
+        self._return(event, Verb.EXPIRE, partition.arena.due.take(slots))
 
     def _return(self, event: Any, verb: Verb, due: Int64s, uncount: bool = False) -> None:
         partition = self.partition(event)
@@ -237,7 +247,7 @@ class ShardState:
 
     def _redriven(self, event: ev.Redriven, _: int) -> None:
         partition = self.partition(event)
-        slots = partition.ledger.slots(event.sequence)
+        slots = self._slots(partition, event.sequence)
         self._unuse_reasons(partition, slots)
         partition.turn(
             slots, Verb.REDRIVE, lease=0, attempts=0, due=event.due_us, version=event.version
@@ -248,18 +258,18 @@ class ShardState:
 
     def _purged(self, event: ev.Purged, _: int) -> None:
         partition = self.partition(event)
-        self._unuse_reasons(partition, partition.ledger.slots(event.sequence))
+        self._unuse_reasons(partition, self._slots(partition, event.sequence))
         self._finish(event, Verb.PURGE)
 
     def _unuse_reasons(self, partition: Partition, slots: Int64s) -> None:
         self.memory.reasons.unuse_all(partition.arena.lease.take(slots))
 
     def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
-        slots = partition.ledger.slots(sequences)
+        slots = self._slots(partition, sequences)
         return partition.arena.lease.take(slots).astype(np.int64)
 
     def _close_leases(self, partition: Partition, sequences: Int64s) -> Int64s:
-        slots = partition.ledger.slots(sequences)
+        slots = self._slots(partition, sequences)
         held = partition.arena.lease.take(slots).astype(np.int64)
         leases, consumers = self.memory.leases, self.memory.consumers
         assert (leases.sequence[held] == sequences).all(), "the lease is this message's"

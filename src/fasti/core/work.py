@@ -65,11 +65,11 @@ class Work:
         self._open = self._new_frame(rows)
         return self._open.sequence
 
-    def emit(self, event: Event) -> None:
-        """Decided: applied now, journaled with its group."""
+    def emit(self, event: Event, slots: Int64s | None = None) -> None:
+        """Decided: applied now, journaled with its group. `slots`: of the event's sequences."""
         if self._open is None:
             self._open = self._new_frame(None)
-        self.state.apply(event, self._open.sequence, self.tick)
+        self.state.apply(event, self._open.sequence, self.tick, slots)
         self._open.events.append(event)
         self.touched.add(getattr(event, "topic", 0))
 
