@@ -374,6 +374,17 @@ def test_a_missing_segment_is_corruption() -> None:
     assert caught.value.file == FIRST
 
 
+def test_a_good_frame_with_another_sequence_is_not_the_one_expected() -> None:
+    files = SimulatedFiles()
+    synced(open_journal(files), 3)
+    nonce = decode_segment_header(bytes(content(files, FIRST)[:64]), FIRST).nonce
+    for sequence in (2, 3, 5):
+        stray = Header(1, BEGIN | END, 0, 1, 7, sequence, 3, 0, nonce, body_checksum([]))
+        disk = copy_of(files)
+        overwrite(disk, FIRST, 64 + 3 * STEP, codec.encode_header(stray))
+        assert sequences(open_journal(disk)) == [1, 2, 3]
+
+
 def test_a_lost_mark_costs_nothing() -> None:
     files = SimulatedFiles()
     journal = open_journal(files)
