@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
+from fasti.cli import bench
+
 app = typer.Typer(
     name="fasti",
     help="A persistent, time-ordered message queue.",
     no_args_is_help=True,
 )
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(requested: bool) -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks: each figure beside the machine's own limit, measured in the same run."""
