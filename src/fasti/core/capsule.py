@@ -91,9 +91,8 @@ def restore_leases(state: ShardState, capsule: Capsule) -> None:
         for topic, partition in np.unique(places, axis=1).T.tolist():
             rows = mine[(places[0] == topic) & (places[1] == partition)]
             sequences = columns["lease.sequence"][rows]
-            held = leases.open(sequences, topic, partition, consumer)
-            leases.token[held] = columns["lease.token"][rows]
-            leases.length[held] = columns["lease.length"][rows]
+            tokens, lengths = columns["lease.token"][rows], columns["lease.length"][rows]
+            held = leases.open(sequences, topic, partition, consumer, tokens, lengths)
             ledger = state.topics[topic].partitions[partition].ledger
             state.memory.arena.lease[ledger.slots(sequences)] = held
 

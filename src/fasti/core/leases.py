@@ -65,32 +65,50 @@ class LeaseTable:
         """How many leases are out."""
         return len(self._free) - self._free_count
 
-    def open(self, sequences: Int64s, topic: int, partition: int, consumer: int) -> Int64s:
-        """Slots for new leases. Their deadlines are set by `arm`, their token by the caller."""
+    def open(
+        self,
+        sequences: Int64s,
+        topic: int,
+        partition: int,
+        consumer: int,
+        token: Int64s | int,
+        length: Int64s | int,
+    ) -> Int64s:
+        """Slots for new leases. Their deadlines are set by `arm`."""
         count = len(sequences)
         if count > self._free_count:
             raise Overloaded("too many leases are out")
         self._free_count -= count
         slots = self._free[self._free_count : self._free_count + count][::-1].copy()
         self._top = max(self._top, int(slots.max(initial=0)) + 1)
-        self.sequence[slots] = sequences
-        self.topic[slots] = topic
-        self.partition[slots] = partition
-        self.consumer[slots] = consumer
+        rows = _range_or_slots(slots)
+        self.sequence[rows] = sequences
+        self.topic[rows] = topic
+        self.partition[rows] = partition
+        self.consumer[rows] = consumer
+        self.token[rows] = token
+        self.length[rows] = length
+        self.next_token = max(self.next_token, int(np.max(token, initial=0)) + 1)
         return slots
 
     def close(self, slots: Int64s) -> None:
         """The leases are over; their slots serve again."""
-        self.token[slots] = 0
-        self.until[slots] = NEVER
+        rows = _range_or_slots(slots)
+        self.token[rows] = 0
+        self.until[rows] = NEVER
         self._free[self._free_count : self._free_count + len(slots)] = slots[::-1]
         self._free_count += len(slots)
         if self._free_count == len(self._free):
             self._top = 1
 
-    def arm(self, slots: Int64s, until: Int64s | int) -> None:
-        """Sets deadlines."""
-        self.until[slots] = until
+    def arm(
+        self, slots: Int64s, until: Int64s | int, hold_until: Int64s | int | None = None
+    ) -> None:
+        """Sets deadlines, and how far renewals can move them."""
+        rows = _range_or_slots(slots)
+        self.until[rows] = until
+        if hold_until is not None:
+            self.hold_until[rows] = hold_until
         if len(slots):
             self.expiry_bound = min(self.expiry_bound, int(np.min(until)))
 
@@ -134,3 +152,10 @@ class LeaseTable:
         slots = self.live()
         durable = ("token", "sequence", "length", "topic", "partition", "consumer")
         return {name: getattr(self, name)[slots] for name in durable}
+
+
+def _range_or_slots(slots: Int64s) -> Int64s | slice:
+    """Slots that follow one another as a range, which numpy writes ten times faster."""
+    if len(slots) > 1 and slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all():
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return slots

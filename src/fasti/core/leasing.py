@@ -99,7 +99,8 @@ def _resume(work: Work, topic: Topic, command: Lease) -> None:
             token = memory.leases.next_token
             work.emit(ev.Resumed(work.now_us, topic.number, partition.number, token, mine))
             slots = partition.ledger.slots(mine)
-            _deliver(work, topic, partition, command.session, token, mine, slots)
+            due = partition.arena.due.take(slots)
+            _deliver(work, topic, partition, command.session, token, mine, slots, due)
 
 
 def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]:
@@ -151,7 +152,7 @@ def _take(work: Work, topic: Topic, waiting: Waiting, count: int, limit_us: int)
 def _lease_from(
     work: Work, topic: Topic, partition: Partition, waiting: Waiting, count: int, limit_us: int
 ) -> int:
-    sequences, slots, _ = partition.hand_out(count, limit_us)
+    sequences, slots, due = partition.hand_out(count, limit_us)
     if not len(sequences):
         return 0
     token = work.state.memory.leases.next_token
@@ -167,7 +168,7 @@ def _lease_from(
         ),
         slots,
     )
-    _deliver(work, topic, partition, waiting.session, token, sequences, slots)
+    _deliver(work, topic, partition, waiting.session, token, sequences, slots, due)
     return len(sequences)
 
 
@@ -179,6 +180,7 @@ def _deliver(
     token: int,
     sequences: Int64s,
     slots: Int64s,
+    due: Int64s,
 ) -> None:
     arena = partition.arena
     work.effects.append(
@@ -187,7 +189,7 @@ def _deliver(
             topic.name,
             token,
             sequences | partition.number << SEQUENCE_BITS,
-            arena.due.take(slots),
+            due,
             arena.version.take(slots),
             arena.attempts.take(slots),
             arena.location.take(slots),

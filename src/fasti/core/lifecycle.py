@@ -80,6 +80,16 @@ def advance(states: NDArray[np.uint8], verb: Verb) -> NDArray[np.uint8]:
     return reached
 
 
+def advance_all(states: NDArray[np.uint8], verb: Verb) -> tuple[State, State]:
+    """From which state to which, for rows that are all in one: the rows of an event are."""
+    source = int(states[0])
+    target = int(_NEXT[verb, source])
+    if target == _ILLEGAL or not (states == source).all():
+        advance(states, verb)
+        raise IllegalTransition("the rows of one event are not all in one state")
+    return State(source), State(target)
+
+
 def draw() -> str:
     """The table as a Mermaid state diagram, for the docs."""
     lines = ["stateDiagram-v2"]

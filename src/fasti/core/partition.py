@@ -132,38 +132,28 @@ class Partition:
 
     def turn(self, slots: Int64s, verb: Verb, **values: Any) -> None:
         """Takes rows, all in one state, along an edge of the life cycle."""
-        before = self.states(slots)
-        after = lifecycle.advance(before, verb)
-        source, target = int(before[0]), int(after[0])
-        assert (before == source).all(), "rows of one event are in one state"
+        flags = self.arena.flags.take(slots)
+        source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
-            self._unschedule(slots)
-        self.write(slots, flags=after | CHANGED, **values)
-        self._count(State(source), State(target), len(slots))
+            self._unschedule(slots, flags)
+        self.write(slots, flags=target | CHANGED, **values)
+        self._count(source, target, len(slots))
 
     def schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
         """Rows that just became scheduled (again) take their place in time."""
         self._schedule(sequences, slots, due)
 
-    def move(self, sequences: Int64s, slots: Int64s, due: Int64s, **values: Any) -> None:
-        """Scheduled rows get new due times."""
-        self._unschedule(slots)
-        self.write(slots, due=due, flags=State.SCHEDULED | CHANGED, **values)
-        self._schedule(sequences, slots, due)
-
     def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
         """Rows end here: done, cancelled or purged. What became of them is remembered."""
-        before = self.states(slots)
-        after = lifecycle.advance(before, verb)
-        source, target = int(before[0]), int(after[0])
-        assert (before == source).all(), "rows of one event are in one state"
+        flags = self.arena.flags.take(slots)
+        source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
-            self._unschedule(slots)
+            self._unschedule(slots, flags)
         self._kill(slots)
         self.write(slots, flags=0)
         self.ledger.finish(sequences, slots)
         self._memory.untidy.add(self)
-        self._count(State(source), State(target), len(sequences))
+        self._count(source, target, len(sequences))
         remembered = target if target != State.NONE else source
         undo = self._memory.undo
         undo.note(lambda: self.ledger.finish(sequences, slots, sign=1))
@@ -214,8 +204,10 @@ class Partition:
                 sequences, slots, due = sequences[once], slots[once], due[once]
             if found and len(sequences) and found[-1][0][-1] == sequences[0]:
                 sequences, slots, due = sequences[1:], slots[1:], due[1:]
-            found.append((sequences, slots, due))
-            count -= len(sequences)
+            # A batch of nothing but stale entries leaves no trace here.
+            if len(sequences):
+                found.append((sequences, slots, due))
+                count -= len(sequences)
         if len(found) == 1:
             return found[0]
         empty = np.zeros(0, dtype=np.int64)
@@ -328,15 +320,15 @@ class Partition:
         self.arena.flags[new] |= NEAR
         self.near += len(new)
 
-    def _unschedule(self, slots: Int64s) -> None:
+    def _unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
         due = self.arena.due.take(slots)
         self.histogram.remove(due)
-        self.near -= self._near_bits(slots)
+        self.near -= int(np.count_nonzero(flags & NEAR))
         self._memory.untidy.add(self)
         self._memory.undo.note(lambda: self.histogram.add(due))
 
     def _near_bits(self, slots: Int64s) -> int:
-        return int((self.arena.flags.take(slots) & NEAR != 0).sum())
+        return int(np.count_nonzero(self.arena.flags.take(slots) & NEAR))
 
     def _kill(self, slots: Int64s) -> None:
         locations = self.arena.location.take(slots)

@@ -180,14 +180,15 @@ class ShardState:
         slots = self._slots(partition, event.sequence)
         consumer = self.memory.consumers.number(event.consumer)
         self.memory.consumers.use(consumer, len(slots))
-        held = leases.open(event.sequence, event.topic, event.partition, consumer)
-        leases.token[held] = event.token
-        leases.length[held] = event.length_us
-        # The lease of a message that is sent ahead of its time runs from its due time.
-        start = self._tick + np.maximum(partition.arena.due.take(slots) - event.at_us, 0)
-        leases.hold_until[held] = start + self.topics[event.topic].settings.hold_us
-        leases.arm(held, start + event.length_us)
-        leases.next_token = max(leases.next_token, event.token + 1)
+        place = (event.topic, event.partition, consumer)
+        held = leases.open(event.sequence, *place, event.token, event.length_us)
+        settings = self.topics[event.topic].settings
+        start: Int64s | int = self._tick
+        if settings.lookahead_us:
+            # The lease of a message that is sent ahead of its time runs from its due time.
+            ahead = partition.arena.due.take(slots) - event.at_us
+            start = self._tick + np.maximum(ahead, 0)
+        leases.arm(held, start + event.length_us, start + settings.hold_us)
         attempts = partition.arena.attempts.take(slots)
         partition.turn(slots, Verb.LEASE, lease=held, attempts=np.minimum(attempts, 65_534) + 1)
 
@@ -200,10 +201,16 @@ class ShardState:
 
     def _extended(self, event: ev.Extended, _: int) -> None:
         held = self._held(self.partition(event), event.sequence)
-        before = self.memory.leases.until[held].copy()
-        self.memory.undo.note(lambda: self.memory.leases.arm(held, before))
-        self.memory.leases.length[held] = event.length_us
-        self.memory.leases.arm(held, self._tick + event.length_us)
+        leases = self.memory.leases
+        until, length = leases.until[held], leases.length[held]
+
+        def take_back() -> None:
+            leases.length[held] = length
+            leases.arm(held, until)
+
+        self.memory.undo.note(take_back)
+        leases.length[held] = event.length_us
+        leases.arm(held, self._tick + event.length_us)
 
     def _renewed(self, event: ev.Renewed, _: int) -> None:
         consumer = self.memory.consumers.find(event.consumer)
