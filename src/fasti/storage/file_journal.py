@@ -72,7 +72,7 @@ Carried = tuple[Header, memoryview]
 
 
 def random_number() -> int:
-    """A number that nobody has drawn before or will draw again."""
+    """A number that nobody has drawn before, nor will."""
     return secrets.randbits(64)
 
 
@@ -82,7 +82,7 @@ class FileJournal:
     ``incarnation`` None takes over what is stored, or draws one for a new journal; a number that
     differs from what is stored is refused as `Corruption`.  ``cut_after`` discards frames above
     it.  ``reserve_bytes`` (default: one segment) is held back for ``use_reserve``.  ``draw``
-    gives 64-bit numbers that never come twice, for incarnations and nonces.
+    gives 64-bit numbers that hardly ever come twice, for incarnations and nonces.
 
     Opening raises `Corruption`, `NewerFormat`, or what the disk raises; it changes nothing
     before the whole chain of segments has been read and found good.
@@ -227,6 +227,8 @@ class FileJournal:
         self._check_usable()
         in_group = self._check_order(frames)
         lengths = [body_bytes(frame.body) for frame in frames]
+        if max(lengths, default=0) > BODY_BYTES_MAX:
+            raise InvalidArgument("frame body is too long", field="body", limit=BODY_BYTES_MAX)
         (done, _), *shares = self._shares(lengths)
         spares = self._take_spares(shares, use_reserve)
         try:
@@ -259,10 +261,11 @@ class FileJournal:
     def _shares(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
         """How many frames, and bytes, go into the active segment and each one after it."""
         rest = 0 if self._active is None else _rest(self._active)
+        whole = sum(map(frame_bytes, lengths))
+        if whole <= rest:
+            return [(len(lengths), whole)]
         shares = [(0, 0)]
         for length in lengths:
-            if length > BODY_BYTES_MAX:
-                raise InvalidArgument("frame body is too long", field="body", limit=BODY_BYTES_MAX)
             size = frame_bytes(length)
             count, used = shares[-1]
             if used + size <= rest:
@@ -319,7 +322,7 @@ class FileJournal:
     ) -> bytes:
         who = (FORMAT_VERSION, flags, length, self._epoch, self._incarnation)
         when = (sequence, self._synced, at_us)
-        return encode_header(Header(*who, *when, active.header.nonce, checksum))
+        return encode_header(Header(*who, *when, checksum, active.header.nonce))
 
     def _roll(self, spare: str) -> None:
         """Seal the active segment and start the next one."""
@@ -334,7 +337,7 @@ class FileJournal:
         sizes = [frame_bytes(header.body_length) for header, _ in carried]
         spare = spare or self._spare_for(sum(sizes), use_reserve=True)
         last = first + len(sizes) - 1
-        nonce = self._draw()
+        nonce = self._draw() & 0xFFFF_FFFF
         header = SegmentHeader(self._epoch, self._incarnation, first, last, nonce)
         content: list[Buffer] = []
         for old, body in carried:

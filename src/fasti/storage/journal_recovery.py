@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from fasti.errors import Corruption, Gone
 from fasti.storage.files import Files
-from fasti.storage.frames import END
+from fasti.storage.frames import ALIGNMENT, END
 from fasti.storage.journal_segment import (
     SEGMENT_SUFFIX,
     Segment,
@@ -116,7 +116,7 @@ def _find_end(files: Files, chain: Chain, cut_after: int | None) -> None:
         read_through(files, tail.name)
         found = walk(tail.view, tail.header, tail.name, stop_before=bound)
         _check_tail(tail, found, bound)
-        valid_through = first + len(found.words) - 1
+        valid_through = first + len(found.places) - 1
         if bound is None and cut_after is not None and valid_through < cut_after:
             reason = f"frame {cut_after} is known to be durable"
             raise corrupt_frame(tail.name, found.end, valid_through + 1, "missing", reason)
@@ -144,7 +144,7 @@ def _follows_a_group(chain: Chain, cut_after: int | None) -> bool:
 def _settle(
     chain: Chain, tail: Segment, found: Walk, count: int, cut_after: int | None, bound: int | None
 ) -> None:
-    tail.adopt(found.words[:count], verified=True)
+    tail.adopt(found.places[:count], verified=True)
     tail.end = found.end
     sealed = bound is not None or cut_after is not None
     known = chain.last_sequence if sealed else found.synced_through
@@ -153,13 +153,13 @@ def _settle(
 
 def _check_tail(tail: Segment, found: Walk, bound: int | None) -> None:
     """Raise `Corruption` if the frame at which the walk ended had been acknowledged."""
-    missing = tail.header.first_sequence + len(found.words)
+    missing = tail.header.first_sequence + len(found.places)
     if bound is not None and missing < bound:
         reason = f"a later segment begins with {bound}"
     elif missing <= tail.header.durable_through:
         reason = f"the segment was born with frames up to {tail.header.durable_through}"
     elif bound is None and found.problem is not None:
-        proof = evidence_after(tail.view, found.end + 8, tail.header, missing)
+        proof = evidence_after(tail.view, found.end + ALIGNMENT, tail.header, missing)
         if proof is None:
             return
         reason = f"a later frame at {proof} knew it to be durable"
@@ -180,7 +180,7 @@ def corrupt_frame(name: str, offset: int, sequence: int, problem: str, reason: s
 
 def _finished(found: Walk, first: int, cut_after: int | None) -> int:
     """How many of the frames found are within the cut and end with a finished group."""
-    count = len(found.words)
+    count = len(found.places)
     if cut_after is not None:
         count = min(count, max(0, cut_after - first + 1))
     while count and not found.flags[count - 1] & END:

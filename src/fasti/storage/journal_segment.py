@@ -10,8 +10,8 @@ A segment is a preallocated file named for its first sequence.  It opens with 64
         24     8  first sequence
         32     8  durable through  the last sequence that was durable when the file got its name:
                                    the one before the first, or the last that was copied here
-        40     8  nonce            that of all its frames, drawn at random when it is born
-        48     8  zeros            for later formats
+        40     4  nonce            that of all its frames, drawn at random when it is born
+        44    12  zeros            for later formats
         56     8  checksum         XXH3-64 of the 56 bytes before it
 
 The header is durable before the file gets its name, and a segment gets its name only when every
@@ -40,6 +40,7 @@ from xxhash import xxh3_64_intdigest
 from fasti.errors import Corruption, NewerFormat
 from fasti.storage.files import File, Files, folder_of
 from fasti.storage.frames import (
+    ALIGNMENT,
     FORMAT_VERSION,
     HEADER_BYTES,
     MAGIC,
@@ -58,12 +59,11 @@ SEGMENT_HEADER_BYTES = 64
 SEGMENT_MAGIC = b"FASTISEG"
 SEGMENT_SUFFIX = ".segment"
 
-_FIELDS = struct.Struct("<8sIIQQQQ8x")
+_FIELDS = struct.Struct("<8sIIQQQI12x")
 _CHECKSUM = struct.Struct("<Q")
 assert _FIELDS.size + _CHECKSUM.size == SEGMENT_HEADER_BYTES
 
-# Frames lie on 8-byte boundaries, so offsets are kept in words: 32 bits reach 32 GiB.
-_WORD = 8
+# Places of frames are kept as multiples of their alignment, so that 32 bits reach 256 GiB.
 _READ_BYTES = 1 << 20
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
@@ -135,7 +135,7 @@ class Walk:
     simply be the unused rest).  ``stepped_over`` are damaged marks, which cost nothing.
     """
 
-    words: array[int] = field(default_factory=lambda: array("I"))
+    places: array[int] = field(default_factory=lambda: array("I"))
     flags: bytearray = field(default_factory=bytearray)
     end: int = SEGMENT_HEADER_BYTES
     synced_through: int = 0
@@ -144,7 +144,7 @@ class Walk:
 
     def offset(self, index: int) -> int:
         """Where in the file the frame with this index begins."""
-        return self.words[index] * _WORD
+        return self.places[index] * ALIGNMENT
 
 
 def walk(
@@ -165,7 +165,7 @@ def walk(
     offset, first = start or (SEGMENT_HEADER_BYTES, segment.first_sequence)
     found = Walk(synced_through=segment.durable_through, end=offset)
     while True:
-        expected = first + len(found.words)
+        expected = first + len(found.places)
         if stop_before is not None and expected >= stop_before:
             return found
         if found.end + HEADER_BYTES > len(view):
@@ -175,7 +175,7 @@ def walk(
         if found.problem == _NEWER and header is not None:
             raise newer_format(name, found.end, header.version, FORMAT_VERSION)
         if found.problem is not None or header is None:
-            resumed = _place_of(view, found.end + _WORD, segment, expected)
+            resumed = _place_of(view, found.end + ALIGNMENT, segment, expected)
             if resumed is None:
                 return found
             # What was damaged can't be the frame expected, for that one comes later: it was
@@ -184,7 +184,7 @@ def walk(
             found.end = resumed
             continue
         if not header.flags & MARK:
-            found.words.append(found.end // _WORD)
+            found.places.append(found.end // ALIGNMENT)
             found.flags.append(header.flags)
         found.synced_through = max(found.synced_through, header.synced_through)
         found.end += frame_bytes(header.body_length)
@@ -233,17 +233,16 @@ def later_headers(
     Only those with a sequence of ``at_least``.  Stale frames of a recycled file are skipped by
     whole columns, since there may be hundreds of thousands of them.
     """
-    start += -start % _WORD
-    usable = (len(view) - start) // _WORD * _WORD
+    start += -start % ALIGNMENT
+    usable = (len(view) - start) // ALIGNMENT * ALIGNMENT
     if usable < HEADER_BYTES:
         return
-    halves = np.frombuffer(view[start : start + usable], dtype="<u4")
-    words = np.frombuffer(view[start : start + usable], dtype="<u8")
-    hits = np.flatnonzero(halves[::2] == _MAGIC_WORD)
-    hits = hits[hits + HEADER_BYTES // _WORD <= len(words)]
-    hits = hits[(words[hits + 6] == segment.nonce) & (words[hits + 3] >= at_least)]
-    for hit in hits.tolist():
-        offset = start + hit * _WORD
+    # One row per place where a frame could begin; the columns are the header's fields.
+    halves = np.frombuffer(view[start : start + usable], dtype="<u4").reshape(-1, 16)
+    words = np.frombuffer(view[start : start + usable], dtype="<u8").reshape(-1, 8)
+    ours = (halves[:, 0] == _MAGIC_WORD) & (halves[:, 14] == segment.nonce)
+    for hit in np.flatnonzero(ours & (words[:, 3] >= at_least)).tolist():
+        offset = start + hit * ALIGNMENT
         header = decode_header(view, offset)
         if header is not None and _belongs(header, segment):
             yield offset, header
@@ -269,43 +268,43 @@ def evidence_after(
 class Segment:
     """An open segment file: its map, the places of its frames, and where the next one goes.
 
-    ``words`` is None until somebody needs a frame of a sealed segment.  ``verified`` has a 1 for
+    ``places`` is None until somebody needs a frame of a sealed segment.  ``verified`` has a 1 for
     every frame whose body this process has written or checked.
     """
 
-    __slots__ = ("end", "file", "header", "name", "verified", "view", "words")
+    __slots__ = ("end", "file", "header", "name", "places", "verified", "view")
 
     def __init__(self, file: File, name: str, header: SegmentHeader) -> None:
         self.file = file
         self.name = name
         self.header = header
         self.view = file.map()
-        self.words: array[int] | None = None
+        self.places: array[int] | None = None
         self.verified = bytearray()
         self.end = SEGMENT_HEADER_BYTES
 
-    def adopt(self, words: array[int], verified: bool) -> None:
+    def adopt(self, places: array[int], verified: bool) -> None:
         """Take over the places of frames that `walk` found."""
-        self.words = words
-        self.verified = bytearray([verified]) * len(words)
+        self.places = places
+        self.verified = bytearray([verified]) * len(places)
 
     def note(self, offsets: Sequence[int]) -> None:
         """Frames were written at these offsets."""
-        if self.words is None:
-            self.words = array("I")
+        if self.places is None:
+            self.places = array("I")
         for offset in offsets:
-            self.words.append(offset // _WORD)
+            self.places.append(offset // ALIGNMENT)
             self.verified.append(1)
 
     def offset(self, index: int) -> int:
         """Where in the file the frame with this index begins; the index must be known."""
-        assert self.words is not None
-        return self.words[index] * _WORD
+        assert self.places is not None
+        return self.places[index] * ALIGNMENT
 
     def frames_from(self, sequence: int) -> list[tuple[Header, memoryview]]:
         """Headers and bodies of the frames known, which must have been checked."""
         frames = []
-        for index in range(sequence - self.header.first_sequence, len(self.words or ())):
+        for index in range(sequence - self.header.first_sequence, len(self.places or ())):
             offset = self.offset(index)
             header = decode_header(self.view, offset)
             assert header is not None

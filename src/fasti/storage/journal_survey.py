@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from fasti.errors import Corruption, NewerFormat, StorageError
 from fasti.storage.files import Files
-from fasti.storage.frames import MARK, VOID, decode_header, stored_body
+from fasti.storage.frames import ALIGNMENT, MARK, VOID, decode_header, stored_body
 from fasti.storage.journal_recovery import segment_names
 from fasti.storage.journal_segment import (
     SEGMENT_HEADER_BYTES,
@@ -149,9 +149,9 @@ def _frames(segment: SurveyedSegment, header: SegmentHeader) -> Iterator[Finding
             remedy = "use the version that wrote it"
             yield Finding(segment.name, offset, error.code, error.message, remedy)
             return
-        segment.frames += len(found.words)
+        segment.frames += len(found.places)
         yield from _notes(segment, found, start[1])
-        missing = start[1] + len(found.words)
+        missing = start[1] + len(found.places)
         start = None
         if _is_damage(segment, header, found, missing):
             damage = _damage(segment, header, found, missing)
@@ -168,13 +168,13 @@ def _is_damage(segment: SurveyedSegment, header: SegmentHeader, found: Walk, mis
         return missing < segment.bound
     if missing <= header.durable_through:
         return True
-    proof = evidence_after(segment.view, found.end + 8, header, missing)
+    proof = evidence_after(segment.view, found.end + ALIGNMENT, header, missing)
     return found.problem is not None and proof is not None
 
 
 def _damage(segment: SurveyedSegment, header: SegmentHeader, found: Walk, missing: int) -> Damage:
     problem = found.problem or "file ends"
-    for offset, later in later_headers(segment.view, found.end + 8, header, missing + 1):
+    for offset, later in later_headers(segment.view, found.end + ALIGNMENT, header, missing + 1):
         if segment.bound is not None and later.sequence >= segment.bound:
             break
         if not later.flags & MARK and stored_body(segment.view, offset, later) is not None:

@@ -77,8 +77,8 @@ class SegmentTable:
             replaced = tail is not None and tail.header.first_sequence == first
             if replaced:
                 self._segments.pop()
-            elif tail is not None and tail.words is not None:
-                del tail.words[first - tail.header.first_sequence :]
+            elif tail is not None and tail.places is not None:
+                del tail.places[first - tail.header.first_sequence :]
             self._segments.append(segment)
         if tail is not None:
             if replaced:
@@ -108,7 +108,7 @@ class SegmentTable:
     def read(self, sequence: int) -> tuple[Header, memoryview]:
         """Header and body of one frame; raises `Gone`, `NotFound`, `Closed` or `Corruption`."""
         segment, view = self._find(sequence)
-        if segment.words is None:
+        if segment.places is None:
             self._index(segment, view)
         index = sequence - segment.header.first_sequence
         offset = segment.offset(index)
@@ -148,14 +148,14 @@ class SegmentTable:
         with suppress(NotFound):  # Trimmed meanwhile: its map is still good.
             read_through(self._files, segment.name)
         found = walk(view, segment.header, segment.name, stop_before=bound, bodies=False)
-        missing = first + len(found.words)
+        missing = first + len(found.places)
         if missing < bound:
             problem = found.problem or "file ends"
             reason = f"a later segment begins with {bound}"
             raise corrupt_frame(segment.name, found.end, missing, problem, reason)
         with self._lock:
-            if segment.words is None:
-                segment.adopt(found.words, verified=False)
+            if segment.places is None:
+                segment.adopt(found.places, verified=False)
 
     def replay(self, after: int, through: int) -> Iterator[StoredFrame]:
         """The frames of finished groups above ``after`` and up to ``through``, in order."""

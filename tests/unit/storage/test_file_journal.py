@@ -379,7 +379,7 @@ def test_a_good_frame_with_another_sequence_is_not_the_one_expected() -> None:
     synced(open_journal(files), 3)
     nonce = decode_segment_header(bytes(content(files, FIRST)[:64]), FIRST).nonce
     for sequence in (2, 3, 5):
-        stray = Header(1, BEGIN | END, 0, 1, 7, sequence, 3, 0, nonce, body_checksum([]))
+        stray = Header(1, BEGIN | END, 0, 1, 7, sequence, 3, 0, body_checksum([]), nonce)
         disk = copy_of(files)
         overwrite(disk, FIRST, 64 + 3 * STEP, codec.encode_header(stray))
         assert sequences(open_journal(disk)) == [1, 2, 3]
@@ -698,7 +698,7 @@ def test_a_newer_frame_is_not_touched() -> None:
     journal = open_journal(files)
     synced(journal, 3)
     nonce = decode_segment_header(bytes(content(files, FIRST)[:64]), FIRST).nonce
-    newer = Header(2, BEGIN | END, 0, 1, 7, 4, 3, 0, nonce, body_checksum([]))
+    newer = Header(2, BEGIN | END, 0, 1, 7, 4, 3, 0, body_checksum([]), nonce)
     overwrite(files, FIRST, 64 + 3 * STEP, codec.encode_header(newer))
     expect_newer(files, found=2)
 
@@ -761,7 +761,7 @@ def test_a_segment_too_small_is_refused() -> None:
 
 
 def test_a_segment_header_survives_the_way_to_bytes_and_back() -> None:
-    header = SegmentHeader(2**32 - 1, 2**64 - 1, 12345, 12399, 2**64 - 2)
+    header = SegmentHeader(2**32 - 1, 2**64 - 1, 12345, 12399, 2**32 - 2)
     name = segment_name("journal", 12345)
     assert decode_segment_header(encode_segment_header(header), name) == header
 

@@ -157,7 +157,7 @@ def test_a_newer_format_is_told_and_not_repaired() -> None:
     files = stored()
     header = decode_segment_header(files.open(NAMES[0], False).read_at(0, 64), NAMES[0])
     who = (2, BEGIN | END, len(BODY), 1, 7)
-    newer = Header(*who, 2, 1, 2, header.nonce, body_checksum([BODY]))
+    newer = Header(*who, 2, 1, 2, body_checksum([BODY]), header.nonce)
     files.open(NAMES[0], True).write_at(64 + STEP, [encode_header(newer)])
     assert [(f.file, f.offset, f.kind) for f in verify(files).findings] == [
         (NAMES[0], 64 + STEP, "newer_format")
