@@ -26,6 +26,9 @@ class Marks:
         self._gathered: list[Int64s] = []
         self._gathered_rows = 0
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def add_block(self, number: int, rows: int, dead: NDArray[np.uint8] | None = None) -> None:
         """A block is in force from now on; `dead` is its bitmap, one byte for eight rows."""
         self._rows[number] = rows
@@ -38,8 +41,6 @@ class Marks:
 
     def kill(self, locations: Int64s) -> None:
         """The messages left these places. Those in the journal need no mark."""
-        if not self._rows:
-            return
         locations = locations[is_in_run(locations)]
         if len(locations):
             self._gathered.append(locations)

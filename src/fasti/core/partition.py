@@ -150,7 +150,7 @@ class Partition:
         if source == State.SCHEDULED:
             self._unschedule(slots, flags)
         self._kill(slots)
-        self.write(slots, flags=0)
+        self._erase(slots, flags)
         self.ledger.finish(sequences, slots)
         self._memory.untidy.add(self)
         self._count(source, target, len(sequences))
@@ -330,7 +330,14 @@ class Partition:
     def _near_bits(self, slots: Int64s) -> int:
         return int(np.count_nonzero(self.arena.flags.take(slots) & NEAR))
 
+    def _erase(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
+        self.arena.before_write(slots)
+        self.arena.flags[slots] = State.NONE
+        self._memory.undo.note(lambda: self._restore(slots, {"flags": flags}))
+
     def _kill(self, slots: Int64s) -> None:
+        if not self._memory.marks:
+            return
         locations = self.arena.location.take(slots)
         self._memory.marks.kill(locations)
         self._memory.undo.note(lambda: self._memory.marks.revive(locations))
