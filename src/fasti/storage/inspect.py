@@ -1,0 +1,333 @@
+"""Looking into a data directory without changing it: is everything there, and what does it hold?
+
+`inspect` checks the journal and the manifest (verify.py), and beyond them every object that the
+manifest names: that it is there, that its checksum holds, that it has as many rows as the manifest
+says, that the journal reaches from where the manifest ends, and that an engine can be brought up
+to date from it all, as an opening would. `stats` does the latter too, and counts. Both read through
+`ReadOnlyFiles`, so that nothing is written; what needs an engine takes the directory's lock for
+that time, because a running shard would change files under it.
+
+Called by tools for people, rarely; reads everything, so it takes as long as the data is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from fasti.core.commands import Count
+from fasti.core.engine import Engine
+from fasti.errors import Corruption, DataDirLocked, FastiError, NotFound, PermissionDenied
+from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, FileBlocks
+from fasti.storage.files import File, Files, LocalFiles, Lock
+from fasti.storage.journal import Journal
+from fasti.storage.journal_recovery import Chain, close_chain, read_chain, segment_names
+from fasti.storage.journal_segment import SEGMENT_SUFFIX
+from fasti.storage.journal_survey import Finding
+from fasti.storage.journal_table import SegmentTable
+from fasti.storage.manifest import Manifest
+from fasti.storage.recovery import recover, replay
+from fasti.storage.runs import Block, unseal
+from fasti.storage.state_block import decode_state
+from fasti.storage.verify import Report, verify
+
+_MANIFEST = f"blocks/{MANIFEST_NAME}"
+_RESTORE = "restore the directory from a copy: what the journal had of it is trimmed"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """One topic, and how many of its messages are in each state."""
+
+    name: str
+    partitions: int
+    states: dict[str, int]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a data directory holds. `position` is the frame up to which blocks tell everything."""
+
+    manifest_version: int
+    checkpoint: int
+    position: int
+    incarnation: int
+    first_sequence: int
+    last_sequence: int
+    replayed_frames: int
+    segments: int
+    journal_bytes: int
+    blocks: int
+    delta_blocks: int
+    block_rows: int
+    live_rows: int
+    block_bytes: int
+    total_bytes: int
+    topics: list[TopicStats] = field(default_factory=list)
+
+    @property
+    def frames(self) -> int:
+        """How many frames the journal still has."""
+        return self.last_sequence - self.first_sequence + 1
+
+    @property
+    def live_share(self) -> float:
+        """The share of run rows that still are a message's place; 1 when there are none."""
+        return self.live_rows / self.block_rows if self.block_rows else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "frames": self.frames, "live_share": self.live_share}
+
+
+class ReadOnlyFiles:
+    """`Files` that can only be read; what an unfinished write left doesn't show."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def open(self, name: str, writable: bool) -> File:
+        if writable:
+            self._refuse(name)
+        return self._files.open(name, writable=False)
+
+    def exists(self, name: str) -> bool:
+        return self._files.exists(name)
+
+    def list(self, prefix: str) -> list[str]:
+        return [name for name in self._files.list(prefix) if not name.endswith(TEMPORARY)]
+
+    def free_bytes(self) -> int:
+        return self._files.free_bytes()
+
+    def lock(self) -> Lock:
+        return self._files.lock()
+
+    def create(self, name: str, size_bytes: int) -> File:
+        self._refuse(name)
+
+    def delete(self, name: str) -> None:
+        self._refuse(name)
+
+    def rename(self, old: str, new: str) -> None:
+        self._refuse(old)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._refuse(name)
+
+    def sync_directory(self, name: str) -> None:
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise PermissionDenied(f"{name}: opened for reading only")
+
+
+def existing_files(path: Path) -> LocalFiles:
+    """The files of a data directory that must be there already; `NotFound` if it isn't."""
+    if not (path / "journal").is_dir() and not (path / "blocks").is_dir():
+        raise NotFound(f"{path} is not a data directory: it has neither journal nor blocks")
+    return LocalFiles(path)
+
+
+def holder(files: Files) -> DataDirLocked | None:
+    """Who has the directory open; None if nobody does."""
+    try:
+        files.lock().release()
+    except DataDirLocked as error:
+        return error
+    return None
+
+
+# Checking
+
+
+def inspect(files: Files) -> Report:
+    """Everything that `verify` checks, every block, and whether a shard would open. Changes nothing.
+
+    Beside a running shard the end of the journal is a moving target, and so are the blocks while
+    a checkpoint is being written; whether it would open is not tried then.
+    """
+    report = verify(files)
+    blocks = FileBlocks(ReadOnlyFiles(files))
+    if report.manifest_version is None:
+        if report.segments and not files.exists(_MANIFEST):
+            message = "there is a journal but no manifest"
+            report.findings.append(Finding(_MANIFEST, 0, "no_manifest", message, _RESTORE))
+        return report
+    try:
+        found = blocks.read_manifest()
+        assert found is not None, "verify has just read it"
+        manifest = Manifest.decode(found[1])
+    except FastiError as error:
+        report.findings.append(Finding(_MANIFEST, 0, error.code, error.message, _RESTORE))
+        return report
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"the document in it makes no sense: {error!r}"
+        report.findings.append(Finding(_MANIFEST, 0, "corruption", message, _RESTORE))
+        return report
+    report.findings += _check_objects(blocks, manifest)
+    if report.ok:
+        report.findings += _check_reach(files, report, manifest)
+    if report.ok:
+        report.findings += _check_opening(files)
+    return report
+
+
+def _check_objects(blocks: FileBlocks, manifest: Manifest) -> Iterator[Finding]:
+    stored = set(blocks.list())
+    for block in manifest.blocks:
+        for name in block.names:
+            yield from _check_object(blocks, name, block, name in stored)
+    if manifest.state_name:
+        yield from _check_object(blocks, manifest.state_name, None, manifest.state_name in stored)
+    for name in sorted(stored - manifest.names):
+        message = "left by a checkpoint that was never finished, or not yet deleted"
+        remedy = "nothing: it is removed at the next opening"
+        yield Finding(f"blocks/{name}", 0, "unnamed_block", message, remedy, harmless=True)
+
+
+def _check_object(
+    blocks: FileBlocks, name: str, block: Block | None, is_stored: bool
+) -> Iterator[Finding]:
+    file = f"blocks/{name}"
+    if not is_stored:
+        yield Finding(file, 0, "missing_block", "the manifest names it", _RESTORE)
+        return
+    try:
+        if block is None:
+            decode_state(blocks.get(name), name)
+            return
+        rows = unseal(blocks.get(name), name).num_rows
+    except Corruption as error:
+        yield Finding(file, error.offset, "damaged_block", error.message, _RESTORE)
+        return
+    except FastiError as error:
+        yield Finding(file, 0, error.code, error.message, _RESTORE)
+        return
+    if rows != block.rows:
+        message = f"it has {rows} rows, the manifest says {block.rows}"
+        yield Finding(file, 0, "damaged_block", message, _RESTORE)
+
+
+def _check_reach(files: Files, report: Report, manifest: Manifest) -> Iterator[Finding]:
+    """Whether the journal, which is whole, goes on where the blocks end."""
+    names = segment_names(files, "journal")
+    first = int(names[0].rpartition("/")[2].removesuffix(SEGMENT_SUFFIX)) if names else 1
+    last = first + report.frames - 1
+    if first > manifest.position + 1:
+        message = f"frames {manifest.position + 1} to {first - 1} are missing"
+        yield Finding("journal", 0, "journal_gap", message, "restore the segments that had them")
+    elif last < manifest.position:
+        message = f"it ends with frame {last}, but the blocks tell of {manifest.position}"
+        yield Finding("journal", 0, "journal_gap", message, "restore the segments that had them")
+
+
+def _check_opening(files: Files) -> Iterator[Finding]:
+    """What is sound piece by piece may still contradict itself, as after a repair with a gap."""
+    try:
+        stats(files, 0)
+    except DataDirLocked:
+        return
+    except FastiError as error:
+        remedy = "restore it, or cut the journal there"
+        yield Finding("journal", 0, "contradiction", error.message, remedy)
+
+
+# Counting
+
+
+def stats(files: Files, now_us: int) -> Stats:
+    """What the directory holds. Raises `locked` while a shard has it open, or what opening would.
+
+    `now_us` tells which messages are ready.
+    """
+    lock = files.lock()
+    try:
+        return _stats(ReadOnlyFiles(files), now_us)
+    finally:
+        lock.release()
+
+
+def _stats(files: ReadOnlyFiles, now_us: int) -> Stats:
+    blocks = FileBlocks(files)
+    found = blocks.read_manifest()
+    if found is None:
+        raise NotFound(f"{_MANIFEST} is not there: no shard was ever opened here")
+    version, manifest = found[0], Manifest.decode(found[1])
+    chain = read_chain(files, "journal", None)
+    try:
+        engine = Engine()
+        recover(engine, blocks, manifest, version)
+        replayed = replay(engine, cast(Journal, _Tail(files, chain)), manifest)
+        return _gather(files, engine, manifest, version, chain, replayed, now_us)
+    finally:
+        close_chain(chain)
+
+
+class _Tail:
+    """As much of a journal as replay needs."""
+
+    def __init__(self, files: Files, chain: Chain) -> None:
+        self._table = SegmentTable(files, chain.segments, chain.last_sequence)
+        self._through = chain.last_sequence
+
+    def replay(self, after: int) -> Any:
+        return self._table.replay(after, self._through)
+
+
+def _gather(
+    files: Files,
+    engine: Engine,
+    manifest: Manifest,
+    version: int,
+    chain: Chain,
+    replayed: int,
+    now_us: int,
+) -> Stats:
+    runs = [block for block in manifest.blocks if not block.delta]
+    dead = sum(engine.memory.marks.dead(block.number) for block in runs)
+    rows = sum(block.rows for block in runs)
+    sizes = {name: _size(files, name) for name in files.list("")}
+    segments = chain.segments
+    first = segments[0].header.first_sequence if segments else chain.last_sequence + 1
+    return Stats(
+        manifest_version=version,
+        checkpoint=manifest.checkpoint,
+        position=manifest.position,
+        incarnation=manifest.incarnation,
+        first_sequence=first,
+        last_sequence=chain.last_sequence,
+        replayed_frames=replayed,
+        segments=len(segments),
+        journal_bytes=sum(size for name, size in sizes.items() if name.startswith("journal/")),
+        blocks=len(runs),
+        delta_blocks=len(manifest.blocks) - len(runs),
+        block_rows=rows,
+        live_rows=rows - dead,
+        block_bytes=sum(size for name, size in sizes.items() if name.startswith("blocks/")),
+        total_bytes=sum(sizes.values()),
+        topics=_topics(engine, now_us),
+    )
+
+
+def _topics(engine: Engine, now_us: int) -> list[TopicStats]:
+    topics = sorted(engine.state.topics.values(), key=lambda topic: topic.name)
+    replies = engine.step([Count(topic.name) for topic in topics], now_us, 0).replies
+    return [
+        TopicStats(topic.name, len(topic.partitions), reply.states)
+        for topic, reply in zip(topics, replies, strict=True)
+    ]
+
+
+def _size(files: Files, name: str) -> int:
+    file = files.open(name, writable=False)
+    try:
+        return file.size
+    finally:
+        file.close()
+
+
+if TYPE_CHECKING:
+    _conforms: type[Files] = ReadOnlyFiles
