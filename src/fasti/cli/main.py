@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from fasti.cli import bench
+from fasti.cli import bench, storage
+from fasti.cli.exits import ErrorsAsExits
 
 app = typer.Typer(
     name="fasti",
     help="A persistent, time-ordered message queue.",
     no_args_is_help=True,
+    cls=ErrorsAsExits,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(storage.app)
 
 
 def _print_version(requested: bool) -> None:

@@ -1,0 +1,51 @@
+"""Exit codes of the `fasti` command: one for each error code, and never changed.
+
+0 means that all is well, 1 that the command ran and found something wrong, 2 that the command line
+was not understood. The codes of errors begin at 10; a new error takes a new number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from fasti.errors import FastiError
+
+OK = 0
+FOUND_SOMETHING = 1
+USAGE = 2
+ERROR_EXITS: dict[str, int] = {
+    "error": 10,
+    "invalid_argument": 11,
+    "not_found": 12,
+    "already_exists": 13,
+    "topic_mismatch": 14,
+    "permission_denied": 15,
+    "illegal_transition": 16,
+    "unknown_producer": 17,
+    "gone": 18,
+    "fenced": 19,
+    "closed": 20,
+    "overloaded": 21,
+    "unknown": 22,
+    "storage_error": 30,
+    "storage_full": 31,
+    "storage_failed": 32,
+    "corruption": 33,
+    "newer_format": 34,
+    "locked": 35,
+}
+
+
+class ErrorsAsExits(TyperGroup):
+    """The root of all commands: an error of Fasti's is told in one line, with its exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except FastiError as error:
+            typer.echo(f"error {error.code}: {error.message}", err=True)
+            raise typer.Exit(ERROR_EXITS.get(error.code, ERROR_EXITS["error"])) from error

@@ -1,0 +1,49 @@
+"""How commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def console() -> Console:
+    """Standard output, as wide as its terminal; made anew because tests replace the stream."""
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def table(*columns: str, rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+    """A table of texts; a column whose name ends with `>` is right-aligned."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
+        made.add_column(column.removesuffix(">"), justify=justify, overflow="fold")
+    for row in rows:
+        made.add_row(*(number(cell) if isinstance(cell, int) else str(cell) for cell in row))
+    return made
+
+
+def number(value: int) -> str:
+    """With thousands apart."""
+    return f"{value:,}"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes for people."""
+    for unit in _UNITS:
+        if size_bytes < 1024 or unit == _UNITS[-1]:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    raise AssertionError("the last unit takes everything")

@@ -1,0 +1,150 @@
+"""`fasti storage`: look into a data directory, and repair its journal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fasti.cli import output
+from fasti.cli.exits import FOUND_SOMETHING
+from fasti.storage.inspect import Stats, existing_files, holder, inspect
+from fasti.storage.inspect import stats as read_stats
+from fasti.storage.verify import Action, Report
+from fasti.storage.verify import repair as repair_journal
+
+app = typer.Typer(
+    name="storage", help="Look into a data directory, and repair it.", no_args_is_help=True
+)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.command()
+def verify(directory: Directory, as_json: AsJson = False) -> None:
+    """Read the journal, the manifest and every block, and tell what is wrong.
+
+    Changes nothing. Exits with 0 if nothing that was acknowledged is lost, else with 1.
+    """
+    files = existing_files(directory)
+    user = holder(files)
+    report = inspect(files)
+    if as_json:
+        locked = user is not None
+        output.print_json({"ok": report.ok, "in_use": locked, **asdict(report)})
+    else:
+        if user is not None:
+            typer.echo(f"{user.message}: the end of the journal may be a write under way")
+        _print_report(report)
+    if not report.ok:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+@app.command()
+def repair(
+    directory: Directory,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it. Without this, only tell what would be done.")
+    ] = False,
+    allow_gap: Annotated[
+        bool,
+        typer.Option(
+            "--allow-gap", help="Give up damaged frames alone, instead of all that follow them."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a journal with damaged frames one that opens again, without those frames.
+
+    Tells its plan unless `--apply` is given. Every byte that leaves the journal is first copied
+    below lost+found. Exits with 1 if there is something to do, or something is left.
+    """
+    files = existing_files(directory)
+    actions = repair_journal(files, allow_gap=allow_gap, dry_run=not apply)
+    left = inspect(files) if apply else None
+    if as_json:
+        remaining = None if left is None else asdict(left)["findings"]
+        done = [asdict(action) for action in actions]
+        output.print_json({"applied": apply, "actions": done, "findings": remaining})
+    else:
+        _print_actions(actions, apply)
+        if left is not None:
+            _print_report(left)
+    if (actions and not apply) or (left is not None and not left.ok):
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+@app.command()
+def stats(directory: Directory, as_json: AsJson = False) -> None:
+    """Tell what a data directory holds: journal, blocks, topics.
+
+    Opens it for reading only. While a shard has it open this answers `locked`.
+    """
+    held = read_stats(existing_files(directory), time.time_ns() // 1000)
+    if as_json:
+        output.print_json(held.to_dict())
+    else:
+        _print_stats(held)
+
+
+def _print_report(report: Report) -> None:
+    console = output.console()
+    if report.findings:
+        rows = [
+            (f.file, f.offset, f.kind, f.message, f.remedy, "no" if f.harmless else "YES")
+            for f in report.findings
+        ]
+        names = ("file", "offset>", "kind", "what", "remedy", "harm")
+        console.print(output.table(*names, rows=rows))
+    console.print(
+        f"{output.number(report.segments)} segments with {output.number(report.frames)} frames "
+        f"({output.size(report.journal_bytes)}), {output.number(report.blocks)} objects in blocks "
+        f"({output.size(report.block_bytes)}): {'ok' if report.ok else 'DAMAGED'}"
+    )
+
+
+def _print_actions(actions: list[Action], applied: bool) -> None:
+    if not actions:
+        typer.echo("The journal needs no repair.")
+        return
+    rows = [(a.kind, a.file, a.offset, a.message) for a in actions]
+    title = "done" if applied else "would be done (run again with --apply)"
+    output.console().print(
+        output.table("action", "file", "offset>", "what", rows=rows, title=title)
+    )
+
+
+def _print_stats(held: Stats) -> None:
+    console = output.console()
+    rows = [
+        ("manifest", f"version {held.manifest_version}, checkpoint {held.checkpoint}"),
+        ("position", f"frame {output.number(held.position)}"),
+        (
+            "journal",
+            f"{output.number(held.segments)} segments, frames {output.number(held.first_sequence)} "
+            f"to {output.number(held.last_sequence)}, {output.size(held.journal_bytes)} "
+            "with spare segments",
+        ),
+        ("replayed", f"{output.number(held.replayed_frames)} frames after the position"),
+        (
+            "blocks",
+            f"{held.blocks} with {output.number(held.block_rows)} rows, "
+            f"{held.live_share:.0%} live; {held.delta_blocks} of changes; "
+            f"{output.size(held.block_bytes)}",
+        ),
+        ("on disk", output.size(held.total_bytes)),
+    ]
+    console.print(output.table("what", "how much", rows=rows))
+    if not held.topics:
+        return
+    states = list(held.topics[0].states)
+    rows_of_topics = [
+        (topic.name, topic.partitions, *(topic.states[state] for state in states))
+        for topic in held.topics
+    ]
+    names = ("topic", "partitions>", *(f"{state}>" for state in states))
+    console.print(output.table(*names, rows=rows_of_topics))
