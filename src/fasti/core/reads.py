@@ -16,7 +16,7 @@ from fasti.core.snapshot import Columns, Snapshot, live_rows_of, read_range
 from fasti.core.state import Topic
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument
-from fasti.model import SEQUENCE_BITS, Outcome, State, partition_of, sequence_of
+from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome, State, partition_of, sequence_of
 
 Int64s = NDArray[np.int64]
 
@@ -107,10 +107,12 @@ def count(work: Work, command: Count) -> Counts:
 def forecast(work: Work, command: Forecast) -> Buckets:
     """What is coming, per bucket, without looking at the messages."""
     topic = work.topic(command.topic)
-    if command.bucket_us < BUCKET_US or command.bucket_us % BUCKET_US:
+    if not BUCKET_US <= command.bucket_us <= DUE_MAX_US or command.bucket_us % BUCKET_US:
         raise InvalidArgument("a bucket is a number of whole minutes", field="bucket")
-    if command.from_us % BUCKET_US or command.to_us <= command.from_us:
+    if command.from_us % BUCKET_US or not 0 <= command.from_us < command.to_us:
         raise InvalidArgument("a forecast begins at a whole minute, before its end", field="from")
+    if command.to_us > DUE_MAX_US:
+        raise InvalidArgument("a forecast ends at a time", field="to", limit=DUE_MAX_US)
     if (command.to_us - command.from_us) // command.bucket_us > _FORECAST_BUCKETS_MAX:
         raise InvalidArgument(
             f"a forecast has at most {_FORECAST_BUCKETS_MAX} buckets",
