@@ -91,6 +91,8 @@ def _known_batch(work: Work, topic: Topic, command: Produce) -> Reply | None:
     since = work.now_us - topic.settings.producer_age_us
     producer = work.state.producers.find(command.producer, since)
     number = command.producer_sequence
+    if number < 1:
+        raise InvalidArgument("batches are numbered from 1", field="producer_sequence", limit=1)
     if producer is None:
         if number != 1:
             raise UnknownProducer(

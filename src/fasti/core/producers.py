@@ -45,7 +45,10 @@ class Producer:
 
     def advanced(self, receipt: Receipt, at_us: int) -> Producer:
         """The producer after one more batch."""
-        receipts = [*self.receipts[1 - RECEIPTS_KEPT :], receipt]
+        # One that was silent for too long begins with 1 again: its old receipts would answer for
+        # new batches of the same number.
+        kept = self.receipts[1 - RECEIPTS_KEPT :] if receipt.sequence > 1 else []
+        receipts = [*kept, receipt]
         return Producer(receipt.sequence, at_us, receipts)
 
 
