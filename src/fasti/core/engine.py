@@ -230,11 +230,20 @@ class Engine:
             work.end_group()
             budget -= handed
             more |= busy
-            line.wake_us = (
-                min((p.next_us() or FOREVER for p in topic.partitions), default=FOREVER)
-                - topic.settings.lookahead_us
-            )
+            line.wake_us = self._next_turn_us(topic)
         return more
+
+    def _next_turn_us(self, topic: Topic) -> int:
+        """When the next message may go out, if nothing happens to the topic before."""
+        moments = [
+            moment_us
+            for partition in topic.partitions
+            if (moment_us := partition.next_us()) is not None
+            # What lies beyond must wait for a slice, whose arrival touches the topic.
+            and moment_us < partition.loaded_until_us
+        ]
+        first_us = min(moments, default=FOREVER)
+        return first_us if first_us == FOREVER else first_us - topic.settings.lookahead_us
 
     # Snapshots
 
@@ -372,7 +381,10 @@ class Engine:
                 untidy.discard(partition)
 
     def _plan_wake(self, work: Work, step: Step) -> None:
-        moments = [line.wake_us for line in self._lines.values() if line.waiting]
+        moments: list[int] = []
+        # Without room for a lease there is nothing to wake up for: one must end first.
+        if self.memory.leases.free:
+            moments += [line.wake_us for line in self._lines.values() if line.waiting]
         if self.runs_version:
             moments.append(self._next_ask_us)
         if self.state.stages:
