@@ -195,6 +195,8 @@ class Engine:
     def _lease(self, work: Work, command: commands.Lease) -> Done:
         topic = work.topic(command.topic)
         line = self._line(topic)
+        waiting = line.find(command.session)
+        before = waiting.credit if waiting is not None else 0
         done = leasing.lease(work, command, line)
         if not command.wait:
             work.end_group()
@@ -203,8 +205,11 @@ class Engine:
                 command.session
             ):
                 pass
+            # What it waited for before, it still waits for.
             waiting = line.find(command.session)
-            if waiting is not None:
+            if waiting is not None and before:
+                waiting.credit = min(waiting.credit, before)
+            elif waiting is not None:
                 line.waiting.remove(waiting)
         return done
 
