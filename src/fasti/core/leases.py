@@ -113,8 +113,13 @@ class LeaseTable:
             self.expiry_bound = min(self.expiry_bound, int(np.min(until)))
 
     def renew(self, slots: Int64s, tick: int) -> None:
-        """A heartbeat: each lease gets its length again, up to its longest hold."""
-        self.arm(slots, np.minimum(tick + self.length[slots], self.hold_until[slots]))
+        """A heartbeat: each lease gets its length again, up to its longest hold.
+
+        It never shortens one: a lease that was extended, or whose message was sent ahead of its
+        time, may run longer already.
+        """
+        renewed = np.minimum(tick + self.length[slots], self.hold_until[slots])
+        self.arm(slots, np.maximum(renewed, self.until[slots]))
 
     def rearm(self, tick: int, hold_us: Any) -> None:
         """After a restart every live lease starts its full length anew. `hold_us(topic)`."""
