@@ -92,9 +92,7 @@ def judge_change(
     if (piece.states != State.SCHEDULED).any():
         others = np.flatnonzero(piece.states != State.SCHEDULED)
         status[others] = why_not(work, topic, piece, others, by_key)
-    again = repeated(piece.sequences)
-    if again is not None:
-        status[again & (status == Outcome.OK)] = Outcome.DUPLICATE
+    mark_repeated(piece, status)
     return status
 
 
@@ -112,10 +110,18 @@ def judge_lease(work: Work, topic: Topic, piece: Piece, tokens: Int64s) -> UInt8
         reasons = why_not(work, topic, piece, others, by_key=False)
         reasons[reasons == Outcome.OK] = Outcome.STALE_LEASE  # scheduled: the lease is over
         status[others] = reasons
-    again = repeated(piece.sequences)
-    if again is not None:
-        status[again & (status == Outcome.OK)] = Outcome.DUPLICATE
+    mark_repeated(piece, status)
     return status
+
+
+def mark_repeated(piece: Piece, status: UInt8s) -> None:
+    """A message changes once a batch: of the rows that could change it, the first one does."""
+    if repeated(piece.sequences) is None:
+        return
+    good = np.flatnonzero(status == Outcome.OK)
+    again = repeated(piece.sequences[good])
+    if again is not None:
+        status[good[again]] = Outcome.DUPLICATE
 
 
 def why_not(work: Work, topic: Topic, piece: Piece, rows: NDArray[np.intp], by_key: bool) -> UInt8s:
