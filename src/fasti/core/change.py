@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.commands import Cancel, Move, Purge, Redrive, Target, Update
-from fasti.core.judging import Piece, blank, explain, judge_change, locate, why_not
+from fasti.core.judging import (
+    Piece,
+    blank,
+    explain,
+    judge_change,
+    locate,
+    mark_repeated,
+    unname_strangers,
+    why_not,
+)
 from fasti.core.location import ROWS_MAX
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
@@ -89,7 +98,7 @@ def _change(
             work, topic, piece, versions[piece.rows], command.owner, target.keys is not None
         )
         reply.status[piece.rows] = status
-        current = piece.partition.arena.version.take(piece.slots).astype(np.int64)
+        current = piece.versions()
         reply.versions[piece.rows] = current
         explain(work, topic, piece, reply)
         good = np.flatnonzero(status == Outcome.OK)
@@ -97,6 +106,7 @@ def _change(
             places = np.arange(len(target))[piece.rows][good]
             reply.versions[places] += 1
             work.emit(make_event(piece, good, places, current[good] + 1), piece.slots[good])
+    unname_strangers(reply, target.keys is not None)
     return reply
 
 
@@ -107,6 +117,8 @@ def redrive(work: Work, command: Redrive) -> Reply:
     due = work.moments(command.when, count)
     hashes = np.zeros((count, 2), dtype=np.uint64)
     if command.keys is not None:
+        if len(command.keys) != count:
+            raise InvalidArgument("keys and ids differ in number", field="key")
         hashes = command.keys.hashes
     reply = blank(count)
     for piece in locate(topic, Target(ids=command.ids), reply):
@@ -119,8 +131,9 @@ def redrive(work: Work, command: Redrive) -> Reply:
             taken |= _again(mine[keyed, 0])
             status[keyed[taken]] = Outcome.CONFLICT
         reply.status[piece.rows] = status
-        current = piece.partition.arena.version.take(piece.slots).astype(np.int64)
+        current = piece.versions()
         reply.versions[piece.rows] = current
+        explain(work, topic, piece, reply)
         good = np.flatnonzero(status == Outcome.OK)
         if len(good):
             places = np.arange(count)[piece.rows][good]
@@ -147,6 +160,8 @@ def purge(work: Work, command: Purge) -> Reply:
     for piece in locate(topic, Target(ids=command.ids), reply):
         status = _judge_dead(work, topic, piece)
         reply.status[piece.rows] = status
+        reply.versions[piece.rows] = piece.versions()
+        explain(work, topic, piece, reply)
         good = status == Outcome.OK
         if good.any():
             number = piece.partition.number
@@ -161,9 +176,7 @@ def _judge_dead(work: Work, topic: Topic, piece: Piece) -> NDArray[np.uint8]:
         reasons = why_not(work, topic, piece, others, by_key=False)
         reasons[reasons == Outcome.OK] = Outcome.CONFLICT  # alive: nothing to bring back
         status[others] = reasons
-    again = repeated(piece.sequences)
-    if again is not None:
-        status[again & (status == Outcome.OK)] = Outcome.DUPLICATE
+    mark_repeated(piece, status)
     return status
 
 

@@ -38,6 +38,11 @@ class Piece:
     slots: Int64s
     states: UInt8s
 
+    def versions(self) -> Int64s:
+        """The version of each message; 0 where there is none (a finished row may linger)."""
+        versions = self.partition.arena.version.take(self.slots).astype(np.int64)
+        return versions if self.states.all() else np.where(self.states != State.NONE, versions, 0)
+
 
 def locate(topic: Topic, target: Target, reply: Reply) -> list[Piece]:
     """Finds the rows that a target names, and fills in ids. Strangers are NOT_FOUND."""
@@ -145,6 +150,12 @@ def why_not(work: Work, topic: Topic, piece: Piece, rows: NDArray[np.intp], by_k
         answer[never | (sequences[missing] <= 0)] = Outcome.NOT_FOUND
         status[missing] = answer
     return status
+
+
+def unname_strangers(reply: Reply, by_key: bool) -> None:
+    """A key that names nothing has no id, though the index may still know an old one."""
+    if by_key and reply.status.any():
+        reply.ids[reply.status == Outcome.NOT_FOUND] = 0
 
 
 def is_landing(work: Work, topic: Topic, partition: int, sequences: Int64s) -> NDArray[np.bool_]:

@@ -352,7 +352,7 @@ def _under_lease(
         if len(good):
             places = np.arange(len(reply.status))[piece.rows][good]
             decide(topic, piece, good, places)  # type: ignore[operator]
-        reply.versions[piece.rows] = piece.partition.arena.version.take(piece.slots)
+        reply.versions[piece.rows] = piece.versions()
     return reply
 
 

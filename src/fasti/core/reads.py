@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fasti.core.arena import FRAME_ROWS, STATE_MASK
 from fasti.core.commands import Count, Forecast, Get, List
 from fasti.core.histogram import BUCKET_US
-from fasti.core.judging import blank, locate, why_not
+from fasti.core.judging import blank, locate, unname_strangers, why_not
 from fasti.core.replies import Buckets, Counts, Messages
 from fasti.core.snapshot import Columns, Snapshot, live_rows_of, read_range
 from fasti.core.state import Topic
@@ -45,6 +45,7 @@ def get(work: Work, command: Get) -> Messages:
             status = why_not(work, topic, piece, hidden, by_key)
             # Published rows that have not landed yet are seconds from being visible.
             reply.status[places] = np.where(status == Outcome.LEASED, Outcome.NOT_FOUND, status)
+    unname_strangers(reply, by_key)
     arena = work.state.memory.arena
     columns: Columns = {
         name: getattr(arena, name).take(slots)
