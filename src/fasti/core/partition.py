@@ -25,12 +25,14 @@ from fasti.core.memory import Memory
 from fasti.core.outcomes import Outcomes
 from fasti.core.pairs import sort_pairs
 from fasti.core.ready import Ready
-from fasti.model import State
+from fasti.model import SEQUENCE_MASK, State
 
 Int64s = NDArray[np.int64]
 
 FOREVER = (1 << 62) - 1
 _STALE_MIN = 65_536
+# A sequence that no message will ever have.
+_NOBODY = SEQUENCE_MASK
 _LIVE = np.zeros(8, dtype=np.bool_)
 _LIVE[[State.SCHEDULED, State.LEASED, State.STAGED]] = True
 
@@ -170,6 +172,9 @@ class Partition:
             return
         if self._memory.undo.active:
             before = self.find_keys(hashes)
+            # An entry can't be taken out of the index again: it names nobody. Not 0, because
+            # that would look as if the key had no entry, and it would get a second one.
+            before[before == 0] = _NOBODY
             self._memory.undo.note(lambda: self.keys.put(hashes[:, 0], before, hashes[:, 1]))
         self.keys.put(hashes[:, 0], sequences, hashes[:, 1], new=new)
 
