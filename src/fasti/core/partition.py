@@ -253,7 +253,9 @@ class Partition:
         if entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
             if self.ready.entries > 2 * self.near + _STALE_MIN // 2:
                 sequences, due = self.resolve(np.unique(self.ready.drain()))
-                here = due < self.calendar.cursor_us
+                # Not "due before the cursor": of a slice that leaves the calendar in pieces, some
+                # rows are here already although the cursor has not passed it.
+                here = self.arena.flags.take(self.ledger.slots(sequences)) & NEAR != 0
                 self.ready.push(*sort_pairs(due[here], sequences[here]))
             else:
                 self.calendar.sweep(self.resolve)
