@@ -74,9 +74,13 @@ class _Slice:
         self._full = [(its, chunk) for its, chunk in self._full if its > generation]
         self.entries = sum(len(chunk) for _, chunk in self._full)
 
-    def sweep(self, resolve: Resolve) -> None:
+    def sweep(self, keep: Callable[[Int64s], Int64s]) -> None:
         self._seal()
-        self._full = [(its, resolve(chunk)[0]) for its, chunk in self._full]
+        by_generation: dict[int, list[Int64s]] = {}
+        for its, chunk in self._full:
+            by_generation.setdefault(its, []).append(chunk)
+        kept = [(its, keep(np.concatenate(parts))) for its, parts in by_generation.items()]
+        self._full = [(its, chunk) for its, chunk in kept if len(chunk)]
         self.entries = sum(len(chunk) for _, chunk in self._full)
 
     def _seal(self) -> None:
@@ -183,10 +187,15 @@ class Calendar:
             if piece is not None:
                 budget -= piece.entries
                 self.entries -= piece.entries
-                piece.sweep(resolve)
+                piece.sweep(lambda entries, place=place: self._still_in(place, entries, resolve))
                 self.entries += piece.entries
                 if not piece.entries:
                     del self._levels[place[0]][place[1]]
+
+    def _still_in(self, place: tuple[int, int], entries: Int64s, resolve: Resolve) -> Int64s:
+        """Of a slice's entries those whose message is due there, each once."""
+        sequences, due = resolve(np.unique(entries))
+        return sequences[due >> SHIFTS[place[0]] == place[1]]
 
     def _first(self) -> tuple[int, int] | None:
         """Level and number of the earliest slice. One that the cursor has entered comes first."""
