@@ -2,7 +2,8 @@
 
 Theory of operation.  Frames go into the active segment, a preallocated file; one vectored write
 takes a whole batch.  When a frame doesn't fit, the active segment is *sealed*: it is synced, and
-only then is the next one born (see `journal_segment`), so durability has no gap.
+only then is the next one born (see `journal_segment`), so durability has no gap.  The frames that
+didn't fit are part of that birth and durable with it, so a new segment costs no sync of its own.
 
 Every opening starts a new segment under the next epoch, as soon as there is something to write:
 a file that an earlier process, or a failed sync, has touched is never appended to.  Frames at
@@ -67,8 +68,8 @@ DEFAULT_SEGMENT_BYTES = 64 << 20
 SEGMENT_BYTES_MIN = 4096
 
 
-# A frame that is copied from one segment to the next.
-Carried = tuple[Header, memoryview]
+# A frame that a new segment is born with.
+Content = tuple[Header, "Sequence[Buffer]"]
 
 
 def random_number() -> int:
@@ -234,8 +235,7 @@ class FileJournal:
         try:
             self._write(frames[:done], lengths[:done])
             for spare, (count, _) in zip(spares, shares, strict=True):
-                self._roll(spare)
-                self._write(frames[done : done + count], lengths[done : done + count])
+                self._roll(spare, frames[done : done + count], lengths[done : done + count])
                 done += count
         except BaseException as error:
             self._fail(error)
@@ -305,50 +305,47 @@ class FileJournal:
         end = active.end
         for frame, length in zip(frames, lengths, strict=True):
             offsets.append(end)
-            buffers.append(self._frame_header(active, frame, length))
+            header = self._header(active.header.nonce, frame, length)
+            buffers.append(encode_header(header))
             buffers.extend(frame.body)
             buffers.append(padding(length))
             end += frame_bytes(length)
         active.file.write_at(active.end, buffers)
         self._table.grow(active, offsets, end, frames[-1].sequence)
 
-    def _frame_header(self, active: Segment, frame: Frame, length: int) -> bytes:
+    def _header(self, nonce: int, frame: Frame, length: int) -> Header:
         flags = BEGIN * frame.begins_group | END * frame.ends_group
         checksum = body_checksum(frame.body) if frame.checksum is None else frame.checksum
-        return self._header(active, flags, length, frame.sequence, frame.at_us, checksum)
-
-    def _header(
-        self, active: Segment, flags: int, length: int, sequence: int, at_us: int, checksum: int
-    ) -> bytes:
         who = (FORMAT_VERSION, flags, length, self._epoch, self._incarnation)
-        when = (sequence, self._synced, at_us)
-        return encode_header(Header(*who, *when, checksum, active.header.nonce))
+        return Header(*who, frame.sequence, self._synced, frame.at_us, checksum, nonce)
 
-    def _roll(self, spare: str) -> None:
-        """Seal the active segment and start the next one."""
+    def _roll(self, spare: str, frames: Sequence[Frame], lengths: Sequence[int]) -> None:
+        """Seal the active segment and start the next one with these frames."""
         self.sync()
-        self._start_segment(self.last_sequence + 1, [], spare)
+        headers = [self._header(0, *pair) for pair in zip(frames, lengths, strict=True)]
+        bodies = [frame.body for frame in frames]
+        self._start_segment(frames[0].sequence, list(zip(headers, bodies, strict=True)), spare)
 
-    def _start_segment(self, first: int, carried: Sequence[Carried], spare: str = "") -> None:
+    def _start_segment(self, first: int, content: Sequence[Content], spare: str = "") -> None:
         """Bear the segment that begins with ``first`` and make it the active one.
 
-        ``carried`` are frames that the segment before it holds too; from now on they are here.
+        ``content`` is in it when it is born, whether new or copied from the one before it.
         """
-        sizes = [frame_bytes(header.body_length) for header, _ in carried]
+        sizes = [frame_bytes(header.body_length) for header, _ in content]
         spare = spare or self._spare_for(sum(sizes), use_reserve=True)
         last = first + len(sizes) - 1
         nonce = self._draw() & 0xFFFF_FFFF
-        header = SegmentHeader(self._epoch, self._incarnation, first, last, nonce)
-        content: list[Buffer] = []
-        for old, body in carried:
-            fresh = old._replace(epoch=self._epoch, nonce=nonce, synced_through=first - 1)
-            content += [encode_header(fresh), body, padding(len(body))]
+        buffers: list[Buffer] = []
+        for old, body in content:
+            header = old._replace(epoch=self._epoch, nonce=nonce, synced_through=first - 1)
+            buffers += [encode_header(header), *body, padding(header.body_length)]
         name = segment_name(self._directory, first)
-        segment = give_birth(self._files, spare, name, header, content)
+        birth = SegmentHeader(self._epoch, self._incarnation, first, last, nonce)
+        segment = give_birth(self._files, spare, name, birth, buffers)
         self._table.succeed(segment)
         for sequence, size in enumerate(sizes, first):
             self._table.grow(segment, [segment.end], segment.end + size, sequence)
-        self._covered = last
+        self._covered = self._synced = last
         self._active = segment
 
     # ------------------------------------------------------------------ durability
@@ -371,8 +368,9 @@ class FileJournal:
         if active is None or last > self._synced or self._covered >= self._synced:
             return False
         try:
-            mark = self._header(active, MARK, 0, last, 0, body_checksum([]))
-            active.file.write_at(active.end, [mark])
+            idle = Frame(last, 0, False, False, ())
+            mark = self._header(active.header.nonce, idle, 0)._replace(flags=MARK)
+            active.file.write_at(active.end, [encode_header(mark)])
             active.end += HEADER_BYTES
             active.file.sync()
         except BaseException as error:

@@ -50,7 +50,7 @@ class Journal(Protocol):
         """The last frame known to be durable."""
 
     def append(self, frames: Sequence[Frame], *, use_reserve: bool = False) -> None:
-        """Write frames behind the last one; not durable before `sync`.
+        """Write frames behind the last one; don't count on them before `sync`.
 
         Raises `StorageFull` with nothing written (``use_reserve`` gets further than that, for
         what frees space), `StorageFailed` when the outcome is unknown, `InvalidArgument` for a

@@ -154,16 +154,19 @@ def _settle(
 def _check_tail(tail: Segment, found: Walk, bound: int | None) -> None:
     """Raise `Corruption` if the frame at which the walk ended had been acknowledged."""
     missing = tail.header.first_sequence + len(found.places)
-    if bound is not None and missing < bound:
+    durable = tail.header.durable_through
+    if bound is not None:
+        # Frames from the bound on were cut, and may have been durable before that.
+        known = missing < bound
         reason = f"a later segment begins with {bound}"
-    elif missing <= tail.header.durable_through:
-        reason = f"the segment was born with frames up to {tail.header.durable_through}"
-    elif bound is None and found.problem is not None:
-        proof = evidence_after(tail.view, found.end + ALIGNMENT, tail.header, missing)
-        if proof is None:
-            return
-        reason = f"a later frame at {proof} knew it to be durable"
+    elif missing <= durable:
+        known = True
+        reason = f"the segment was born with frames up to {durable}"
     else:
+        proof = evidence_after(tail.view, found.end + ALIGNMENT, tail.header, missing)
+        known = found.problem is not None and proof is not None
+        reason = f"a later frame at {proof} knew it to be durable"
+    if not known:
         return
     raise corrupt_frame(tail.name, found.end, missing, found.problem or "file ends", reason)
 

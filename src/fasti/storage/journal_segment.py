@@ -301,7 +301,7 @@ class Segment:
         assert self.places is not None
         return self.places[index] * ALIGNMENT
 
-    def frames_from(self, sequence: int) -> list[tuple[Header, memoryview]]:
+    def frames_from(self, sequence: int) -> list[tuple[Header, list[memoryview]]]:
         """Headers and bodies of the frames known, which must have been checked."""
         frames = []
         for index in range(sequence - self.header.first_sequence, len(self.places or ())):
@@ -309,7 +309,7 @@ class Segment:
             header = decode_header(self.view, offset)
             assert header is not None
             start = offset + HEADER_BYTES
-            frames.append((header, self.view[start : start + header.body_length]))
+            frames.append((header, [self.view[start : start + header.body_length]]))
         return frames
 
     def let_go(self) -> bool:

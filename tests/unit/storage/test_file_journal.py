@@ -104,7 +104,8 @@ def test_frames_roll_into_segments_that_are_named_for_their_first() -> None:
     per_segment = (SEGMENT_BYTES - 64 - HEADER_BYTES) // STEP
     append(journal, 2 * per_segment + 1)
     assert segments(files) == [1, 1 + per_segment, 1 + 2 * per_segment]
-    assert journal.synced_sequence == 2 * per_segment  # Sealed segments are synced at once.
+    # Sealed segments are synced at once, and a new one is durable when it is born.
+    assert journal.synced_sequence == 2 * per_segment + 1
     assert all(len(content(files, name)) == SEGMENT_BYTES for name in files.list("journal/"))
 
 
@@ -132,8 +133,8 @@ def test_a_spare_is_prepared_once_and_used_first() -> None:
     append(journal)
     assert spares(files) == 1
     assert journal.room_bytes() == SEGMENT_BYTES - 64 - STEP - HEADER_BYTES
-    # Writing and syncing the header, the name and its folder, then the frame: no zero-filling.
-    assert files.operations - before == 5
+    # Writing and syncing header and frame, the name and its folder: no zero-filling.
+    assert files.operations - before == 4
 
 
 def test_an_append_is_one_write_and_a_sync_one_sync() -> None:
@@ -198,16 +199,17 @@ def test_frames_of_an_opening_that_died_are_never_taken_for_new() -> None:
     files = SimulatedFiles()
     journal = open_journal(files)
     journal.prepare_spare()
-    append(journal, 20)
+    synced(journal, 1)
+    append(journal, 19)
     journal.close()
     files.fail("rename")  # The segment is written, but doesn't get its name.
     with pytest.raises(StorageFailed):
         open_journal(files)
-    journal = open_journal(files, cut_after=0)
+    journal = open_journal(files, cut_after=1)
     synced(journal, 2)
     journal.close()
     again = open_journal(files)
-    assert (again.epoch, sequences(again)) == (3, [1, 2])
+    assert (again.epoch, sequences(again)) == (3, [1, 2, 3])
 
 
 def test_a_segment_that_is_read_is_deleted_instead_of_recycled(tmp_path: Path) -> None:
@@ -431,7 +433,8 @@ def test_frames_not_known_to_be_durable_are_copied_before_they_are_served() -> N
 def test_on_a_full_disk_such_frames_are_synced_where_they_lie() -> None:
     files = SimulatedFiles()
     journal = open_journal(files, reserve_bytes=0)
-    append(journal, 3)
+    synced(journal, 1)
+    append(journal, 2)
     journal.close()
     files.capacity_bytes = SEGMENT_BYTES
     again = open_journal(files, reserve_bytes=0)

@@ -113,12 +113,13 @@ def test_all_damage_is_found() -> None:
 def test_harmless_things_are_told_as_such() -> None:
     files = SimulatedFiles()
     journal = open_journal(files)
-    journal.append([Frame(1, 0, True, True, [BODY])])
-    journal.sync()
-    journal.mark()
-    journal.append([Frame(n, 0, True, True, [BODY]) for n in (2, 3)])
-    files.flip_bit(NAMES[0], 64 + STEP + 5)  # the mark
-    files.flip_bit(NAMES[0], 64 + STEP + HEADER_BYTES + 80)  # frame 2, which was never synced
+    for n in (1, 2):
+        journal.append([Frame(n, 0, True, True, [BODY])])
+        journal.sync()
+    assert journal.mark()
+    journal.append([Frame(n, 0, True, True, [BODY]) for n in (3, 4)])
+    files.flip_bit(NAMES[0], 64 + 2 * STEP + 5)  # the mark
+    files.flip_bit(NAMES[0], 64 + 2 * STEP + HEADER_BYTES + 80)  # frame 3, never synced
     files.create("blocks/runs/1.tmp", 10)
     report = verify(files)
     assert report.ok
@@ -133,14 +134,14 @@ def test_harmless_things_are_told_as_such() -> None:
 def test_a_damaged_mark_is_harmless() -> None:
     files = SimulatedFiles()
     journal = open_journal(files)
-    for n in (1, 2):
+    for n in (1, 2, 3):
         journal.append([Frame(n, 0, True, True, [BODY])])
         journal.sync()
         journal.mark()
-    files.flip_bit(NAMES[0], 64 + STEP + 5)
+    files.flip_bit(NAMES[0], 64 + 2 * STEP + 5)
     report = verify(files)
     assert report.ok
-    assert [(f.kind, f.offset) for f in report.findings] == [("damaged_mark", 64 + STEP)]
+    assert [(f.kind, f.offset) for f in report.findings] == [("damaged_mark", 64 + 2 * STEP)]
 
 
 def test_what_cannot_be_read_is_told_and_not_repaired() -> None:
