@@ -20,6 +20,7 @@ Work is bounded: at most 65,536 entries a call; `pull` says whether there is mor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,12 +188,12 @@ class Calendar:
             if piece is not None:
                 budget -= piece.entries
                 self.entries -= piece.entries
-                piece.sweep(lambda entries, place=place: self._still_in(place, entries, resolve))
+                piece.sweep(partial(self._still_in, place, resolve))
                 self.entries += piece.entries
                 if not piece.entries:
                     del self._levels[place[0]][place[1]]
 
-    def _still_in(self, place: tuple[int, int], entries: Int64s, resolve: Resolve) -> Int64s:
+    def _still_in(self, place: tuple[int, int], resolve: Resolve, entries: Int64s) -> Int64s:
         """Of a slice's entries those whose message is due there, each once."""
         sequences, due = resolve(np.unique(entries))
         return sequences[due >> SHIFTS[place[0]] == place[1]]
