@@ -141,8 +141,9 @@ class ShardState:
         after = (before or Producer()).advanced(receipt, event.at_us)
         self.producers.set(event.producer, after)
         topic = self.topics.get(event.topic)
-        if topic is not None and not self.memory.undo.active:
-            self.producers.forget(event.at_us - topic.settings.producer_age_us)
+        if topic is not None:
+            before_us = event.at_us - topic.settings.producer_age_us
+            self.memory.undo.once_settled(lambda: self.producers.forget(before_us))
 
     def _replaced(self, event: ev.Replaced, frame: int) -> None:
         partition = self.partition(event)
@@ -169,9 +170,10 @@ class ShardState:
         partition = self.partition(event)
         slots = self._slots(partition, event.sequence)
         partition.finish(event.sequence, slots, verb, event.at_us)
-        if not self.memory.undo.active:
-            settings = self.topics[event.topic].settings
-            partition.outcomes.forget(event.at_us - settings.outcome_age_us, settings.outcome_count)
+        settings = self.topics[event.topic].settings
+        before_us, most = event.at_us - settings.outcome_age_us, settings.outcome_count
+        # Within a transaction too, or a replay, which sees no transactions, would forget more.
+        self.memory.undo.once_settled(lambda: partition.outcomes.forget(before_us, most))
 
     # Leases
 

@@ -38,6 +38,13 @@ class Undo:
         self._waiting.append(finish)
         self._notes.append(restore)
 
+    def once_settled(self, finish: Callable[[], None]) -> None:
+        """The same for what leaves nothing to restore, should the transaction be void."""
+        if self.active:
+            self._waiting.append(finish)
+        else:
+            finish()
+
     def commit(self) -> None:
         """The transaction stands."""
         self.active = False
