@@ -147,6 +147,7 @@ def _capture_stage(name: str, stage: Stage, columns: dict[str, NDArray[Any]]) ->
         "topic": stage.topic,
         "opened_at_us": stage.opened_at_us,
         "published": stage.published,
+        "dropping": stage.dropping,
         "skipped": sorted(stage.skipped),
         "batches": batches,
     }
@@ -156,6 +157,7 @@ def _restore_stage(
     state: ShardState, described: dict[str, Any], columns: dict[str, NDArray[Any]]
 ) -> None:
     stage = Stage(described["topic"], described["opened_at_us"], described["published"])
+    stage.dropping = described["dropping"]
     stage.skipped = set(described["skipped"])
     for partition, place, keyed in described["batches"]:
         hashes = None

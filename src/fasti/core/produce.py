@@ -82,6 +82,8 @@ def _check_stage(work: Work, topic: Topic, command: Produce) -> None:
             raise InvalidArgument("too many stages are open", field="stage")
     elif stage.published:
         raise InvalidArgument("the stage is published already", field="stage")
+    elif stage.dropping:
+        raise InvalidArgument("the stage has expired", field="stage")
     elif stage.topic != topic.number:
         raise InvalidArgument("the stage belongs to another topic", field="stage")
 

@@ -34,6 +34,8 @@ class Stage:
     topic: int
     opened_at_us: int
     published: bool = False
+    # Some of its rows are dropped already: it can't be published any more.
+    dropping: bool = False
     batches: list[StagedRows] = field(default_factory=list)
     # Rows whose key was taken: they are dropped when their turn to land comes.
     skipped: set[int] = field(default_factory=set)

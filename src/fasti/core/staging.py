@@ -50,8 +50,7 @@ def land(work: Work) -> bool:
         if budget <= 0:
             return True
     for name, stage in list(work.state.stages.items()):
-        age_us = work.state.topics[stage.topic].settings.stage_age_us
-        if not stage.published and stage.opened_at_us + age_us <= work.now_us:
+        if not stage.published and (stage.dropping or _expiry_us(work, stage) <= work.now_us):
             work.emit(ev.StageDropped(work.now_us, name, min(budget, stage.rows)))
             return True
     return False
@@ -60,16 +59,18 @@ def land(work: Work) -> bool:
 def next_expiry_us(work: Work) -> int:
     """When the next unpublished stage is too old."""
     moments = [
-        stage.opened_at_us + work.state.topics[stage.topic].settings.stage_age_us
-        for stage in work.state.stages.values()
-        if not stage.published
+        _expiry_us(work, stage) for stage in work.state.stages.values() if not stage.published
     ]
     return min(moments, default=FOREVER)
 
 
+def _expiry_us(work: Work, stage: Stage) -> int:
+    return stage.opened_at_us + work.state.topics[stage.topic].settings.stage_age_us
+
+
 def _stage(work: Work, name: str) -> Stage:
     stage = work.state.stages.get(name)
-    if stage is None:
+    if stage is None or stage.dropping:
         raise NotFound(f"there is no stage {name!r}: it expired, or never was", details={})
     if stage.published:
         raise InvalidArgument("the stage is published already", field="stage")

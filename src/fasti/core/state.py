@@ -332,6 +332,7 @@ class ShardState:
 
     def _stage_dropped(self, event: ev.StageDropped, _: int) -> None:
         stage = self.stages[event.stage]
+        stage.dropping = True
         for batch in stage.take(event.count):
             partition = self.topics[stage.topic].partitions[batch.partition]
             slots = partition.ledger.slots(batch.sequences)
