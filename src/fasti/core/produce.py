@@ -16,7 +16,7 @@ from fasti.core import events as ev
 from fasti.core.arena import FRAME_BITS, FRAMES_SPARE
 from fasti.core.commands import Produce
 from fasti.core.hashing import UInt64s
-from fasti.core.judging import blank
+from fasti.core.judging import Piece, blank, explain
 from fasti.core.location import ROWS_MAX
 from fasti.core.partition import Partition
 from fasti.core.producers import Producer
@@ -214,14 +214,24 @@ class _Part:
     def _conflict(self, partition: Partition, rows: Rows, sequences: Int64s) -> None:
         """Rows whose key a live message has; no message stands here twice."""
         slots = partition.ledger.slots(sequences)
-        status = self._statuses(partition, slots)
         places = self.begin + rows
-        self.reply.status[places] = status
+        status = self._judge(partition, places, sequences, slots)
         self.reply.ids[places] = sequences | partition.number << SEQUENCE_BITS
         self.reply.versions[places] = partition.arena.version.take(slots)
         good = status == Outcome.OK
         if good.any():
             self._replace(partition, rows[good], sequences[good], slots[good], bump=1)
+
+    def _judge(
+        self, partition: Partition, places: Rows, sequences: Int64s, slots: Int64s
+    ) -> NDArray[np.uint8]:
+        """What becomes of rows whose key a live message has, and who has it if it is out."""
+        status = self._statuses(partition, slots)
+        self.reply.status[places] = status
+        if (status == Outcome.LEASED).any():
+            piece = Piece(partition, places, sequences, slots, partition.states(slots))
+            explain(self.work, self.topic, piece, self.reply)
+        return status
 
     def _statuses(self, partition: Partition, slots: Int64s) -> NDArray[np.uint8]:
         if self.command.on_conflict == OnConflict.REJECT:
@@ -261,9 +271,8 @@ class _Part:
         """Rows whose key stood earlier in the batch. Of those that replace, the last one wins."""
         sequences = partition.find_keys(hashes[rows])
         slots = partition.ledger.slots(sequences)
-        status = self._statuses(partition, slots)
         places = self.begin + rows
-        self.reply.status[places] = status
+        status = self._judge(partition, places, sequences, slots)
         self.reply.ids[places] = sequences | partition.number << SEQUENCE_BITS
         versions = partition.arena.version.take(slots).astype(np.int64)
         self.reply.versions[places] = versions
