@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fasti.cli import bench, storage
+from fasti.cli import bench, demo, storage
 from fasti.cli.exits import ErrorsAsExits
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(storage.app)
+app.command()(demo.demo)
 
 
 def _print_version(requested: bool) -> None:
