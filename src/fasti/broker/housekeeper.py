@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from fasti.broker.memory import give_memory_back
 from fasti.core.replies import LoadSlice
 from fasti.errors import Closed, FastiError
 
@@ -154,6 +155,7 @@ class Housekeeper:
             shard.run(lambda: engine.release_snapshot(plan.snapshot.number)).result()
         if shard.run(lambda: not engine.snapshots).result():
             store.clean_up()
+        give_memory_back()
         self.checkpoints += 1
 
 

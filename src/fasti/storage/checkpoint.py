@@ -50,6 +50,8 @@ Int64s = NDArray[np.int64]
 _RUNS_MAX = 12
 _REWRITTEN_BYTES_MAX = 512 << 20
 _DELTA_ROWS_MIN = 65_536
+# Rows that are sorted and written at a time: this bounds the memory of a checkpoint.
+_PIECE_ROWS = 1 << 20
 _KEPT = ("sequence", "due", "location", "version", "owner", "attempts")
 
 
@@ -111,6 +113,7 @@ class CheckpointWriter:
         self._old = manifest
         self._next_block = manifest.next_block
         self._dead = dead_rows(plan.capsule)
+        self._unwritten = np.array([e & 0xFF for e in plan.unwritten], dtype=np.uint8)
         self._put: list[str] = []
         self._written = Written(
             replace(
@@ -139,20 +142,18 @@ class CheckpointWriter:
         kept = [b for b in self._old.blocks if b.delta or self._live(b) > 0]
         victims = choose_victims([b for b in kept if not b.delta], self._live)
         numbers = np.array(sorted(b.number for b in victims), dtype=np.int64)
-        run, delta, changed = self._collect(numbers)
-        old_deltas = [b for b in kept if b.delta]
-        delta_rows = sum(b.rows for b in old_deltas) + _count_rows(delta)
-        if delta_rows > 2 * changed + _DELTA_ROWS_MIN or not changed:
+        all_changed = self._deltas_are_stale(kept, numbers)
+        if all_changed:
             # Most of the old delta rows are out of date: write the valid ones together.
-            _, delta, _ = self._collect(numbers, all_changed=True)
             kept = [b for b in kept if not b.delta]
         manifest = self._written.manifest
         manifest.blocks = [b for b in kept if b not in victims]
         self._written.first_due_us = dict.fromkeys(self._plan.snapshot.ledgers, 0)
-        for piece in _filled(_sorted(run)):
-            self._write_run(piece)
-        for piece in _filled(_sorted(delta)):
-            self._write_delta(piece)
+        for moving, rows in self._pieces(numbers, all_changed):
+            if moving:
+                self._write_run(rows)
+            else:
+                self._write_delta(rows)
         manifest.blocks += self._written.new_blocks
         manifest.state_name = f"{self._take_number():012d}.state"
         self._store(manifest.state_name, encode_state(self._plan.capsule))
@@ -163,35 +164,47 @@ class CheckpointWriter:
         dead = self._dead.get(block.number)
         return block.rows - (0 if dead is None else int(np.bitwise_count(dead).sum()))
 
-    def _collect(
-        self, victims: Int64s, all_changed: bool = False
-    ) -> tuple[list[Columns], list[Columns], int]:
-        """Rows for the run, rows for deltas (per partition), and how many rows changed at all."""
-        snapshot = self._plan.snapshot
-        unwritten = np.array([epoch & 0xFF for epoch in self._plan.unwritten], dtype=np.uint8)
-        runs: list[Columns] = []
-        deltas: list[Columns] = []
-        changed_rows = 0
-        for topic, partition in sorted(snapshot.ledgers):
-            run_parts, delta_parts = [], []
-            for columns in snapshot.rows(topic, partition):
-                in_run = is_in_run(columns["location"])
-                moving = ~in_run
-                if len(victims):
-                    moving |= in_run & np.isin(number_of(columns["location"]), victims)
-                staying = in_run & ~moving
-                changed = staying & (columns["flags"] & CHANGED != 0)
-                changed_rows += int(changed.sum())
-                if not all_changed:
-                    changed = staying & np.isin(columns["epoch"], unwritten)
-                if moving.any():
-                    run_parts.append(_select(columns, moving))
-                if changed.any():
-                    delta_parts.append(_select(columns, changed))
-            for parts, wholes in ((run_parts, runs), (delta_parts, deltas)):
-                if parts:
-                    wholes.append(_join(parts, topic, partition))
-        return runs, deltas, changed_rows
+    def _moving(self, columns: Columns, victims: Int64s) -> NDArray[np.bool_]:
+        """Rows that go into the new run."""
+        moving = ~is_in_run(columns["location"])
+        if len(victims):
+            # Frame sequences and block numbers overlap: only those in runs can be a victim's.
+            moving |= ~moving & np.isin(number_of(columns["location"]), victims)
+        return moving
+
+    def _deltas_are_stale(self, kept: list[Block], victims: Int64s) -> bool:
+        """Whether delta blocks would hold more than twice the rows that they need to."""
+        listed = sum(block.rows for block in kept if block.delta)
+        if not listed:
+            return False
+        changed = new = 0
+        for place in self._plan.snapshot.ledgers:
+            for columns in self._plan.snapshot.rows(*place):
+                staying = ~self._moving(columns, victims)
+                changed += int(np.count_nonzero(columns["flags"][staying] & CHANGED))
+                new += int(np.count_nonzero(np.isin(columns["epoch"][staying], self._unwritten)))
+        return not changed or listed + new > 2 * changed + _DELTA_ROWS_MIN
+
+    def _pieces(self, victims: Int64s, all_changed: bool) -> Iterator[tuple[bool, Columns]]:
+        """Sorted rows for the run (True) and for deltas (False), about a million at a time."""
+        waiting: dict[bool, list[Columns]] = {True: [], False: []}
+        for topic, partition in sorted(self._plan.snapshot.ledgers):
+            for columns in self._plan.snapshot.rows(topic, partition):
+                moving = self._moving(columns, victims)
+                changed = ~moving
+                if all_changed:
+                    changed &= columns["flags"] & CHANGED != 0
+                else:
+                    changed &= np.isin(columns["epoch"], self._unwritten)
+                for kind, rows in ((True, moving), (False, changed)):
+                    if rows.any():
+                        waiting[kind].append(_select(columns, rows, topic, partition))
+                        if _count_rows(waiting[kind]) >= _PIECE_ROWS:
+                            yield kind, _sorted(waiting[kind])
+                            waiting[kind] = []
+        for kind, parts in waiting.items():
+            if parts:
+                yield kind, _sorted(parts)
 
     def _write_run(self, rows: Columns) -> None:
         """Blocks of sorted rows, each with its payloads."""
@@ -292,47 +305,25 @@ def choose_victims(runs: list[Block], live: Callable[[Block], int]) -> list[Bloc
     return chosen
 
 
-def _select(columns: Columns, rows: NDArray[np.bool_]) -> Columns:
+def _select(columns: Columns, rows: NDArray[np.bool_], topic: int, partition: int) -> Columns:
     selected = {name: columns[name][rows] for name in _KEPT}
     selected["state"] = columns["flags"][rows] & STATE_MASK
     # What a lease's slot is called means nothing after a restart; a dead row's reason does.
     dead = selected["state"] == State.DEAD
     selected["lease"] = np.where(dead, columns["lease"][rows], 0).astype(np.uint32)
+    selected["topic"] = np.full(len(dead), topic, dtype=np.int32)
+    selected["partition"] = np.full(len(dead), partition, dtype=np.int32)
     return selected
 
 
-def _join(parts: list[Columns], topic: int, partition: int) -> Columns:
-    joined = _concatenated(parts)
-    count = len(joined["sequence"])
-    joined["topic"] = np.full(count, topic, dtype=np.int32)
-    joined["partition"] = np.full(count, partition, dtype=np.int32)
-    return joined
-
-
-def _sorted(wholes: list[Columns]) -> Iterator[Columns]:
-    """Each partition's rows by (due, sequence). Emptied as it goes, to give the memory back."""
-    while wholes:
-        rows = wholes.pop(0)
-        order = np.lexsort((rows["sequence"], rows["due"]))
-        yield {name: values[order] for name, values in rows.items()}
-
-
-def _filled(wholes: Iterator[Columns]) -> Iterator[Columns]:
-    """Small partitions together, so that many topics don't make as many blocks."""
-    waiting: list[Columns] = []
-    for rows in wholes:
-        waiting.append(rows)
-        if _count_rows(waiting) >= BLOCK_ROWS_MAX // 2:
-            yield _concatenated(waiting)
-            waiting = []
-    if waiting:
-        yield _concatenated(waiting)
-
-
-def _concatenated(parts: list[Columns]) -> Columns:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def _sorted(parts: list[Columns]) -> Columns:
+    """By (topic, partition, due, sequence)."""
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    keys = [joined["sequence"], joined["due"]]
+    if joined["topic"][0] != joined["topic"][-1] or joined["partition"].any():
+        keys += [joined["partition"], joined["topic"]]
+    order = np.lexsort(keys)
+    return {name: values[order] for name, values in joined.items()}
 
 
 def _cuts(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
