@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.core.keys import Rows
-from fasti.core.location import is_in_run, number_of, row_of
+from fasti.core.location import ROW_BITS, is_in_run, number_of, row_of
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode_rows
 from fasti.storage.journal import Journal
@@ -34,7 +34,7 @@ class Payloads:
         self._journal, self._blocks = journal, blocks
         self._kept: OrderedDict[int, tuple[Rows, int]] = OrderedDict()
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes
-        self._cache: OrderedDict[tuple[bool, int], pa.RecordBatch] = OrderedDict()
+        self._cache: OrderedDict[tuple[bool, int], tuple[pa.RecordBatch, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def keep(self, frame: int, rows: Rows, at_us: int) -> None:
@@ -51,22 +51,23 @@ class Payloads:
 
     def gather(self, locations: Int64s) -> pa.RecordBatch:
         """The payload rows at these places, in this order, with every column of the schema."""
-        if not len(locations):
-            return _empty()
         order = np.argsort(locations, kind="stable")
         ordered = locations[order]
-        numbers, rows, in_run = number_of(ordered), row_of(ordered), is_in_run(ordered)
-        starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
-        if (in_run[1:] != in_run[:-1]).any():
-            starts = np.union1d(starts, np.flatnonzero(in_run[1:] != in_run[:-1]) + 1)
+        sources = ordered >> ROW_BITS
+        starts = np.flatnonzero(np.concatenate([[True], sources[1:] != sources[:-1]]))
+        starts = starts[: len(locations)]
+        in_run, numbers = is_in_run(ordered[starts]).tolist(), number_of(ordered[starts]).tolist()
+        rows = pa.array(row_of(ordered))
+        counts = np.diff([*starts.tolist(), len(ordered)])
+        found = [self._batch(*source) for source in zip(in_run, numbers, strict=True)]
         parts = []
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(ordered)], strict=True):
-            batch = self._batch(bool(in_run[start]), int(numbers[start]))
-            parts.append(batch.take(pa.array(rows[start:end])))
-        if len(parts) == 1:
-            whole = parts[0]
-        else:
-            whole = pa.concat_batches(parts)
+        for (batch, _), start, count in zip(found, starts.tolist(), counts.tolist(), strict=True):
+            wanted = rows.slice(start, count)
+            names = batch.schema.names
+            parts.append({n: batch.column(i).take(wanted) for i, n in enumerate(names)})
+        written_us = np.repeat(np.array([at for _, at in found], dtype=np.int64), counts)
+        arrays = [_joined(field, parts, counts, written_us) for field in PAYLOAD_SCHEMA]
+        whole = pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
         if (order[1:] > order[:-1]).all():
             return whole
         back = np.empty(len(order), dtype=np.int64)
@@ -79,45 +80,44 @@ class Payloads:
             for key in [k for k in self._cache if k[0] == in_run and not wanted(k[1])]:
                 del self._cache[key]
 
-    def _batch(self, in_run: bool, number: int) -> pa.RecordBatch:
+    def _batch(self, in_run: bool, number: int) -> tuple[pa.RecordBatch, int]:
+        """A frame's or block's batch as it was written, and when (0 for a block)."""
         with self._lock:
             found = self._cache.get((in_run, number))
             if found is not None:
                 self._cache.move_to_end((in_run, number))
                 return found
             kept = None if in_run else self._kept.get(number)
+        if kept is not None:
+            return kept[0].batch, kept[1]
         if in_run:
             name = f"{number:012d}.payloads"
-            batch = unseal(self._blocks.get(name), name, verify=False)
-        elif kept is not None:
-            return _complete(kept[0].batch, kept[1])
+            found = unseal(self._blocks.get(name), name, verify=False), 0
         else:
             rows, at_us = decode_rows(self._journal.body(number))
             assert rows is not None, "a location names a frame with payloads"
-            batch = _complete(rows.batch, at_us)
+            found = rows.batch, at_us
         with self._lock:
-            self._cache[in_run, number] = batch
+            self._cache[in_run, number] = found
             while len(self._cache) > _CACHED_BATCHES:
                 self._cache.popitem(last=False)
-        return batch
+        return found
 
 
-def _complete(batch: pa.RecordBatch, at_us: int) -> pa.RecordBatch:
-    """Adds the columns that the batch leaves out."""
-    arrays = []
-    for field in PAYLOAD_SCHEMA:
-        if field.name in batch.schema.names:
-            array = batch.column(field.name)
-            if field.name == "created_us" and array.null_count:
-                array = pc.fill_null(array, at_us)
-        elif field.name == "created_us":
-            array = pa.array(np.full(batch.num_rows, at_us, dtype=np.int64))
-        else:
-            array = pa.nulls(batch.num_rows, field.type)
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
-
-
-def _empty() -> pa.RecordBatch:
-    arrays = [pa.array([], type=field.type) for field in PAYLOAD_SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
+def _joined(
+    field: pa.Field, parts: list[dict[str, pa.Array]], counts: Int64s, written_us: Int64s
+) -> pa.Array:
+    """One column of all parts, some of which may have left it out."""
+    given = [part.get(field.name) for part in parts]
+    if all(array is None for array in given):
+        if field.name == "created_us":
+            return pa.array(written_us)
+        return pa.nulls(len(written_us), field.type)
+    arrays = [
+        pa.nulls(int(count), field.type) if array is None else array
+        for array, count in zip(given, counts, strict=True)
+    ]
+    joined = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+    if field.name == "created_us" and joined.null_count:
+        return pc.coalesce(joined, pa.array(written_us))
+    return joined
