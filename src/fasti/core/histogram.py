@@ -53,6 +53,8 @@ class Histogram:
         return int(self._counts.sum())
 
     def _gather(self, due: Int64s, sign: int) -> None:
+        if not len(due):
+            return
         self._gathered.append((due, sign))
         self._gathered_rows += len(due)
         if self._gathered_rows >= _GATHERED_MAX or len(self._gathered) >= 4096:
