@@ -130,6 +130,9 @@ class FileJournal:
             self._synced = chain.last_sequence
             # How far the synced frames themselves tell of their being synced.
             self._covered = chain.synced_sequence
+            if chain.segments:
+                # A process that died while it named a segment may have left the name unsynced.
+                self._files.sync_directory(self._directory)
             self._drop_void(chain)
             self._spares.adopt_leftovers()
             self._settle_tail(chain)

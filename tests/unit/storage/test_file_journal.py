@@ -455,7 +455,20 @@ def test_an_opening_that_writes_nothing_leaves_nothing() -> None:
         again = open_journal(files)
         assert (again.epoch, again.last_sequence) == (2, 3)
         again.close()
-    assert files.operations == before
+    assert files.operations == before + 3  # Names are synced, to be sure; nothing else.
+
+
+def test_a_name_whose_sync_failed_is_synced_before_it_is_served() -> None:
+    files = SimulatedFiles()
+    journal = open_journal(files)
+    synced(journal, 1)
+    files.fail("sync_directory")
+    with pytest.raises(StorageFailed):
+        append(journal, 1, bytes(4000))
+    journal.close()
+    assert sequences(open_journal(files)) == [1, 2]
+    for seed in range(20):
+        assert sequences(open_journal(files.crash(random.Random(seed)))) == [1, 2]
 
 
 def test_an_unfinished_group_over_several_segments_is_void() -> None:
