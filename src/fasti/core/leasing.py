@@ -349,10 +349,11 @@ def _under_lease(
         good = np.flatnonzero(status == Outcome.OK)
         if len(good) < len(status):
             explain(work, topic, piece, reply)
+            reply.versions[piece.rows] = piece.versions()
         if len(good):
             places = np.arange(len(reply.status))[piece.rows][good]
             decide(topic, piece, good, places)  # type: ignore[operator]
-        reply.versions[piece.rows] = piece.versions()
+            reply.versions[places] = piece.partition.arena.version.take(piece.slots[good])
     return reply
 
 
