@@ -128,8 +128,10 @@ def redrive(work: Work, command: Redrive) -> Reply:
         if len(keyed):
             holders = piece.partition.find_keys(mine[keyed])
             taken = (holders > 0) & piece.partition.is_live(holders)
-            taken |= _again(mine[keyed, 0])
             status[keyed[taken]] = Outcome.CONFLICT
+        mark_repeated(piece, status)
+        keyed = keyed[status[keyed] == Outcome.OK]
+        status[keyed[_again(mine[keyed, 0])]] = Outcome.CONFLICT
         reply.status[piece.rows] = status
         current = piece.versions()
         reply.versions[piece.rows] = current
@@ -159,6 +161,7 @@ def purge(work: Work, command: Purge) -> Reply:
     reply = blank(len(command.ids))
     for piece in locate(topic, Target(ids=command.ids), reply):
         status = _judge_dead(work, topic, piece)
+        mark_repeated(piece, status)
         reply.status[piece.rows] = status
         reply.versions[piece.rows] = piece.versions()
         explain(work, topic, piece, reply)
@@ -176,7 +179,6 @@ def _judge_dead(work: Work, topic: Topic, piece: Piece) -> NDArray[np.uint8]:
         reasons = why_not(work, topic, piece, others, by_key=False)
         reasons[reasons == Outcome.OK] = Outcome.CONFLICT  # alive: nothing to bring back
         status[others] = reasons
-    mark_repeated(piece, status)
     return status
 
 
