@@ -50,6 +50,7 @@ NEAR = np.uint8(0x40)
 # memory only in such frames, because nobody touches it elsewhere.
 PACKED_ID = "packed_id"
 BYTES_PER_ROW = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
+FRAME_BYTES = BYTES_PER_ROW * FRAME_ROWS
 
 # Linux; the mmap module names it from Python 3.13 on. Without it a large budget on a machine with
 # strict accounting would be refused although only touched pages are ever used.
@@ -81,7 +82,7 @@ class Arena:
     packed_id: NDArray[np.int64]
 
     def __init__(self, budget_bytes: int) -> None:
-        self.frames_max = max(16, budget_bytes // (BYTES_PER_ROW * FRAME_ROWS))
+        self.frames_max = max(16, budget_bytes // FRAME_BYTES)
         self._maps: dict[str, mmap.mmap] = {}
         for name, kind in {**COLUMNS, PACKED_ID: np.int64}.items():
             size = self.frames_max * FRAME_ROWS * np.dtype(kind).itemsize
@@ -138,9 +139,10 @@ class Arena:
         if not self._pinned_frames:
             return
         for frame in frames[self._pinned[frames]].tolist():
-            copy = self.copy_frame(frame)
-            for snapshot in self._snapshots:
-                if snapshot.shares(frame):
+            sharing = [snapshot for snapshot in self._snapshots if snapshot.shares(frame)]
+            if sharing:
+                copy = self.copy_frame(frame)
+                for snapshot in sharing:
                     snapshot.adopt(frame, copy)
             self._unpin(frame)
 

@@ -245,7 +245,10 @@ class Get:
 
 @dataclass(slots=True)
 class List:
-    """A page of messages in id order, from `after_id` on, that fit every filter given."""
+    """A page of messages in id order, from `after_id` on, that fit every filter given.
+
+    With a target, only those it names are looked at, in its order, and there is one page.
+    """
 
     topic: str
     after_id: int = 0
@@ -255,6 +258,7 @@ class List:
     state: str | None = None
     owner: str | None = None
     snapshot: int = 0
+    target: Target | None = None
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fasti.core.arena import Arena
+from fasti.core.arena import FRAME_BYTES, Arena
 from fasti.core.leases import LeaseTable
 from fasti.core.marks import Marks
 from fasti.core.names import Names
@@ -23,7 +23,10 @@ class Memory:
     """One per engine. `epoch` counts checkpoints; rows remember in which they last changed."""
 
     def __init__(self, budget_bytes: int, leases_max: int) -> None:
+        self.budget_bytes = budget_bytes
         self.arena = Arena(budget_bytes)
+        # What the key indexes of all partitions take.
+        self.keys_bytes = 0
         self.leases = LeaseTable(leases_max)
         self.owners = Names()
         self.consumers = Names()
@@ -33,6 +36,11 @@ class Memory:
         self.epoch = 1
         # Partitions that have memory to give back.
         self.untidy: set[Tidied] = set()
+
+    @property
+    def used_bytes(self) -> int:
+        """What the metadata of pending messages takes: rows and keys."""
+        return self.arena.frames_used * FRAME_BYTES + self.keys_bytes
 
     @property
     def epoch_byte(self) -> np.uint8:

@@ -176,7 +176,9 @@ class Partition:
             # that would look as if the key had no entry, and it would get a second one.
             before[before == 0] = _NOBODY
             self._memory.undo.note(lambda: self.keys.put(hashes[:, 0], before, hashes[:, 1]))
+        before_bytes = self.keys.size_bytes
         self.keys.put(hashes[:, 0], sequences, hashes[:, 1], new=new)
+        self._memory.keys_bytes += self.keys.size_bytes - before_bytes
 
     # Time
 
@@ -289,6 +291,7 @@ class Partition:
             states = self.arena.flags[rows] & STATE_MASK
             self.counts += np.bincount(states, minlength=8) * (np.arange(8) != State.NONE)
             self.histogram.add(self.arena.due[rows][states == State.SCHEDULED])
+        self._memory.keys_bytes += self.keys.size_bytes
 
     def release(self) -> None:
         """The topic is gone: so are all its rows."""
@@ -298,6 +301,7 @@ class Partition:
             self._memory.marks.kill(self.arena.location[rows][states != State.NONE])
             self._memory.reasons.unuse_all(self.arena.lease[rows][states == State.DEAD])
         self.ledger.release()
+        self._memory.keys_bytes -= self.keys.size_bytes
 
     # The rules
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.arena import FRAME_BITS, FRAMES_SPARE
+from fasti.core.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
 from fasti.core.commands import Produce
 from fasti.core.hashing import UInt64s
 from fasti.core.judging import Piece, blank, explain
@@ -24,7 +24,7 @@ from fasti.core.replies import Reply
 from fasti.core.state import Topic
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, UnknownProducer
-from fasti.model import SEQUENCE_BITS, OnConflict, Outcome, State
+from fasti.model import SECOND_US, SEQUENCE_BITS, OnConflict, Outcome, State
 
 Int64s = NDArray[np.int64]
 Rows = NDArray[np.intp]
@@ -67,10 +67,13 @@ def _check(work: Work, topic: Topic, command: Produce) -> None:
     if len(command.owner.encode()) > work.limits.name_bytes_max:
         raise InvalidArgument("the owner's name is too long", field="owner")
     # Half a batch must not be refused: there is room for all of it, on any partition, or none.
-    arena = work.state.memory.arena
+    memory = work.state.memory
     frames = (len(command.rows) >> FRAME_BITS) + 2 * len(topic.partitions) + FRAMES_SPARE
-    if frames > arena.frames_left:
-        raise Overloaded("the memory budget for pending messages is spent")
+    left_bytes = memory.budget_bytes - memory.used_bytes
+    if frames > min(memory.arena.frames_left, left_bytes // FRAME_BYTES):
+        raise Overloaded(
+            "the memory budget for pending messages is spent", retry_after_us=SECOND_US
+        )
     if command.stage:
         _check_stage(work, topic, command)
 

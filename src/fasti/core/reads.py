@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.arena import FRAME_ROWS, STATE_MASK
-from fasti.core.commands import Count, Forecast, Get, List
+from fasti.core.commands import Count, Forecast, Get, List, Target
 from fasti.core.histogram import BUCKET_US
 from fasti.core.judging import blank, locate, unname_strangers, why_not
-from fasti.core.replies import Buckets, Counts, Messages
+from fasti.core.replies import Buckets, Counts, Messages, Reply
 from fasti.core.snapshot import Columns, Snapshot, live_rows_of, read_range
 from fasti.core.state import Topic
 from fasti.core.work import Work
@@ -32,12 +32,18 @@ _FORECAST_BUCKETS_MAX = 100_000
 
 def get(work: Work, command: Get) -> Messages:
     """Messages by id or key, as they are now."""
-    topic = work.topic(command.topic)
-    count = len(command.target)
+    reply, columns = _find(work, command.topic, command.target)
+    return _messages(work, reply.status, reply.ids, columns)
+
+
+def _find(work: Work, topic_name: str, target: Target) -> tuple[Reply, Columns]:
+    """What is there of the messages that a target names, and why the others are not."""
+    topic = work.topic(topic_name)
+    count = len(target)
     reply = blank(count)
     slots = np.zeros(count, dtype=np.int64)
-    by_key = command.target.keys is not None
-    for piece in locate(topic, command.target, reply):
+    by_key = target.keys is not None
+    for piece in locate(topic, target, reply):
         slots[piece.rows] = piece.slots
         hidden = np.flatnonzero((piece.states == State.NONE) | (piece.states == State.STAGED))
         if len(hidden):
@@ -51,7 +57,7 @@ def get(work: Work, command: Get) -> Messages:
         name: getattr(arena, name).take(slots)
         for name in ("due", "version", "owner", "lease", "attempts", "location", "flags")
     }
-    return _messages(work, reply.status, reply.ids, columns)
+    return reply, columns
 
 
 def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
@@ -61,6 +67,8 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     limit = min(max(1, command.limit), work.limits.page_rows_max)
     if command.after_id < 0:
         raise InvalidArgument("after_id is an id, or 0", field="after_id")
+    if command.target is not None:
+        return _list_named(work, command, wanted, command.target)
     partition, sequence = partition_of(command.after_id), sequence_of(command.after_id) + 1
     if partition >= len(topic.partitions):
         return _messages(work, np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64), {})
@@ -80,6 +88,21 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     elif partition + 1 < len(topic.partitions):
         found.next_after_id = (partition + 1) << SEQUENCE_BITS
     return found
+
+
+def _list_named(work: Work, command: List, wanted: int | None, target: Target) -> Messages:
+    """Those of the named messages that are there and fit the filters."""
+    if command.snapshot:
+        raise InvalidArgument("a target can't be listed on a snapshot", field="target")
+    if len(target) > work.limits.page_rows_max:
+        limit = work.limits.page_rows_max
+        raise InvalidArgument("too many messages are named", field="target", limit=limit)
+    reply, columns = _find(work, command.topic, target)
+    here = np.flatnonzero(reply.status == Outcome.OK)
+    columns = {name: values[here] for name, values in columns.items()}
+    rows = _filter(work, command, wanted, columns, work.now_us)
+    columns = {name: values[rows] for name, values in columns.items()}
+    return _messages(work, reply.status[here][rows], reply.ids[here][rows], columns)
 
 
 def count(work: Work, command: Count) -> Counts:

@@ -64,15 +64,27 @@ class Snapshot:
         self._arena.unpin(self, self._frames)
         self._copies.clear()
 
-    def rows(self, topic: int, partition: int) -> Iterator[Columns]:
-        """All rows of a partition, frame by frame, with their `sequence`. From any thread."""
+    def rows(self, topic: int, partition: int, last: bool = False) -> Iterator[Columns]:
+        """All rows of a partition, frame by frame, with their `sequence`. From any thread.
+
+        `last` promises that nobody reads them again: a frame that was read is let go at once, so
+        that the sequencer needn't copy it any more.
+        """
         view = self.ledgers[topic, partition]
         for page, frame in enumerate(view.frames.tolist(), start=view.base_page):
             if frame > 0:
                 first = page << FRAME_BITS
                 yield self._live_rows(frame, np.arange(first, first + FRAME_ROWS, dtype=np.int64))
+                if last:
+                    self._let_go(frame)
         for frame in view.packed_frames:
             yield self._live_rows(frame, None)
+            if last:
+                self._let_go(frame)
+
+    def _let_go(self, frame: int) -> None:
+        self._shared[frame] = False
+        self._copies.pop(frame, None)
 
     def page(self, topic: int, partition: int, first: int, last: int) -> Columns:
         """The rows whose sequence lies in [first, last], in order."""

@@ -189,7 +189,7 @@ class CheckpointWriter:
         """Sorted rows for the run (True) and for deltas (False), about a million at a time."""
         waiting: dict[bool, list[Columns]] = {True: [], False: []}
         for topic, partition in sorted(self._plan.snapshot.ledgers):
-            for columns in self._plan.snapshot.rows(topic, partition):
+            for columns in self._plan.snapshot.rows(topic, partition, last=True):
                 moving = self._moving(columns, victims)
                 changed = ~moving
                 if all_changed:
