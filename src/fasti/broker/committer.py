@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _BYTES_PER_SYNC = 1 << 20
 _STEPS_WAITING_MAX = 8
 _SYNCS_KEPT = 65_536
+# After so long without anything to write the journal gets a mark that its last frame is synced.
+_MARK_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Committer:
         self._changed = threading.Condition()
         self._stopping = False
         self._failed = False
+        self._marked = True
         self._at_once = store.settings.durability is Durability.ALWAYS
         self._interval_s = store.settings.sync_interval_ms / 1000
         self.waiting_bytes = 0
@@ -100,21 +103,26 @@ class Committer:
         synced_at = time.monotonic()
         while True:
             batch = self._next(synced_at)
-            if batch is None:
-                return
             try:
+                if not batch and not self._unsynced:
+                    # Idle, or the end: it is recorded that the last frame was synced.
+                    self._marked = True
+                    self._store.journal.mark()
+                if batch is None:
+                    return
                 self._write(batch)
                 if self._at_once or not batch or time.monotonic() - synced_at >= self._interval_s:
                     self._sync()
                     synced_at = time.monotonic()
             except FastiError as error:
+                batch = batch or []
                 self._give_up(error, batch)
                 return
             for work in batch:
                 self._answer(work)
 
     def _next(self, synced_at: float) -> list[Work] | None:
-        """What to write now: [] when it is only time to sync, None at the end."""
+        """What to write now: [] when it is only time to sync or mark, None at the end."""
         with self._changed:
             while not self._waiting:
                 if self._unsynced:
@@ -124,8 +132,10 @@ class Committer:
                     self._changed.wait(left)
                 elif self._stopping:
                     return None
-                else:
+                elif self._marked:
                     self._changed.wait()
+                elif not self._changed.wait(_MARK_AFTER_S):
+                    return []
             batch: list[Work] = []
             size = 0
             while self._waiting and (not batch or size < _BYTES_PER_SYNC):
@@ -155,6 +165,7 @@ class Committer:
             return
         begin = time.perf_counter()
         self._store.journal.sync()
+        self._marked = False
         self.sync_seconds.append(time.perf_counter() - begin)
         with self._changed:
             self._changed.notify_all()
