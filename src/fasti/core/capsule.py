@@ -176,7 +176,7 @@ def _capture_producers(state: ShardState, columns: dict[str, NDArray[Any]]) -> l
         parts = [getattr(receipt, name) for receipt in receipts]
         columns[f"receipt.{name}"] = np.concatenate([*parts, NONE]) if parts else NONE
     return [
-        [name, p.last_sequence, p.last_at_us, [[r.sequence, len(r.ids)] for r in p.receipts]]
+        [name, p.last_sequence, p.known_until_us, [[r.sequence, len(r.ids)] for r in p.receipts]]
         for name, p in producers.items()
     ]
 
@@ -185,8 +185,8 @@ def _restore_producers(
     state: ShardState, described: list[Any], columns: dict[str, NDArray[Any]]
 ) -> None:
     begin = 0
-    for name, last_sequence, last_at_us, receipts in described:
-        producer = Producer(last_sequence, last_at_us)
+    for name, last_sequence, known_until_us, receipts in described:
+        producer = Producer(last_sequence, known_until_us)
         for sequence, count in receipts:
             rows = slice(begin, begin + count)
             begin += count

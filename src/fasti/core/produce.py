@@ -37,7 +37,7 @@ def produce(work: Work, command: Produce) -> Reply:
     due = work.moments(command.when, count)
     _check(work, topic, command)
     if command.producer:
-        known = _known_batch(work, topic, command)
+        known = _known_batch(work, command)
         if known is not None:
             return known
     reply = blank(count)
@@ -91,10 +91,9 @@ def _check_stage(work: Work, topic: Topic, command: Produce) -> None:
         raise InvalidArgument("the stage belongs to another topic", field="stage")
 
 
-def _known_batch(work: Work, topic: Topic, command: Produce) -> Reply | None:
+def _known_batch(work: Work, command: Produce) -> Reply | None:
     """The answer to a batch that was sent before; None if it is the next one."""
-    since = work.now_us - topic.settings.producer_age_us
-    producer = work.state.producers.find(command.producer, since)
+    producer = work.state.producers.find(command.producer, work.now_us)
     number = command.producer_sequence
     if number < 1:
         raise InvalidArgument("batches are numbered from 1", field="producer_sequence", limit=1)

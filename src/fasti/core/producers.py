@@ -33,7 +33,9 @@ class Producer:
     """One producer's last batches, the newest last."""
 
     last_sequence: int = 0
-    last_at_us: int = 0
+    # A setting of the topic it last sent to. Other topics may have others: without one moment
+    # for the producer, what it is answered would depend on who was tidied up after when.
+    known_until_us: int = 0
     receipts: list[Receipt] = field(default_factory=list)
 
     def find(self, sequence: int) -> Receipt | None:
@@ -43,13 +45,13 @@ class Producer:
                 return receipt
         return None
 
-    def advanced(self, receipt: Receipt, at_us: int) -> Producer:
+    def advanced(self, receipt: Receipt, known_until_us: int) -> Producer:
         """The producer after one more batch."""
         # One that was silent for too long begins with 1 again: its old receipts would answer for
         # new batches of the same number.
         kept = self.receipts[1 - RECEIPTS_KEPT :] if receipt.sequence > 1 else []
         receipts = [*kept, receipt]
-        return Producer(receipt.sequence, at_us, receipts)
+        return Producer(receipt.sequence, known_until_us, receipts)
 
 
 class Producers:
@@ -58,10 +60,10 @@ class Producers:
     def __init__(self) -> None:
         self._known: OrderedDict[str, Producer] = OrderedDict()
 
-    def find(self, name: str, since_us: int) -> Producer | None:
+    def find(self, name: str, now_us: int) -> Producer | None:
         """The producer, unless it has been silent for too long."""
         producer = self._known.get(name)
-        return producer if producer and producer.last_at_us >= since_us else None
+        return producer if producer and producer.known_until_us >= now_us else None
 
     def set(self, name: str, producer: Producer | None) -> None:
         """The producer as it is now (None: it never was)."""
@@ -69,11 +71,11 @@ class Producers:
         if producer is not None:
             self._known[name] = producer
 
-    def forget(self, before_us: int) -> None:
-        """Drops those silent since before then; a few a call, so that no call is long."""
+    def forget(self, now_us: int) -> None:
+        """Drops those silent for too long; a few a call, so that no call is long."""
         for _ in range(4):
             name = next(iter(self._known), None)
-            if name is None or self._known[name].last_at_us >= before_us:
+            if name is None or self._known[name].known_until_us >= now_us:
                 return
             del self._known[name]
 

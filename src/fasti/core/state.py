@@ -138,12 +138,9 @@ class ShardState:
         before = self.producers.find(event.producer, 0)
         self.memory.undo.note(lambda: self.producers.set(event.producer, before))
         receipt = Receipt(event.sequence, event.status, event.ids, event.versions)
-        after = (before or Producer()).advanced(receipt, event.at_us)
-        self.producers.set(event.producer, after)
-        topic = self.topics.get(event.topic)
-        if topic is not None:
-            before_us = event.at_us - topic.settings.producer_age_us
-            self.memory.undo.once_settled(lambda: self.producers.forget(before_us))
+        known_until_us = event.at_us + self.topics[event.topic].settings.producer_age_us
+        self.producers.set(event.producer, (before or Producer()).advanced(receipt, known_until_us))
+        self.memory.undo.once_settled(lambda: self.producers.forget(event.at_us))
 
     def _replaced(self, event: ev.Replaced, frame: int) -> None:
         partition = self.partition(event)
