@@ -109,6 +109,8 @@ def judge_lease(work: Work, topic: Topic, piece: Piece, tokens: Int64s) -> UInt8
     leased = piece.states == State.LEASED
     if leased.all():
         status[leases.token.take(held) != tokens] = Outcome.STALE_LEASE
+        if not leases.repeats(held):
+            return status
     else:
         status[leases.token.take(np.where(leased, held, 0)) != tokens] = Outcome.STALE_LEASE
         others = np.flatnonzero(~leased)

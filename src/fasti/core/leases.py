@@ -49,6 +49,7 @@ class LeaseTable:
     def __init__(self, capacity: int) -> None:
         for name, kind in _COLUMNS.items():
             setattr(self, name, np.zeros(capacity + 1, dtype=kind))
+        self._seen = np.zeros(capacity + 1, dtype=np.int32)
         self._free = np.arange(capacity, 0, -1, dtype=np.int64)
         self._free_count = capacity
         self._top = 1
@@ -138,6 +139,12 @@ class LeaseTable:
         rows = slice(0, self._top)
         mine = (self.consumer[rows] == consumer) & (self.topic[rows] == topic)
         return np.flatnonzero(mine & (self.token[rows] != 0))
+
+    def repeats(self, slots: NDArray[np.integer[Any]]) -> bool:
+        """Whether a slot stands twice. Each writes its number; who is overwritten isn't alone."""
+        numbers = np.arange(len(slots), dtype=np.int32)
+        self._seen[slots] = numbers
+        return not bool((self._seen.take(slots) == numbers).all())
 
     def expired(self, tick: int, count: int) -> Int64s:
         """Slots of up to `count` leases whose deadline has passed."""

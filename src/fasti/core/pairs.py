@@ -12,15 +12,20 @@ from numpy.typing import NDArray
 Int64s = NDArray[np.int64]
 
 
-def sort_pairs(due: Int64s, sequence: Int64s) -> tuple[Int64s, Int64s]:
-    """Sorted by due, then sequence; an equal pair stands once."""
+def sort_pairs(due: Int64s, sequence: Int64s, of_runs: bool = False) -> tuple[Int64s, Int64s]:
+    """Sorted by due, then sequence; an equal pair stands once.
+
+    `of_runs` tells that the input is a few sorted runs one after another: numpy's stable sort
+    finds them and only merges, which is more than ten times faster than sorting them.
+    """
     if len(due) < 2:
         return due, sequence
     due_low, sequence_low = int(due.min()), int(sequence.min())
     sequence_bits = (int(sequence.max()) - sequence_low).bit_length()
     due_bits = (int(due.max()) - due_low).bit_length()
     if due_bits + sequence_bits <= 62:
-        packed = np.sort((due - due_low) << sequence_bits | (sequence - sequence_low))
+        packed = (due - due_low) << sequence_bits | (sequence - sequence_low)
+        packed.sort(kind="stable" if of_runs else "quicksort")
         packed = packed[_first_of_equals(packed)]
         return (packed >> sequence_bits) + due_low, (
             packed & ((1 << sequence_bits) - 1)

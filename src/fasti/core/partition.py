@@ -326,10 +326,11 @@ class Partition:
         due, sequences = sort_pairs(due, sequences)
         self.ready.push(due, sequences)
         slots = self.ledger.slots(sequences)
-        new = slots[self.arena.flags.take(slots) & NEAR == 0]
-        self.arena.before_write(new)
-        self.arena.flags[new] |= NEAR
-        self.near += len(new)
+        flags = self.arena.flags.take(slots)
+        new = flags & NEAR == 0
+        self.arena.before_write(slots[new])
+        self.arena.flags[slots[new]] = flags[new] | NEAR
+        self.near += int(np.count_nonzero(new))
 
     def _unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
         due = self.arena.due.take(slots)

@@ -150,6 +150,7 @@ class Ready:
         due, sequence = sort_pairs(
             np.concatenate([part[0] for part in peeked]),
             np.concatenate([part[1] for part in peeked]),
+            of_runs=True,
         )
         due, sequence = due[:count], sequence[:count]
         last_us, last = int(due[-1]), int(sequence[-1])
@@ -176,6 +177,7 @@ class Ready:
         due, sequence = sort_pairs(
             np.concatenate([part[0] for part in parts]),
             np.concatenate([part[1] for part in parts]),
+            of_runs=True,
         )
         self.entries -= len(first) + len(second) - len(due)
         self._late[:2] = [_Run(due, sequence)]
