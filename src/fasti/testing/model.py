@@ -136,7 +136,7 @@ class Producer:
     """What an idempotent producer sent last, and the answers to its last batches."""
 
     last_sequence: int = 0
-    last_at_us: int = 0
+    known_until_us: int = 0
     receipts: dict[int, list[Answer]] = field(default_factory=dict)
 
 
@@ -243,15 +243,15 @@ class Model:
         """Rows come one after another. `partition` is where those without a key went."""
         if atomic:
             command = {k: v for k, v in locals().items() if k not in ("self", "atomic")}
-            _, (answers,), error = self.transaction([("produce", command)], [[]])
+            _, answers_of, error = self.transaction([("produce", command)])
             if error is not None:
                 raise error
-            return answers
+            return answers_of[0]
         where = self._topic(topic)
         dues = self._moments(when, len(payloads))
         self._check_stage(where, stage)
         if producer:
-            known = self._known_batch(where, producer, producer_sequence, len(payloads))
+            known = self._known_batch(producer, producer_sequence, len(payloads))
             if known is not None:
                 return known
         if stage and stage not in self.stages:
@@ -278,7 +278,8 @@ class Model:
             # A batch is staged partition by partition.
             self.stages[stage].ids += [message_id for _, message_id in sorted(landing)]
         if producer:
-            self._advance_producer(producer, producer_sequence, answers)
+            known_until_us = self.now_us + where.settings.producer_age_us
+            self._advance_producer(producer, producer_sequence, known_until_us, answers)
         return answers
 
     def _conflict(self, holder: Message, new: Message, on_conflict: OnConflict) -> Answer:
@@ -299,11 +300,11 @@ class Model:
         if stage is not None and (stage.published or stage.dropping or stage.topic != topic.name):
             raise InvalidArgument("published, expired, or another topic's", field="stage")
 
-    def _known_batch(self, topic: Topic, name: str, number: int, count: int) -> list[Answer] | None:
+    def _known_batch(self, name: str, number: int, count: int) -> list[Answer] | None:
         if number < 1:
             raise InvalidArgument("batches are numbered from 1", field="producer_sequence")
         known = self.producers.get(name)
-        if known and known.last_at_us < self.now_us - topic.settings.producer_age_us:
+        if known and known.known_until_us < self.now_us:
             known = None
         if known is None:
             if number != 1:
@@ -322,9 +323,11 @@ class Model:
             for a in receipt
         ]
 
-    def _advance_producer(self, name: str, number: int, answers: list[Answer]) -> None:
+    def _advance_producer(
+        self, name: str, number: int, known_until_us: int, answers: list[Answer]
+    ) -> None:
         known = self.producers.setdefault(name, Producer())
-        known.last_sequence, known.last_at_us = number, self.now_us
+        known.last_sequence, known.known_until_us = number, known_until_us
         known.receipts[number] = [Answer(a.status, a.id, a.version) for a in answers]
         for old in [n for n in known.receipts if n <= number - RECEIPTS_KEPT]:
             del known.receipts[old]
@@ -388,13 +391,10 @@ class Model:
         owner: str,
         do: Any,
     ) -> list[Answer]:
-        answers, changed = [], set()
+        answers: list[Answer] = []
+        goods: list[tuple[int, Message]] = []
         for row in range(len(ids if ids is not None else keys or ())):
             message_id = ids[row] if ids is not None else topic.keys.get((keys or ())[row], 0)
-            if message_id in changed:
-                # Once a batch: a caller that names a message twice wanted it once.
-                answers.append(Answer(Outcome.DUPLICATE, message_id))
-                continue
             message = topic.messages.get(message_id)
             expected = versions if isinstance(versions, int) else versions[row]
             if message is None or message.state != State.SCHEDULED:
@@ -404,11 +404,27 @@ class Model:
             elif expected not in (0, message.version):
                 answers.append(Answer(Outcome.CONFLICT, message_id, message.version))
             else:
-                do(row, message)
-                message.version += 1
-                changed.add(message_id)
-                answers.append(Answer(Outcome.OK, message_id, message.version))
+                answers.append(Answer(Outcome.OK, message_id, message.version + 1))
+                goods.append((row, message))
+        for row, message in self._each_once(goods, answers):
+            do(row, message)
+            message.version += 1
         return answers
+
+    def _each_once(
+        self, goods: list[tuple[int, Message]], answers: list[Answer]
+    ) -> Iterator[tuple[int, Message]]:
+        """Rows are judged as things stood before the batch; then each message changes once.
+
+        Of several rows that could change a message the first one does, the others are duplicates.
+        """
+        seen: set[int] = set()
+        for row, message in goods:
+            if message.id in seen:
+                answers[row] = Answer(Outcome.DUPLICATE, message.id)
+            else:
+                seen.add(message.id)
+                yield row, message
 
     def redrive(
         self,
@@ -621,20 +637,20 @@ class Model:
         self, name: str, ids: Sequence[int], tokens: Sequence[int], do: Any
     ) -> list[Answer]:
         topic = self._topic(name)
-        answers, used = [], set()
+        answers: list[Answer] = []
+        goods: list[tuple[int, Message]] = []
         for row, (message_id, token) in enumerate(zip(ids, tokens, strict=True)):
             message = topic.messages.get(message_id)
-            if message_id in used:
-                answers.append(Answer(Outcome.DUPLICATE, message_id))
-            elif message is not None and message.state in (State.LEASED, State.SCHEDULED):
-                if message.state == State.SCHEDULED or message.token != token:
-                    answers.append(Answer(Outcome.STALE_LEASE, message_id, message.version))
-                    continue
-                do(row, message)
-                used.add(message_id)
-                answers.append(Answer(Outcome.OK, message_id, message.version))
-            else:
+            if message is None or message.state not in (State.LEASED, State.SCHEDULED):
                 answers.append(self._why_not(topic, message_id, by_key=False))
+            elif message.state == State.SCHEDULED or message.token != token:
+                answers.append(Answer(Outcome.STALE_LEASE, message_id, message.version))
+            else:
+                answers.append(Answer(Outcome.OK, message_id, message.version))
+                goods.append((row, message))
+        for row, message in self._each_once(goods, answers):
+            do(row, message)
+            answers[row].version = message.version
         return answers
 
     # Stages
@@ -696,7 +712,7 @@ class Model:
     # Transactions
 
     def transaction(
-        self, commands: Sequence[tuple[str, dict[str, Any]]], _: Any = None
+        self, commands: Sequence[tuple[str, dict[str, Any]]]
     ) -> tuple[bool, list[list[Answer]], FastiError | None]:
         """(Whether it happened, the answers as far as it got, what refused it)."""
         before = copy.deepcopy(vars(self))
