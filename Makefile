@@ -58,6 +58,10 @@ format: $(STAMP)  ## put the code into its format and fix what can be fixed
 bench: $(STAMP)  ## measure the engine on this machine
 	$(BIN)/fasti bench engine $(ARGS)
 
+.PHONY: docs
+docs: $(STAMP)  ## write the pages that are made from the code
+	$(BIN)/python docs/generate.py
+
 .PHONY: lock
 lock: $(UV)  ## write requirements.lock anew (ARGS=--upgrade takes newer versions)
 	$(UV) pip compile pyproject.toml --group dev --output-file requirements.lock \

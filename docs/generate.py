@@ -1,0 +1,237 @@
+"""Writes the pages of the documentation that are made from the code: `make docs`.
+
+A page is made where the code is the truth and prose would go stale: the life cycle's table, the
+error tree, the settings. `tests/unit/test_docs.py` fails when a page and the code disagree.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from fasti.cli.exits import ERROR_EXITS
+from fasti.config import ShardSettings
+from fasti.core.lifecycle import TRANSITIONS, draw
+from fasti.errors import error_codes
+from fasti.model import Limits, Outcome, RetryPolicy, State, TopicSettings
+
+DOCS = Path(__file__).parent
+_NOTE = "<!-- Made from the code by `make docs`; edit docs/generate.py instead. -->\n\n"
+
+# What a setting is for. A test fails when one is missing here, or is no setting any more.
+MEANINGS: dict[str, dict[str, str]] = {
+    "ShardSettings": {
+        "durability": "When a mutation is answered: `always` after its frame is synced, `interval` after it is written. See [operating](operating.md#durability).",
+        "sync_interval_ms": "With `interval`, how long written frames wait for their sync at most.",
+        "segment_bytes": "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
+        "memory_bytes": "Memory for the columns of pending messages (32 bytes a row). Beyond it produce answers `overloaded`. The key index and the time index come on top.",
+        "leases_max": "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
+        "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one.",
+        "checkpoint_bytes_per_s": "How fast a checkpoint writes, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_bytes`.",
+        "inbox_rows_max": "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`. At least `batch_rows_max`.",
+        "limits": "Bounds on what a caller may send: the table below.",
+    },
+    "TopicSettings": {
+        "kind": "`timeline` is the only kind so far.",
+        "partitions": "Units of order and parallelism, 1 to 4,096; fixed once the topic is made.",
+        "lease_us": "How long a lease lasts if nobody renews it.",
+        "hold_us": "Renewals by heartbeat end this long after the lease began. At least `lease_us`.",
+        "max_attempts": "After this many deliveries that ended in a nack or an expired lease a message is dead; 0: never.",
+        "retry": "How long a nacked message waits: the table below.",
+        "lookahead_us": "Messages are leased and sent this long before they are due, at most a minute. With more than 0, whoever consumes must hold them until they are due.",
+        "outcome_age_us": "How long it is remembered what became of a finished message; afterwards it answers `gone`.",
+        "outcome_count": "How many finished messages are remembered per partition at most. Whole chunks of 65,536 are forgotten.",
+        "producer_age_us": "A producer that is silent for longer is forgotten and answers `unknown_producer`.",
+        "stage_age_us": "A stage that is not published after this time is dropped.",
+    },
+    "RetryPolicy": {
+        "base_us": "The delay after the first failed attempt.",
+        "factor": "Each further delay is this many times the last; 1 to 1,000, 1 for a fixed delay.",
+        "limit_us": "No delay is longer.",
+        "jitter": "A delay is shortened by up to this share of it, 0 to 1. By how much follows from the message's id and attempt, not from a random source.",
+    },
+    "Limits": {
+        "payload_bytes_max": "Bytes of one payload.",
+        "headers_bytes_max": "Bytes of one message's header names and values together.",
+        "key_bytes_max": "Bytes of a key, as UTF-8.",
+        "batch_bytes_max": "Bytes of one batch.",
+        "batch_rows_max": "Rows of one batch.",
+        "reason_bytes_max": "Bytes of the reason of a nack or reject.",
+        "name_bytes_max": "Bytes of a topic's, owner's or consumer's name.",
+        "topics_max": "Topics of a shard.",
+        "lease_us_min": "The shortest lease.",
+        "lease_us_max": "The longest lease.",
+        "page_rows_max": "Rows of one page of a list.",
+        "consumers_waiting_max": "Sessions that may wait for messages of one topic.",
+        "snapshots_max": "Snapshots that may be open.",
+        "stages_max": "Stages that may be open.",
+    },
+}
+
+
+def lifecycle_page() -> str:
+    """The states of a message and the ways between them."""
+    rows = [
+        f"| {_state(source)} | {verb.name.lower()} | {_state(target)} |"
+        for (source, verb), target in TRANSITIONS.items()
+    ]
+    return f"""# The life of a message
+
+{_NOTE}The table in `fasti.core.lifecycle` is the only place that says what may happen to a message. A step that it doesn't have raises `illegal_transition` and changes nothing. This drawing is made from it:
+
+```mermaid
+{draw()}
+```
+
+- **scheduled** covers what readers see as two states: `scheduled` while the due time lies ahead, and `ready` once it has come. Nothing is recorded when a message becomes ready, because it follows from its due time and the clock.
+- **leased**: one consumer has it, until a deadline, under a fencing token. Changes by anybody else answer `leased`.
+- **dead**: rejected, or failed at its last attempt. It keeps its payload and its reason, and its key is free. It can be redriven or purged.
+- **staged**: durable but invisible, until its stage is published.
+- **done** and **cancelled** are ends. The row is gone; what became of it is remembered for `outcome_age_us` and up to `outcome_count` messages ([settings](settings.md#topic)).
+- *Live* means scheduled, ready or leased: a key names at most one live message.
+
+## Every step
+
+| from | verb | to |
+| --- | --- | --- |
+{_lines(rows)}
+Which command leads to which verb, and what else may be answered, stands in [embedding](embedding.md#outcomes).
+
+## Attempts and versions
+
+A lease counts an attempt. A release takes it back; a nack or an expiry doesn't. At `max_attempts` the next nack or expiry makes the message dead (`exhaust`), otherwise it is scheduled again: after a nack at the retry delay, after an expiry at the due time that it had. Redrive and replace start again from 0.
+
+A version starts at 1 and grows by 1 with every update, move, replace and redrive. Leases, releases and nacks don't change it.
+"""
+
+
+def _state(state: State) -> str:
+    return "(none)" if state is State.NONE else state.name.lower()
+
+
+def errors_page() -> str:
+    """Every error, its code and its exit code."""
+    rows = []
+    for code, kind in sorted(error_codes().items(), key=lambda item: ERROR_EXITS[item[0]]):
+        retry = "yes" if kind.retryable else "no"
+        meaning = inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
+        rows.append(f"| `{code}` | `{kind.__name__}` | {retry} | {ERROR_EXITS[code]} | {meaning} |")
+    outcomes = [f"| `{outcome.word}` | {OUTCOMES[outcome]} |" for outcome in Outcome]
+    return f"""# Errors and outcomes
+
+{_NOTE}A command that can't be carried out as a whole is refused with an *error*, and nothing has changed (but for `unknown` and `storage_failed`, where that can't be told). A command that was carried out answers an *outcome* for each of its rows.
+
+## Errors
+
+One tree, in `fasti.errors`. The code is stable: it is never renamed or given another meaning. *Retry* says whether the same call may succeed later without anybody changing it; `retry_after_us` then says when, where it is known. `details` holds what a program may want to know, such as the field and the limit.
+
+| code | class | retry | exit | meaning |
+| --- | --- | --- | --- | --- |
+{_lines(rows)}
+*Exit* is the exit code of the `fasti` command, which prints `error CODE: MESSAGE` on stderr. Besides, 0 means that all is well, 1 that the command found something wrong (a damaged file, a broken promise), and 2 that the command line was not understood.
+
+## Outcomes
+
+| outcome | meaning |
+| --- | --- |
+{_lines(outcomes)}"""
+
+
+OUTCOMES: dict[Outcome, str] = {
+    Outcome.OK: "Done, and durable.",
+    Outcome.CONFLICT: "The version is another than the one named, or a live message has the key; or a redrive named a message that is not dead.",
+    Outcome.LEASED: "A consumer has the message; the reply says who, and until when. `publish` has messages that were published a moment ago and are about to land.",
+    Outcome.DONE: "It was acknowledged; the reply says when.",
+    Outcome.CANCELLED: "It was cancelled; the reply says when.",
+    Outcome.DEAD: "It is dead, or was when it was purged.",
+    Outcome.NOT_FOUND: "There never was such an id, or no live or remembered message has the key.",
+    Outcome.NOT_OWNER: "It belongs to another owner.",
+    Outcome.STALE_LEASE: "The token is not that of the message's lease: it expired, or went to another.",
+    Outcome.DUPLICATE: "The producer's batch was sent before; or a live message has the key and was kept; or the message was named before in the same batch.",
+    Outcome.GONE: "It is finished, and what became of it is forgotten.",
+    Outcome.ABORTED: "Nothing was wrong with this row, but its transaction did not happen.",
+}
+
+
+def settings_page() -> str:
+    """Every setting, its default and its meaning."""
+    return f"""# Settings
+
+{_NOTE}Settings are frozen objects; a value that can't be raises `invalid_argument`, which names the field and the limit. Units stand last in a name: `_us` is microseconds.
+
+## Shard
+
+`fasti.config.ShardSettings`, given to `Shard` when a directory is opened. They are not stored: each opening may use others.
+
+{_settings(ShardSettings)}
+## Topic
+
+`fasti.model.TopicSettings`, stored with the topic. `CreateTopic` with the same settings again is fine, with others it answers `topic_mismatch` and names the differences; `ChangeTopic` changes all but `kind` and `partitions`.
+
+{_settings(TopicSettings)}
+### Retry
+
+`fasti.model.RetryPolicy`: attempt *n* that failed is due again after `base · factor^(n − 1)`, at most `limit`.
+
+{_settings(RetryPolicy)}
+## Limits
+
+`fasti.model.Limits`. A command beyond one is refused as a whole.
+
+{_settings(Limits)}"""
+
+
+def _settings(kind: type[Any]) -> str:
+    rows = "".join(
+        f"| `{each.name}` | {_default(each)} | {MEANINGS[kind.__name__][each.name]} |\n"
+        for each in fields(kind)
+    )
+    return f"| name | default | meaning |\n| --- | --- | --- |\n{rows}"
+
+
+def _default(each: Field[Any]) -> str:
+    if each.default_factory is not MISSING:
+        return "see below"
+    return _shown(each.name, each.default)
+
+
+def _shown(name: str, value: Any) -> str:
+    """A default as a person would say it."""
+    if isinstance(value, Enum):
+        return f"`{value.value}`"
+    if name.endswith("_us") or "_us_" in name:
+        for unit, size in (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000)):
+            if value and value % size == 0:
+                return f"{value:,} ({value // size} {unit})"
+        return f"{value:,} ({value // 1_000_000} s)" if value else "0"
+    if "bytes" in name:
+        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+            if value % size == 0:
+                return f"{value:,} ({value // size} {unit})"
+    return f"{value:,}" if isinstance(value, int) else f"`{value}`"
+
+
+def _lines(rows: list[str]) -> str:
+    return "".join(f"{row}\n" for row in rows)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Each page that is made from the code, and what it should hold."""
+    assert all(is_dataclass(kind) for kind in (ShardSettings, TopicSettings, Limits))
+    yield DOCS / "lifecycle.md", lifecycle_page()
+    yield DOCS / "errors.md", errors_page()
+    yield DOCS / "settings.md", settings_page()
+
+
+def main() -> None:
+    """Writes them all."""
+    for path, text in pages():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The documentation is true: pages made from code are current, code in pages runs, links lead."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pytest
+
+from fasti.config import ShardSettings
+from fasti.core.arena import BYTES_PER_ROW, COLUMNS
+from fasti.core.events import EVENTS
+from fasti.core.hashing import PUBLIC_SEED, hash_keys
+from fasti.core.lifecycle import draw
+from fasti.model import Limits, Outcome, RetryPolicy, TopicSettings
+from fasti.storage.runs import ROW_SCHEMA
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_pages_made_from_code_are_current() -> None:
+    for path, text in generator().pages():
+        assert path.read_text() == text, f"{path.name} is out of date: run make docs"
+
+
+def test_the_drawing_of_the_life_cycle_is_the_table() -> None:
+    assert blocks(DOCS / "lifecycle.md", "mermaid") == [draw() + "\n"]
+
+
+def test_every_setting_and_outcome_has_a_meaning() -> None:
+    made = generator()
+    for kind in (ShardSettings, TopicSettings, RetryPolicy, Limits):
+        assert set(made.MEANINGS[kind.__name__]) == {each.name for each in fields(kind)}
+    assert set(made.OUTCOMES) == set(Outcome)
+
+
+def run(code: str, directory: Path) -> str:
+    (directory / "program.py").write_text(code)
+    command = [sys.executable, "-W", "error", "program.py"]
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    (code,) = blocks(ROOT / "README.md", "python")
+    (printed,) = blocks(ROOT / "README.md", "text")
+    assert run(code, tmp_path) == printed
+
+
+def test_the_page_on_embedding_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    run("\n".join(blocks(DOCS / "embedding.md", "python")), tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_the_hash_vectors_are_those_of_the_code() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    vectors = re.findall(r"^\| `([^`]+)` \| `([0-9a-f]{16})` \| (\d+) \|$", text, re.MULTILINE)
+    assert len(vectors) >= 4
+    first = hash_keys(pa.array([key for key, _, _ in vectors]), PUBLIC_SEED)[:, 0].tolist()
+    assert [(f"{value:016x}", str(value % 12)) for value in first] == [v[1:] for v in vectors]
+
+
+def test_the_hash_can_be_computed_from_its_description() -> None:
+    (code,) = blocks(DOCS / "architecture.md", "python")
+    names: dict[str, object] = {}
+    exec(code, names)
+    partition = names["partition"]
+    assert callable(partition)
+    keys = ["a", "user-7", "12345678", "order-123456789", "größe", "x" * 511]
+    first = hash_keys(pa.array(keys), PUBLIC_SEED)[:, 0].tolist()
+    assert [partition(key, 12) for key in keys] == [value % 12 for value in first]
+
+
+def test_formats_name_every_column_and_event() -> None:
+    formats = (DOCS / "formats.md").read_text()
+    for name in ROW_SCHEMA.names:
+        assert f"`{name}`" in formats, name
+    listed = dict(re.findall(r"^\| (\d+) \| `(\w+)` \|", formats, re.MULTILINE))
+    assert listed == {str(code): kind.__name__ for code, kind in sorted(EVENTS.items())}
+
+
+def test_the_memory_layout_is_that_of_the_code() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    assert f"{BYTES_PER_ROW} bytes a row" in text
+    for name in COLUMNS:
+        assert f"| `{name}` |" in text, name
