@@ -39,6 +39,7 @@ _MOVED_MAX = 4096
 # Buckets touched per key put while the next table is prepared, and at least.
 _TOUCHED_PER_PUT = 4
 _TOUCHED_MIN = 1024
+_BUCKETS_PER_PAGE = 4096 // (8 * _WIDTH)
 
 
 def mix(values: Int64s) -> UInt64s:
@@ -63,8 +64,8 @@ class _Table:
         self.limit = int(buckets * _WIDTH * _FULL)
 
     def touch(self, buckets: int) -> None:
-        """Writes zeros where zeros are, so that the kernel gives us that memory now."""
-        rows = slice(self.touched, self.touched + buckets)
+        """Writes a zero into each page of memory, so that the kernel gives it to us now."""
+        rows = slice(self.touched, self.touched + buckets, _BUCKETS_PER_PAGE)
         self.keys[rows] = 0
         self.values[rows] = 0
         if self.tails is not None:
