@@ -159,7 +159,7 @@ def _work_off(shard: Shard, session: Any, count: int) -> None:
 
 
 def _budget(rows: int) -> int:
-    return max(2 << 30, rows * 64)
+    return max(2 << 30, rows * 96)
 
 
 def _size(directory: Path) -> int:
