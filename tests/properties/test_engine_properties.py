@@ -156,6 +156,28 @@ class EngineMachine(RuleBasedStateMachine):
         step = draw(st.sampled_from([0, 0, 0, 0, -1, -2, -9, 1]))
         return {"producer": name, "producer_sequence": max(0, following + step)}
 
+    def _sure(self, draw: Any) -> Op:
+        """A command that should succeed, for transactions that should happen."""
+        topic = self._topic(draw)
+        states = {
+            m.id: m for m in self.rig.model.topics[topic].messages.values() if m.state != State.DEAD
+        }
+        if not states or draw(st.booleans()):
+            name, given = self._produce(draw)
+            return name, {**given, "keys": None}
+        message = states[draw(st.sampled_from(sorted(states)))]
+        given: dict[str, Any] = {"topic": topic, "ids": [message.id]}
+        if message.state == State.LEASED:
+            verb = draw(st.sampled_from(["ack", "nack", "reject", "release"]))
+            return verb, {**given, "tokens": [message.token]}
+        given["owner"] = message.owner
+        name = draw(st.sampled_from(["update", "move", "cancel"]))
+        if name == "update":
+            given["payloads"] = [self._payload()]
+        if name == "move":
+            given["when"] = self._when(draw, 1)
+        return name, given
+
     def _change(self, draw: Any) -> Op:
         name = draw(st.sampled_from(["update", "move", "cancel"]))
         topic = self._topic(draw)
@@ -231,20 +253,26 @@ class EngineMachine(RuleBasedStateMachine):
         given = {"topic": topic, "session": session, "consumer": consumer, "count": count}
         return "lease", given
 
+    def _leased(self) -> bool:
+        return any(
+            m.state == State.LEASED
+            for topic in self.rig.model.topics.values()
+            for m in topic.messages.values()
+        )
+
     # Rules
 
     @rule(data=st.data())
     def produce(self, data: st.DataObject) -> None:
         self.rig.step([self._produce(data.draw)])
 
-    @rule(data=st.data())
-    def produce_idempotently(self, data: st.DataObject) -> None:
-        self.rig.step([self._produce(data.draw, **self._numbered(data.draw))])
+    @rule(data=st.data(), atomic=st.booleans())
+    def produce_idempotently(self, data: st.DataObject, atomic: bool) -> None:
+        self.rig.step([self._produce(data.draw, atomic=atomic, **self._numbered(data.draw))])
 
     @rule(data=st.data())
     def produce_atomically(self, data: st.DataObject) -> None:
-        extra = self._numbered(data.draw) if data.draw(st.booleans()) else {}
-        self.rig.step([self._produce(data.draw, atomic=True, **extra)])
+        self.rig.step([self._produce(data.draw, atomic=True)])
 
     @rule(data=st.data())
     def change(self, data: st.DataObject) -> None:
@@ -260,23 +288,30 @@ class EngineMachine(RuleBasedStateMachine):
         name, given = self._wait(data.draw)
         self.rig.step([(name, {**given, "wait": False})])
 
+    @precondition(lambda self: self._leased())
     @rule(data=st.data())
     def use_lease(self, data: st.DataObject) -> None:
         self.rig.step([self._use_lease(data.draw)])
 
-    @rule(data=st.data())
-    def use_lease_again(self, data: st.DataObject) -> None:
-        self.rig.step([self._use_lease(data.draw), self._use_lease(data.draw)])
+    @precondition(lambda self: self._leased())
+    @rule(data=st.data(), kind=st.sampled_from(["heartbeat", "detach", "again"]))
+    def keep_lease(self, data: st.DataObject, kind: str) -> None:
+        if kind == "detach":
+            self.rig.step([("detach", {"session": data.draw(st.integers(0, self._sessions))})])
+        elif kind == "again":
+            self.rig.step([self._use_lease(data.draw), self._use_lease(data.draw)])
+        else:
+            consumer = data.draw(st.sampled_from(CONSUMERS))
+            given = {"topic": self._topic(data.draw), "consumer": consumer}
+            self.rig.step([("heartbeat", given)])
 
-    @rule(data=st.data())
-    def heartbeat(self, data: st.DataObject) -> None:
-        consumer = data.draw(st.sampled_from(CONSUMERS))
-        self.rig.step([("heartbeat", {"topic": self._topic(data.draw), "consumer": consumer})])
-
-    @rule(data=st.data())
-    def detach(self, data: st.DataObject) -> None:
-        self.rig.step([("detach", {"session": data.draw(st.integers(0, self._sessions))})])
-
+    @precondition(
+        lambda self: any(
+            m.state == State.DEAD
+            for topic in self.rig.model.topics.values()
+            for m in topic.messages.values()
+        )
+    )
     @rule(data=st.data())
     def dead(self, data: st.DataObject) -> None:
         self.rig.step([self._dead(data.draw)])
@@ -285,15 +320,19 @@ class EngineMachine(RuleBasedStateMachine):
     def stage(self, data: st.DataObject) -> None:
         self.rig.step([self._stage(data.draw)])
 
-    @rule(data=st.data())
-    def read(self, data: st.DataObject) -> None:
-        self.rig.step([self._read(data.draw)])
-
-    @rule(data=st.data(), limit=st.sampled_from([1, 2, 100]))
-    def list(self, data: st.DataObject, limit: int) -> None:
-        self.rig.settle()
-        numbers = [0, *self.rig.snapshots]
-        self._list(data, limit, data.draw(st.sampled_from(numbers)))
+    @rule(data=st.data(), kind=st.sampled_from(["get", "list", "count", "keys"]))
+    def look(self, data: st.DataObject, kind: str) -> None:
+        if kind == "get":
+            self.rig.step([self._read(data.draw)])
+        elif kind == "count":
+            self.rig.check_reads()
+        elif kind == "keys":
+            self.rig.check_keys()
+        else:
+            self.rig.settle()
+            limit = data.draw(st.sampled_from([1, 2, 100]))
+            numbers = [0, *self.rig.snapshots]
+            self._list(data, limit, data.draw(st.sampled_from(numbers)))
 
     def _list(self, data: st.DataObject, limit: int, snapshot: int) -> None:
         filters: dict[str, Any] = {}
@@ -307,24 +346,16 @@ class EngineMachine(RuleBasedStateMachine):
             filters["due_to_us"] = self.rig.now_us + data.draw(SPANS_US)
         self.rig.list_all(self._topic(data.draw), limit, filters, snapshot)
 
-    @rule()
-    def count_and_forecast(self) -> None:
-        self.rig.check_reads()
-
-    @rule()
-    def look_at_keys(self) -> None:
-        self.rig.check_keys()
-
     @rule(data=st.data(), more=st.integers(2, 4))
     def several_in_one_step(self, data: st.DataObject, more: int) -> None:
-        kinds = [self._produce, self._change, self._use_lease, self._stage, self._wait, self._read]
-        kinds += [self._dead]
+        kinds = [self._produce, self._change, self._stage, self._wait, self._read, self._dead]
+        kinds += [self._use_lease] * 2
         ops = [data.draw(st.sampled_from(kinds))(data.draw) for _ in range(more)]
         self.rig.step(ops)
 
     @rule(data=st.data(), parts=st.integers(1, 4))
     def transaction(self, data: st.DataObject, parts: int) -> None:
-        kinds = [self._produce, self._change, self._use_lease]
+        kinds = [self._sure] * 4 + [self._produce, self._change, self._use_lease]
         commands = [data.draw(st.sampled_from(kinds))(data.draw) for _ in range(parts)]
         self.rig.step([("transaction", {"commands": commands})])
 
@@ -349,18 +380,17 @@ class EngineMachine(RuleBasedStateMachine):
             commands.append(("cancel", bad))
         self.rig.step([("transaction", {"commands": commands})])
 
-    @rule(data=st.data())
-    def change_topic(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), really=st.integers(0, 5))
+    def change_topic(self, data: st.DataObject, really: int) -> None:
         name = self._topic(data.draw)
+        if really == 0:
+            self._delete(data, name)
+            return
         partitions = self.rig.model.topics[name].settings.partitions
         given = {"name": name, "settings": data.draw(topic_settings(partitions))}
         self.rig.step([("change_topic", given)])
 
-    @rule(data=st.data(), really=st.integers(0, 3))
-    def delete_topic(self, data: st.DataObject, really: int) -> None:
-        if really:
-            return
-        name = self._topic(data.draw)
+    def _delete(self, data: st.DataObject, name: str) -> None:
         self.rig.step([("delete_topic", {"name": name})])
         self.rig.ids_used.pop(name, None)
         for number in list(self.rig.snapshots):
@@ -392,18 +422,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.rig.step()
 
     @rule()
-    def settle(self) -> None:
-        self.rig.settle()
-
-    @rule()
     def restart(self) -> None:
         self.rig.restart()
 
-    @rule(span=st.sampled_from([1, MINUTE_US, 1000 * DAY_US]))
-    def take_snapshot(self, span: int) -> None:
-        step = self.rig.engine.step(
-            [co.TakeSnapshot(self.rig.now_us + span)], self.rig.now_us, self.rig.tick
-        )
+    @rule(data=st.data(), span=st.sampled_from([0, 1, MINUTE_US, 1000 * DAY_US]))
+    def take_or_drop_snapshot(self, data: st.DataObject, span: int) -> None:
+        if not span and self.rig.snapshots:
+            number = data.draw(st.sampled_from(sorted(self.rig.snapshots)))
+            self.rig.step(inputs=[co.DropSnapshot(number)])
+            del self.rig.snapshots[number]
+            return
+        deadline_us = self.rig.now_us + max(span, 1)
+        step = self.rig.engine.step([co.TakeSnapshot(deadline_us)], self.rig.now_us, self.rig.tick)
         self.rig.apply_read(step)
         snapshot = step.replies[0].value
         self.rig.snapshots[snapshot.number] = (
@@ -411,13 +441,6 @@ class EngineMachine(RuleBasedStateMachine):
             snapshot.at_us,
             snapshot.deadline_us,
         )
-
-    @rule(data=st.data())
-    def drop_snapshot(self, data: st.DataObject) -> None:
-        if self.rig.snapshots:
-            number = data.draw(st.sampled_from(sorted(self.rig.snapshots)))
-            self.rig.step(inputs=[co.DropSnapshot(number)])
-            del self.rig.snapshots[number]
 
     # Storage
 
@@ -439,11 +462,38 @@ class EngineMachine(RuleBasedStateMachine):
                 return
         self.rig.step(inputs=[runs.finish(self.rig.engine)])
 
+    @rule(whole=st.booleans())
+    def checkpoint(self, whole: bool) -> None:
+        """One from beginning to end, with nothing in between."""
+        if self.rig.runs.open is None:
+            self.begin_checkpoint(whole)
+        self.go_on_with_checkpoint(at_once=True)
+
+    @precondition(lambda self: self.rig.runs.version)
+    @rule(data=st.data(), steps=st.integers(1, 4))
+    def time_passes_over_runs(self, data: st.DataObject, steps: int) -> None:
+        """Minute by minute, while slices come late or not at all."""
+        for _ in range(steps):
+            span = data.draw(st.sampled_from([10, 70, 130, 300])) * SECOND_US
+            self.rig.now_us += span
+            self.rig.tick += span // data.draw(st.sampled_from([1, 1000]))
+            self.rig.step()
+            if self.rig.runs.wishes and data.draw(st.booleans()):
+                self.slice_arrives(data, data.draw(st.sampled_from([1, 3, 100])))
+
     @precondition(lambda self: self.rig.runs.wishes)
     @rule(data=st.data(), rows_max=st.sampled_from([1, 3, 100]))
     def slice_arrives(self, data: st.DataObject, rows_max: int) -> None:
         wish = data.draw(st.sampled_from(self.rig.runs.wishes))
         self.rig.step(inputs=[self.rig.runs.answer(wish, rows_max)])
+
+    @rule(data=st.data(), minutes=st.lists(st.integers(3, 20), min_size=2, max_size=6))
+    def produce_for_later(self, data: st.DataObject, minutes: list[int]) -> None:
+        """Due when runs have to be read for it."""
+        due = [self.rig.now_us + m * MINUTE_US for m in minutes]
+        payloads = [self._payload() for _ in due]
+        given = {"topic": self._topic(data.draw), "payloads": payloads, "when": ("due", due)}
+        self.rig.step([("produce", given)])
 
     # The end
 

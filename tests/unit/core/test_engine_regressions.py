@@ -1,0 +1,402 @@
+"""Every bug that the engine had and that a test found, once and deterministically.
+
+Most of them were met by tests/properties; each test says what a user would have seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fasti.core import calendar, commands, staging
+from fasti.core.calendar import Calendar
+from fasti.core.commands import Target, When
+from fasti.core.engine import Engine
+from fasti.core.keys import Keys, Rows
+from fasti.core.replies import Deliver, Step
+from fasti.model import MINUTE_US, SECOND_US, OnConflict, Outcome, TopicSettings
+
+NOW_US = 1_000_000_000_000_000
+SEED = (1, 2)
+
+
+class Shard:
+    """An engine with a clock that the test moves."""
+
+    def __init__(self, leases_max: int = 1000, **settings: Any) -> None:
+        self.engine = Engine(memory_bytes=64 << 20, leases_max=leases_max)
+        self.now_us, self.tick = NOW_US, 1_000
+        self.frames: list[Any] = []
+        self.last = Step()
+        self.create("t", **settings)
+
+    def create(self, name: str, **settings: Any) -> None:
+        done = self.do(commands.CreateTopic(name, TopicSettings(**settings)))
+        assert done.error is None
+
+    def step(self, *inputs: Any) -> list[Any]:
+        self.last = self.engine.step(inputs, self.now_us, self.tick)
+        self.frames += self.last.frames
+        return self.last.replies
+
+    def do(self, command: Any) -> Any:
+        return self.step(command)[0]
+
+    def wait(self, span_us: int) -> None:
+        self.now_us += span_us
+        self.tick += span_us
+
+    def produce(self, *payloads: bytes, keys: list[str | None] | None = None, **given: Any) -> Any:
+        when = When(due_us=given.pop("due_us", None), delay_us=given.pop("delay_us", None))
+        topic = given.pop("topic", "t")
+        found = None if keys is None else names(*keys)
+        return self.do(commands.Produce(topic, Rows.of(list(payloads)), when, found, **given))
+
+    def lease(self, count: int = 1, session: int = 1, **given: Any) -> list[Deliver]:
+        given = {"topic": "t", "consumer": f"w{session}", **given}
+        done = self.do(commands.Lease(session=session, count=count, **given))
+        assert done.error is None
+        return self.delivered
+
+    @property
+    def delivered(self) -> list[Deliver]:
+        return [effect for effect in self.last.effects if isinstance(effect, Deliver)]
+
+    def restarted(self) -> Shard:
+        twin = Shard.__new__(Shard)
+        twin.engine = Engine(memory_bytes=64 << 20, leases_max=1000)
+        for frame in self.frames:
+            twin.engine.replay(frame.sequence, frame.events)
+        twin.engine.start(self.tick)
+        twin.now_us, twin.tick, twin.frames = self.now_us, self.tick, list(self.frames)
+        twin.last = Step()
+        return twin
+
+
+def names(*keys: str | None) -> Keys:
+    return Keys(pa.array(keys, pa.string()), SEED)
+
+
+def ids(*values: int) -> Any:
+    return np.array(values, dtype=np.int64)
+
+
+def words(reply: Any) -> list[str]:
+    assert reply.error is None, reply.error
+    return [Outcome(int(status)).word for status in reply.status]
+
+
+# Handing out
+
+
+def test_a_cancelled_message_does_not_stand_in_the_way() -> None:
+    """The line of ready messages began with stale entries only, and taking more of them failed."""
+    shard = Shard()
+    shard.produce(b"1", b"2", b"3")
+    shard.do(commands.Cancel("t", Target(ids=ids(1, 2))))
+    assert [d.ids.tolist() for d in shard.lease()] == [[3]]
+
+
+def test_landed_messages_go_to_those_who_wait() -> None:
+    """The event names a stage and no topic, so nobody looked whether somebody waited there."""
+    shard = Shard()
+    shard.lease(count=5)
+    shard.produce(b"1", stage="s")
+    shard.do(commands.Publish("s"))
+    assert [d.ids.tolist() for d in shard.delivered] == [[1]]
+
+
+def test_a_message_due_at_the_beginning_of_time_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A moment of 0 was taken for no moment at all: the rest of a long line waited for ever."""
+    monkeypatch.setattr("fasti.core.engine.SERVED_PER_STEP", 2)
+    shard = Shard()
+    shard.produce(b"1", b"2", b"3", due_us=0)
+    shard.lease(count=10)
+    assert shard.last.more
+    shard.step()
+    assert [d.ids.tolist() for d in shard.delivered] == [[3]]
+
+
+def test_no_room_for_leases_is_no_reason_to_wake_up() -> None:
+    """The engine asked to be stepped again at once, for as long as the lease table was full."""
+    shard = Shard(leases_max=1)
+    shard.produce(b"1", b"2")
+    assert len(shard.lease(count=2)) == 1
+    assert shard.last.wake_at_us is None
+    assert shard.last.wake_at_tick is not None
+    shard.tick = shard.last.wake_at_tick
+    shard.step()
+    assert [d.ids.tolist() for d in shard.delivered] == [[1]]
+
+
+def test_taking_what_is_there_leaves_the_credit_alone() -> None:
+    """A session that waited lost its credit when it also asked without waiting."""
+    shard = Shard()
+    shard.lease(count=2)
+    assert shard.lease(count=3, wait=False) == []
+    shard.produce(b"1", b"2", b"3")
+    assert [d.ids.tolist() for d in shard.delivered] == [[1, 2]]
+
+
+def test_a_sweep_keeps_rows_of_a_slice_that_is_half_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that had left the calendar ahead of its cursor were swept away and never delivered."""
+    monkeypatch.setattr("fasti.core.partition._STALE_MIN", 0)
+    monkeypatch.setattr(calendar, "ROWS_PER_CALL", 100)
+    monkeypatch.setattr("fasti.core.leasing.TURN_ROWS", 1)
+    shard = Shard()
+    # One slice of the calendar's second level, of which a call takes a part only.
+    start_us = ((NOW_US >> 20) + 40) << 20
+    for part in range(5):
+        due_us = start_us + 10 * np.arange(100, dtype=np.int64) + part
+        shard.produce(*([b"x"] * 100), due_us=due_us)
+    partition = shard.engine.state.by_name["t"].partitions[0]
+    while partition.advance(start_us - 1):
+        pass
+    shard.now_us = start_us + (1 << 21)
+    partition.advance(shard.now_us)
+    assert 0 < partition.ready.entries < 500
+    doomed = [s for s in range(1, 501) if s % 10]
+    shard.do(commands.Cancel("t", Target(ids=ids(*doomed))))
+    got: list[int] = []
+    shard.lease(count=1000)
+    for _ in range(200):
+        got += [i for d in shard.delivered for i in d.ids.tolist()]
+        shard.step()
+    assert sorted(got) == list(range(10, 501, 10))
+
+
+def test_moving_one_message_for_ever_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old entries of a message that is moved again and again looked alive and stayed."""
+    monkeypatch.setattr("fasti.core.partition._STALE_MIN", 64)
+    shard = Shard()
+    shard.produce(b"1", delay_us=MINUTE_US)
+    for turn in range(2_000):
+        when = When(due_us=NOW_US + MINUTE_US * (2 + turn % 7) + turn)
+        assert words(shard.do(commands.Move("t", Target(ids=ids(1)), when))) == ["ok"]
+    partition = shard.engine.state.by_name["t"].partitions[0]
+    assert partition.calendar.entries + partition.ready.entries < 200
+    shard.lease()
+    shard.wait(20 * MINUTE_US)
+    shard.step()
+    assert [d.ids.tolist() for d in shard.delivered] == [[1]]
+
+
+def test_a_slice_keeps_its_generations_apart_when_it_is_swept() -> None:
+    """What a checkpoint has written may be forgotten after a sweep, what came later may not."""
+    index = Calendar()
+    due = ids(5 << 26, 5 << 26)
+    index.insert(ids(1, 1), due)
+    index.generation = 2
+    index.insert(ids(2, 2), due)
+
+    def resolve(sequences: Any) -> Any:
+        return sequences, np.full(len(sequences), 5 << 26)
+
+    index.sweep(resolve)
+    index.sweep(resolve)
+    assert index.entries == 2
+    index.forget(1, 0)
+    assert index.entries == 1
+
+
+# Definite answers
+
+
+def test_the_second_row_counts_if_the_first_was_refused() -> None:
+    """It was called a duplicate although nothing had been done."""
+    shard = Shard()
+    shard.produce(b"1")
+    move = commands.Move("t", Target(ids=ids(1, 1)), When(delay_us=5), versions=ids(7, 1))
+    assert words(shard.do(move)) == ["conflict", "ok"]
+    shard.wait(5)
+    (delivered,) = shard.lease()
+    ack = commands.Ack("t", ids(1, 1, 1), ids(99, delivered.token, delivered.token))
+    assert words(shard.do(ack)) == ["stale_lease", "ok", "duplicate"]
+
+
+def test_a_redrive_names_the_conflict_on_every_row() -> None:
+    """A row that named its message again was a duplicate of one that had been refused."""
+    shard = Shard()
+    shard.produce(b"1", keys=["k"])
+    (delivered,) = shard.lease()
+    shard.do(commands.Reject("t", ids(1), ids(delivered.token)))
+    shard.produce(b"2", keys=["k"], delay_us=MINUTE_US)
+    redrive = commands.Redrive("t", ids(1, 1), names("k", "k"))
+    assert words(shard.do(redrive)) == ["conflict", "conflict"]
+
+
+def test_a_redrive_with_too_few_keys_is_refused() -> None:
+    """It raised an error of numpy's, which would have stopped the shard."""
+    shard = Shard(partitions=2)
+    reply = shard.do(commands.Redrive("t", ids(1, 2), names("k")))
+    assert reply.error.code == "invalid_argument"
+
+
+def test_a_finished_message_has_no_version() -> None:
+    """The answer depended on whether its row still lay around."""
+    shard = Shard()
+    shard.produce(b"1", b"2", keys=["a", "b"])
+    shard.do(commands.Cancel("t", Target(ids=ids(1))))
+    reply = shard.do(commands.Cancel("t", Target(ids=ids(1, 2))))
+    assert words(reply) == ["cancelled", "ok"]
+    assert reply.versions.tolist() == [0, 2]
+    assert reply.at_us.tolist()[0] == NOW_US
+
+
+def test_a_key_that_names_nothing_has_no_id() -> None:
+    """An old message's id was shown for as long as the key index happened to know it."""
+    shard = Shard(outcome_age_us=MINUTE_US)
+    shard.produce(b"1", keys=["a"])
+    shard.do(commands.Cancel("t", Target(keys=names("a"))))
+    shard.wait(2 * MINUTE_US)
+    reply = shard.do(commands.Cancel("t", Target(keys=names("a"))))
+    assert words(reply) == ["not_found"]
+    assert reply.ids.tolist() == [0]
+    assert shard.do(commands.Get("t", Target(keys=names("a")))).ids.tolist() == [0]
+
+
+def test_a_replace_is_told_who_has_the_message() -> None:
+    """`leased` came without `by` and `until`."""
+    shard = Shard(lease_us=30 * SECOND_US)
+    shard.produce(b"1", keys=["a"])
+    shard.lease()
+    reply = shard.produce(b"2", keys=["a"], on_conflict=OnConflict.REPLACE)
+    assert words(reply) == ["leased"]
+    assert reply.by == {0: "w1"}
+    assert reply.at_us.tolist() == [NOW_US + 30 * SECOND_US]
+
+
+def test_redrive_and_purge_are_told_who_has_the_message() -> None:
+    """`leased` came without `by` and `until`."""
+    shard = Shard()
+    shard.produce(b"1")
+    shard.lease()
+    assert shard.do(commands.Redrive("t", ids(1))).by == {0: "w1"}
+    assert shard.do(commands.Purge("t", ids(1))).by == {0: "w1"}
+
+
+def test_a_forecast_beyond_all_numbers_is_refused() -> None:
+    """It raised an OverflowError, which would have stopped the shard."""
+    shard = Shard()
+    shard.produce(b"1")
+    for from_us, to_us, bucket_us in (
+        (0, 1 << 61, MINUTE_US << 40),
+        (0, 1 << 80, MINUTE_US << 35),
+        (-MINUTE_US, MINUTE_US, MINUTE_US),
+    ):
+        reply = shard.do(commands.Forecast("t", from_us, to_us, bucket_us))
+        assert reply.error.code == "invalid_argument"
+
+
+# Leases
+
+
+def test_a_heartbeat_never_shortens_a_lease() -> None:
+    """It took an extended lease back to its hold, and one sent ahead to before its due time."""
+    shard = Shard(lease_us=SECOND_US, hold_us=SECOND_US, lookahead_us=MINUTE_US)
+    shard.produce(b"1", delay_us=30 * SECOND_US)
+    (delivered,) = shard.lease()
+    shard.do(commands.Heartbeat("t", "w1"))
+    shard.wait(20 * SECOND_US)
+    shard.step()
+    assert shard.engine.memory.leases.active == 1
+    extend = commands.Extend("t", delivered.ids, ids(delivered.token), 10 * MINUTE_US)
+    assert words(shard.do(extend)) == ["ok"]
+    shard.do(commands.Heartbeat("t", "w1"))
+    shard.wait(5 * MINUTE_US)
+    shard.step()
+    assert shard.engine.memory.leases.active == 1
+
+
+# Transactions
+
+
+def test_a_key_of_a_failed_transaction_can_be_used_and_found() -> None:
+    """The next message under that key got a second entry, and the first one named nobody."""
+    shard = Shard()
+    fails = [
+        commands.Produce("t", Rows.of([b"1"]), keys=names("a")),
+        commands.Cancel("t", Target(ids=ids(99))),
+    ]
+    reply = shard.do(commands.Transaction(fails))
+    assert not reply.committed
+    assert words(shard.produce(b"2", keys=["a"])) == ["ok"]
+    assert words(shard.produce(b"3", keys=["a"])) == ["conflict"]
+    assert words(shard.do(commands.Cancel("t", Target(keys=names("a"))))) == ["ok"]
+
+
+def test_a_failed_transaction_takes_an_extension_back() -> None:
+    """The lease's length stayed, so that every renewal gave the longer one."""
+    shard = Shard(lease_us=SECOND_US)
+    shard.produce(b"1")
+    (delivered,) = shard.lease()
+    fails = [
+        commands.Extend("t", delivered.ids, ids(delivered.token), 10 * MINUTE_US),
+        commands.Cancel("t", Target(ids=ids(99))),
+    ]
+    assert not shard.do(commands.Transaction(fails)).committed
+    shard.do(commands.Heartbeat("t", "w1"))
+    shard.wait(2 * SECOND_US)
+    shard.step()
+    assert shard.engine.memory.leases.active == 0
+
+
+# Producers
+
+
+def test_a_producer_that_began_anew_gets_its_new_receipts() -> None:
+    """A receipt from before it was forgotten answered for a new batch of the same number."""
+    shard = Shard(producer_age_us=MINUTE_US)
+    for number in range(1, 4):
+        shard.produce(b"x", producer="p", producer_sequence=number)
+    shard.wait(2 * MINUTE_US)
+    for number in range(1, 4):
+        shard.produce(b"y", producer="p", producer_sequence=number)
+    again = shard.produce(b"y", producer="p", producer_sequence=3)
+    assert words(again) == ["duplicate"]
+    assert again.ids.tolist() == [6]
+
+
+def test_batches_are_numbered_from_1() -> None:
+    """Batch 0 of a known producer was called a duplicate of one that never was."""
+    shard = Shard()
+    shard.produce(b"x", producer="p", producer_sequence=1)
+    reply = shard.produce(b"y", producer="p", producer_sequence=0)
+    assert reply.error.code == "invalid_argument"
+
+
+def test_another_topics_age_does_not_forget_a_producer() -> None:
+    """Traffic on a topic with a short age made a topic with a long one say `unknown_producer`."""
+    shard = Shard(producer_age_us=60 * MINUTE_US)
+    shard.create("short", producer_age_us=SECOND_US)
+    shard.produce(b"x", producer="p", producer_sequence=1)
+    shard.wait(MINUTE_US)
+    shard.produce(b"y", topic="short", producer="q", producer_sequence=1)
+    assert words(shard.produce(b"z", producer="p", producer_sequence=2)) == ["ok"]
+
+
+# Stages
+
+
+def test_half_a_stage_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large stage expires over several steps, and what was left of it could be published."""
+    monkeypatch.setattr(staging, "LANDED_PER_STEP", 2)
+    shard = Shard(stage_age_us=MINUTE_US)
+    shard.produce(b"1", b"2", b"3", stage="s")
+    shard.wait(MINUTE_US)
+    shard.step()
+    assert shard.last.more
+    refused, again = shard.step(
+        commands.Publish("s"), commands.Produce("t", Rows.of([b"4"]), stage="s")
+    )
+    assert refused.error.code == "not_found"
+    assert again.error.code == "invalid_argument"
+    assert shard.engine.state.stages == {}
+    assert shard.restarted().engine.state.stages == {}
