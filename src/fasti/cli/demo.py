@@ -83,12 +83,13 @@ def _print(verdict: Verdict, data: Path | None) -> None:
     console.print(output.table("what happened", ">", rows=_course(verdict)))
     console.print(output.table("promise", "broken>", "", rows=_promises(verdict)))
     rows = [
-        _lateness_row("shard was up", verdict.up),
+        _lateness_row("before the kill", verdict.before),
         _lateness_row("waited for the start", verdict.outage),
+        _lateness_row("due after the start", verdict.after),
     ]
     names = ("lateness in ms", "messages>", "earliest>", "p50>", "p95>", "p99>", "max>")
     console.print(output.table(*names, rows=rows))
-    console.print("Lateness of what was due while the shard was up:")
+    console.print("Lateness before the kill and after the start:")
     _print_bars(console, _histogram(verdict.up))
     console.print("\nWhat is coming, per day (UTC):")
     _print_bars(console, [(_day(start_us), count) for start_us, count in verdict.forecast])

@@ -58,8 +58,12 @@ class Verdict:
     moved: int
     cancelled: int
     unknown: int
-    up: Lateness
+    # Of first deliveries: before the kill, of what had to wait for the new start, of what fell due
+    # after it (some of it behind the backlog), and all but those that had to wait.
+    before: Lateness
     outage: Lateness
+    after: Lateness
+    up: Lateness
     outage_seconds: float
     open_seconds: float
     close_seconds: float
@@ -189,7 +193,7 @@ class Facts:
             for number, due_us in self.remaining.items()
             if number in self.due
         )
-        up, outage = self._lateness()
+        before, outage, after, up = self._lateness()
         reopened_us = self.opened[-1]["at_us"]
         return Verdict(
             lost=len(lost),
@@ -203,9 +207,11 @@ class Facts:
             moved=self.moved,
             cancelled=len(self.cancelled),
             unknown=len(moves.keys() | cancels),
-            up=up,
+            before=before,
             outage=outage,
-            outage_seconds=(reopened_us - self.killed_at_us) / 1e6 if self.killed_at_us else 0.0,
+            after=after,
+            up=up,
+            outage_seconds=(reopened_us - self.killed_at_us) / 1e6,
             open_seconds=self.opened[-1]["seconds"],
             close_seconds=self.closed["seconds"],
             checkpoints=self.closed["checkpoints"],
@@ -213,13 +219,13 @@ class Facts:
             forecast=self.forecast,
         )
 
-    def _lateness(self) -> tuple[Lateness, Lateness]:
-        """Of first deliveries: while a shard was there, and of what had to wait for it."""
+    def _lateness(self) -> tuple[Lateness, Lateness, Lateness, Lateness]:
         known = [number for number in self.first_started if number in self.due]
         started = np.array([self.first_started[n] for n in known], dtype=np.int64)
         due = np.array([max(self.due[n], self.produced_at[n]) for n in known], dtype=np.int64)
-        waited = (started >= self.killed_at_us) & (due < self.opened[-1]["at_us"])
-        if not self.killed_at_us:
-            waited[:] = False
         late = started - due
-        return Lateness.of(late[~waited]), Lateness.of(late[waited])
+        before = started < self.killed_at_us
+        waited = ~before & (due < self.opened[-1]["at_us"])
+        groups = (before, waited, ~before & ~waited, ~waited)
+        first, second, third, fourth = (Lateness.of(late[group]) for group in groups)
+        return first, second, third, fourth

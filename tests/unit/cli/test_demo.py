@@ -52,7 +52,7 @@ def test_a_good_story() -> None:
     assert verdict.ok
     assert (verdict.delivered, verdict.delivered_again, verdict.unknown) == (2, 1, 0)
     assert (verdict.up.earliest_ms, verdict.up.max_ms) == (0.01, 0.03)
-    assert verdict.outage.count == 0
+    assert (verdict.before.count, verdict.outage.count, verdict.after.count) == (2, 0, 0)
 
 
 def change(fact: str, nth: int, **values: Any) -> list[dict[str, Any]]:
