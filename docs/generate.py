@@ -28,7 +28,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "durability": "When a mutation is answered: `always` after its frame is synced, `interval` after it is written. See [operating](operating.md#durability).",
         "sync_interval_ms": "With `interval`, how long written frames wait for their sync at most.",
         "segment_bytes": "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
-        "memory_bytes": "Memory for the columns of pending messages (32 bytes a row). Beyond it produce answers `overloaded`. The key index and the time index come on top.",
+        "memory_bytes": "Memory for the columns of pending messages (32 bytes a row) and for their keys. Beyond it produce answers `overloaded`. See [operating](operating.md#memory) for what comes on top.",
         "leases_max": "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
         "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one.",
         "checkpoint_bytes_per_s": "How fast a checkpoint writes, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_bytes`.",
