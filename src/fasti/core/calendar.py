@@ -152,7 +152,8 @@ class Calendar:
                 continue
             gone.append(entries)
             reach_us = max(reach_us, end_us)
-            if not left:
+            # A slice that was spread in part, before time leapt on, has entries on lower levels.
+            if not left and not any(self._levels[:level]):
                 self.cursor_us = max(self.cursor_us, end_us)
         sequences, due = resolve(np.concatenate(gone) if gone else np.zeros(0, dtype=np.int64))
         # What was moved beyond has an entry there.
