@@ -37,7 +37,7 @@ class _Child:
             self._lines.put(line)
         self._lines.put(None)
 
-    def hear(self, facts: Facts, until: Callable[[], bool], timeout_s: float) -> None:
+    def hear(self, facts: Facts, until: Callable[[], bool], timeout_s: float) -> bool:
         """Takes facts until something holds; False if the time was over first."""
         end = time.monotonic() + timeout_s
         while not until() and time.monotonic() < end:
@@ -48,6 +48,7 @@ class _Child:
             if line is None:
                 raise FastiError("the process of the demo ended by itself")
             facts.take(json.loads(line))
+        return until()
 
     def kill(self, facts: Facts) -> None:
         """SIGKILL, in the middle of whatever it does; then takes what it had told before."""
@@ -100,7 +101,8 @@ def _first_life(facts: Facts, arguments: list[str], total: int, show: Show) -> N
             show("scheduling", len(facts.due), total)
             return len(facts.due) >= total
 
-        child.hear(facts, scheduled, _PATIENCE_S)
+        if not child.hear(facts, scheduled, _PATIENCE_S):
+            raise FastiError("this machine is too slow to schedule so many messages: use --far")
         goal = facts.left_in_window
 
         def half_over() -> bool:
@@ -127,8 +129,7 @@ def _second_life(facts: Facts, arguments: list[str], seconds: float, show: Show)
         child.hear(facts, all_arrived, seconds + _PATIENCE_S / 2)
         child.finish()
         show("counting what is left", len(facts.first_started), goal)
-        child.hear(facts, lambda: bool(facts.closed), _PATIENCE_S)
-        if not facts.closed:
+        if not child.hear(facts, lambda: bool(facts.closed), _PATIENCE_S):
             raise FastiError("the process of the demo did not end in time")
     finally:
         child.leave()
