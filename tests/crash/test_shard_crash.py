@@ -1,0 +1,136 @@
+"""A whole shard on a disk that loses everything that it may lose, stopped before every operation.
+
+A story (tests/crash/shard_workload.py) is told once to a shard that never crashes, which writes
+down what it shows after each step; then once more on a disk that is photographed before each of
+its operations, as a crash at that moment would leave it. Every photograph is opened and must show
+exactly what was acknowledged, or that and the whole step that was under way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.crash.shard_workload import (
+    Driven,
+    Op,
+    Sight,
+    check_drained,
+    drain,
+    dump,
+    moment,
+    write_story,
+)
+
+from fasti.storage import checkpoint
+from fasti.testing.disk import SimulatedFiles
+
+
+@pytest.fixture(autouse=True)
+def compact_often(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other story compacts as if it had had years to gather runs and deltas."""
+    if seed % 2:
+        monkeypatch.setattr(checkpoint, "_RUNS_MAX", 2)
+        monkeypatch.setattr(checkpoint, "_DELTA_ROWS_MIN", 3)
+        monkeypatch.setattr(checkpoint, "BLOCK_ROWS_MAX", 8)
+
+
+class PhotographedFiles(SimulatedFiles):
+    """A disk that calls `photograph` before each of its operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.photograph: Callable[[int], None] = lambda operation: None
+
+    def step(self, kind: str, name: str) -> bool:
+        if kind not in ("read", "open"):
+            self.photograph(self.operations)
+        return super().step(kind, name)
+
+
+def differences(was: Any, now: Any, path: str = "") -> list[str]:
+    """Where two dumps differ, in words."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        found = []
+        for name in sorted({*was, *now}, key=str):
+            if name not in was or name not in now:
+                found.append(f"{path}/{name}: only {'now' if name in now else 'before'}")
+            else:
+                found += differences(was[name], now[name], f"{path}/{name}")
+        return found
+    return [] if was == now else [f"{path}: {was!r:.300} became {now!r:.300}"]
+
+
+def crash_everywhere(seed: int, steps: int, every: int = 1, images: int = 1) -> int:
+    """Stops a story before every k-th operation; returns how many crashes were tried."""
+    ops, sights = write_story(seed, steps, SimulatedFiles())
+    rng = random.Random(seed)
+    files = PhotographedFiles()
+    taken: list[tuple[int, int, SimulatedFiles]] = []
+    current = 0
+
+    def photograph(operation: int) -> None:
+        if operation % every == seed % every:
+            taken.extend((operation, current, files.crash(rng)) for _ in range(images))
+
+    files.photograph = photograph
+    driven = Driven(files)
+    for current, op in enumerate(ops):
+        driven.do(op, moment(current))
+    for operation, step, image in taken:
+        try:
+            _check_crash(image, ops, sights, step, go_on=rng.random() < 0.1)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, crashed before operation {operation}, in {step}: ")
+            error.add_note(repr(ops[step]))
+            raise
+    return len(taken)
+
+
+def _check_crash(
+    image: SimulatedFiles, ops: list[Op], sights: list[Sight], step: int, go_on: bool
+) -> None:
+    driven = Driven(image)
+    seen = dump(driven.shard, moment(step))
+    unlike = [differences(sight, seen) for sight in sights[step]]
+    assert not all(unlike), "\n".join(["", *unlike[0][:6], "or", *unlike[1][:6]])
+    if go_on:
+        # The shard lives on as if nothing had been: the rest of the story ends as it did.
+        for later in range(step + (not unlike[1]), len(ops)):
+            driven.do(ops[later], moment(later))
+        assert not differences(sights[-1][1], dump(driven.shard, moment(len(ops) - 1)))
+    now_us = moment(len(ops))
+    check_drained(dump(driven.shard, now_us), drain(driven.shard, now_us))
+    driven.shard.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_crash_of_a_short_story(seed: int) -> None:
+    assert crash_everywhere(seed, steps=32) > 60
+
+
+@pytest.mark.parametrize("seed", range(100, 102))
+def test_some_crashes_of_a_longer_story(seed: int) -> None:
+    assert crash_everywhere(seed, steps=140, every=15) > 15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1060))
+def test_more_crashes(seed: int) -> None:
+    crash_everywhere(seed, steps=60, images=3)
+    crash_everywhere(seed + 1000, steps=300, every=13)
+
+
+@pytest.mark.parametrize("seed", range(200, 203))
+def test_restarts_and_checkpoints_change_nothing_that_can_be_seen(seed: int) -> None:
+    files = SimulatedFiles()
+    ops, sights = write_story(seed, 150, files)
+    for op, (before, after) in zip(ops, sights, strict=True):
+        if op[0] in ("restart", "checkpoint"):
+            assert not differences(before, after), op
+    driven = Driven(files)
+    last = moment(len(ops) - 1)
+    assert not differences(sights[-1][1], dump(driven.shard, last))
+    check_drained(dump(driven.shard, last), drain(driven.shard, last))
