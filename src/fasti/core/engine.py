@@ -281,7 +281,15 @@ class Engine:
         self._next_snapshot += 1
         position = self.state.next_frame - 1
         snapshot = Snapshot(
-            number, self.memory.arena, ledgers, topics, position, now_us, deadline_us
+            number,
+            self.memory.arena,
+            ledgers,
+            topics,
+            position,
+            now_us,
+            deadline_us,
+            self.memory.leases.holders(),
+            self.memory.names(),
         )
         self.snapshots[number] = snapshot
         return snapshot

@@ -134,6 +134,10 @@ class LeaseTable:
         """Slots of all leases that are out."""
         return np.flatnonzero(self.token[: self._top])
 
+    def holders(self) -> NDArray[np.int32]:
+        """A copy of whom each slot in use belongs to: slots and numbers serve others later."""
+        return self.consumer[: self._top].copy()
+
     def held_by(self, consumer: int, topic: int) -> Int64s:
         """Slots of the leases that a consumer has on a topic."""
         rows = slice(0, self._top)

@@ -42,6 +42,14 @@ class Memory:
         """What the metadata of pending messages takes: rows and keys."""
         return self.arena.frames_used * FRAME_BYTES + self.keys_bytes
 
+    def names(self) -> dict[str, list[str]]:
+        """Owners, consumers and reasons by the numbers that rows and leases have for them."""
+        return {
+            "owner": self.owners.all(),
+            "consumer": self.consumers.all(),
+            "reason": self.reasons.all(),
+        }
+
     @property
     def epoch_byte(self) -> np.uint8:
         """The epoch as rows keep it. After 256 epochs a row may look changed that isn't."""

@@ -80,7 +80,7 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     columns = {name: values[rows] for name, values in columns.items()}
     sequences = columns.get("sequence", np.zeros(0, dtype=np.int64))
     ids = sequences | partition << SEQUENCE_BITS
-    found = _messages(work, np.zeros(len(rows), dtype=np.uint8), ids, columns, now_us)
+    found = _messages(work, np.zeros(len(rows), dtype=np.uint8), ids, columns, snapshot)
     if more:
         found.next_after_id = int(ids[-1])
     elif end is not None:
@@ -209,15 +209,16 @@ def _messages(
     status: NDArray[np.uint8],
     ids: Int64s,
     columns: Columns,
-    now_us: int | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Messages:
     if not columns:
         return Messages(status, ids, {}, {})
     memory = work.state.memory
-    states = _visible_states(columns, work.now_us if now_us is None else now_us)
+    states = _visible_states(columns, work.now_us if snapshot is None else snapshot.at_us)
     leased, dead = states == State.LEASED, states == State.DEAD
     held = np.where(leased, columns["lease"], 0).astype(np.int64)
-    numbers = memory.leases.consumer.take(held)
+    holders = memory.leases.consumer if snapshot is None else snapshot.holders
+    numbers = holders.take(held)
     out: dict[str, Any] = {
         "due_us": columns["due"],
         "version": columns["version"],
@@ -228,9 +229,5 @@ def _messages(
         "consumer": np.where(leased, numbers, 0),
         "reason": np.where(dead, columns["lease"], 0),
     }
-    names = {
-        "owner": memory.owners.all(),
-        "consumer": memory.consumers.all(),
-        "reason": memory.reasons.all(),
-    }
+    names = memory.names() if snapshot is None else snapshot.names
     return Messages(status, ids, out, names)

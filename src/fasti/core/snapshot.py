@@ -35,8 +35,12 @@ class Snapshot:
         position: int,
         at_us: int,
         deadline_us: int,
+        holders: NDArray[np.int32],
+        names: dict[str, list[str]],
     ) -> None:
         self.number = number
+        # Whom the numbers in rows meant then: the consumer of each lease, and everybody's name.
+        self.holders, self.names = holders, names
         self.ledgers, self.topics = ledgers, topics
         self.position, self.at_us, self.deadline_us = position, at_us, deadline_us
         self._arena = arena
