@@ -10,12 +10,20 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from fasti.broker.futures import uncancellable
 from fasti.broker.memory import give_memory_back
+from fasti.core.commands import RunsInstalled, SliceLoaded
+from fasti.core.engine import Engine
+from fasti.core.events import NONE
 from fasti.core.replies import LoadSlice
-from fasti.errors import Closed, FastiError
+from fasti.errors import Closed, StorageFailed
+from fasti.storage.checkpoint import Plan, Written
+from fasti.storage.store import ShardStore
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
@@ -28,12 +36,14 @@ class Housekeeper:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._slices: queue.SimpleQueue[LoadSlice | None] = queue.SimpleQueue()
+        self._slices: queue.SimpleQueue[tuple[LoadSlice, Engine] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._asked: list[Future[None]] = []
         self._stopping = False
+        self._paused = False
+        self._writing = False
         self.checkpoints = 0
-        self.last_error: FastiError | None = None
+        self.last_error: Exception | None = None
         self._threads = [
             threading.Thread(target=self._run_checkpoints, name="fasti-checkpoint", daemon=True),
             threading.Thread(target=self._run_slices, name="fasti-slices", daemon=True),
@@ -64,13 +74,13 @@ class Housekeeper:
             with self._changed:
                 self._changed.notify_all()
 
-    def load(self, wanted: LoadSlice) -> None:
-        """The sequencer wants a slice of runs in memory."""
-        self._slices.put(wanted)
+    def load(self, wanted: LoadSlice, engine: Engine) -> None:
+        """The sequencer wants a slice of runs in its engine's memory."""
+        self._slices.put((wanted, engine))
 
     def checkpoint_now(self) -> Future[None]:
         """A checkpoint that begins after this call."""
-        asked: Future[None] = Future()
+        asked: Future[None] = uncancellable()
         with self._changed:
             if self._stopping:
                 raise Closed("the shard is closed")
@@ -81,13 +91,18 @@ class Housekeeper:
     # Slices and spares
 
     def _run_slices(self) -> None:
-        while (wanted := self._slices.get()) is not None:
+        while (item := self._slices.get()) is not None:
+            wanted, engine = item
             try:
                 loaded = self._shard.store.load_slice(wanted)
-                self._shard.submit([loaded])
-            except FastiError as error:
-                # Blocks changed under our hands, or the shard is recovering: it asks again.
+            except Exception as error:
+                # An answer that counts for nothing makes the engine ask again, a little later.
                 self.last_error = error
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, _RETRY_S)
+                loaded = SliceLoaded(wanted.topic, wanted.partition, 0, 0, NONE, NONE)
+            with suppress(Closed):
+                self._shard.submit([loaded], engine)
 
     def _run_spares(self) -> None:
         while True:
@@ -95,7 +110,7 @@ class Housekeeper:
             try:
                 if self._shard.store.journal.prepare_spare():
                     continue
-            except FastiError as error:
+            except Exception as error:
                 self.last_error = error
                 wait = _RETRY_S
             with self._changed:
@@ -112,12 +127,12 @@ class Housekeeper:
                 return
             try:
                 self._checkpoint()
-            except FastiError as error:
+            except Exception as error:
                 self.last_error = error
                 for future in asked:
                     future.set_exception(error)
                 with self._changed:
-                    self._changed.wait(_RETRY_S)
+                    self._changed.wait_for(lambda: self._stopping, _RETRY_S)
             else:
                 for future in asked:
                     future.set_result(None)
@@ -135,38 +150,80 @@ class Housekeeper:
                 self._changed.wait()
 
     def _checkpoint(self) -> None:
+        """One checkpoint, of the engine as it is when it begins."""
         shard = self._shard
-        store, committer = shard.store, shard.committer
-
-        def begin():  # type: ignore[no-untyped-def]
-            committer.written_bytes = 0
-            return store.begin_checkpoint(shard.engine, shard.clock.now_us())
-
-        plan = shard.run(begin).result()
-        engine = shard.engine
+        plan, engine, store, grown = shard.run(self._begin).result()
         try:
-            pacer = _Pacer(shard)
-            written, finished = store.write_checkpoint(plan, pacer.wait, committer.wait_durable)
+            written, finished = self._write(store, plan)
             inputs = shard.run(lambda: store.install(engine, written)).result()
             for rows in inputs:
-                shard.submit([rows]).result()
-            shard.submit([finished]).result()
+                shard.submit([rows], engine).result()
+            shard.submit([finished], engine).result()
+        except BaseException:
+            # It is to be tried again soon, not when the journal has grown as much once more.
+            shard.committer.written_bytes += grown
+            raise
         finally:
             shard.run(lambda: engine.release_snapshot(plan.snapshot.number)).result()
-        if shard.run(lambda: not engine.snapshots).result():
-            store.clean_up()
+        unneeded = shard.run(lambda: shard.engine is engine and not engine.snapshots).result()
+        if unneeded:
+            with self._working():
+                store.clean_up()
         give_memory_back()
         self.checkpoints += 1
+
+    def _begin(self) -> tuple[Plan, Engine, ShardStore, int]:
+        shard = self._shard
+        grown, shard.committer.written_bytes = shard.committer.written_bytes, 0
+        plan = shard.store.begin_checkpoint(shard.engine, shard.clock.now_us())
+        return plan, shard.engine, shard.store, grown
+
+    def _write(self, store: ShardStore, plan: Plan) -> tuple[Written, RunsInstalled]:
+        pacer = _Pacer(self._shard, self._check_not_paused)
+        wait_durable = self._shard.committer.wait_durable
+        with self._working():
+            return store.write_checkpoint(plan, pacer.wait, wait_durable)
+
+    # While the shard recovers nobody may write into its directory
+
+    def pause(self) -> None:
+        """Makes a checkpoint give up, and returns when none writes any more."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: not self._writing)
+
+    def resume(self) -> None:
+        """Checkpoints may be written again."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        with self._changed:
+            self._check_not_paused()
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+
+    def _check_not_paused(self) -> None:
+        if self._paused:
+            raise StorageFailed("the shard is recovering: this checkpoint is void")
 
 
 class _Pacer:
     """Spreads a checkpoint's writes over time."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, shard: Shard, check: Callable[[], None]) -> None:
+        self._shard, self._check = shard, check
         self._free_at = time.monotonic()
 
     def wait(self, size_bytes: int) -> None:
+        self._check()
         settings = self._shard.settings
         behind = self._shard.committer.written_bytes / settings.checkpoint_bytes
         rate = settings.checkpoint_bytes_per_s * max(1.0, behind)

@@ -8,7 +8,7 @@ writes checkpoints, loads slices of runs and prepares journal segments.
 When an append or sync fails, nobody is told ok: everything that was decided and not yet durable
 answers `unknown` (or `storage_full`, if nothing of it was written), the engine is dropped, and a
 new one is loaded from the manifest and the journal as far as it was synced. Consumers' credits go
-with the engine; their sessions are told by `SessionLost`.
+with the engine; their sessions raise `closed` when they next receive.
 
 Nothing here polls: the sequencer sleeps until a command comes or the next moment that the engine
 asked for.
@@ -20,11 +20,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fasti.broker.clock import Clock, SystemClock
 from fasti.broker.committer import Committer, Work
+from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.session import Session
 from fasti.config import ShardSettings
@@ -48,6 +50,8 @@ class Request:
     answer: Future[list[Any]]
     rows: int
     size_bytes: int
+    # For inputs that mean something to one engine only: to be refused by the one after it.
+    engine: Engine | None = None
 
 
 class Shard:
@@ -97,7 +101,7 @@ class Shard:
 
     # For callers: any thread
 
-    def submit(self, inputs: Sequence[Any]) -> Future[list[Any]]:
+    def submit(self, inputs: Sequence[Any], engine: Engine | None = None) -> Future[list[Any]]:
         """Hands commands over; the future holds their replies once they are durable."""
         rows, size_bytes, bulk = 0, 0, False
         for command in inputs:
@@ -106,7 +110,7 @@ class Shard:
                 # Made here, so that the committer only has to write.
                 size_bytes += len(command.rows.encoded) + 64 * len(command.rows)
                 bulk |= isinstance(command, _BULK)
-        request = Request(inputs, Future(), rows, size_bytes)
+        request = Request(inputs, uncancellable(), rows, size_bytes, engine)
         with self._wakeup:
             if self._closing:
                 raise Closed("the shard is closed")
@@ -123,7 +127,7 @@ class Shard:
 
     def run(self, function: Callable[[], Any]) -> Future[Any]:
         """Runs something in the sequencer, between two steps."""
-        answer: Future[Any] = Future()
+        answer: Future[Any] = uncancellable()
         with self._wakeup:
             if self._closing and not self._thread.is_alive():
                 raise Closed("the shard is closed")
@@ -149,7 +153,9 @@ class Shard:
             if self._closing:
                 return
         if checkpoint and self._failure is None:
-            self.checkpoint()
+            # The journal has everything: without this checkpoint the next start only takes longer.
+            with suppress(FastiError):
+                self.checkpoint()
         self.housekeeper.stop()
         with self._wakeup:
             self._closing = True
@@ -215,13 +221,16 @@ class Shard:
                 self.store.payloads.keep(frame.sequence, frame.rows, frame.events[-1].at_us)
         for effect in step.effects:
             if isinstance(effect, LoadSlice):
-                self.housekeeper.load(effect)
+                self.housekeeper.load(effect, self.engine)
         if admitted or step.frames or step.effects:
             self.committer.take(Work(step, admitted))
         return step
 
     def _admit(self, request: Request) -> bool:
         """Refuses payloads while the disk has no room, so that the rest can still be written."""
+        if request.engine is not None and request.engine is not self.engine:
+            request.answer.set_exception(Closed("the engine that this was for is gone"))
+            return False
         if not request.size_bytes:
             return True
         needed = request.size_bytes + _FRAME_OVERHEAD_BYTES + self.committer.waiting_bytes
@@ -271,6 +280,7 @@ class Shard:
         """Drops the engine and loads it again; False if that can't be done either."""
         synced = self.store.journal.synced_sequence
         self.committer.stop()
+        self.housekeeper.pause()
         for session in list(self.sessions.values()):
             session.lose()
         self.sessions.clear()
@@ -284,6 +294,7 @@ class Shard:
             return False
         self._failure = None
         self.recoveries += 1
+        self.housekeeper.resume()
         return True
 
     def _refuse(self, requests: list[Request]) -> None:
