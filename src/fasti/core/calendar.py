@@ -105,6 +105,11 @@ class Calendar:
         self.generation = 1
         self.entries = 0
 
+    def begin_at(self, now_us: int) -> None:
+        """While nothing stands here the cursor follows the time, so that slices stay fine."""
+        if not self.entries:
+            self.cursor_us = max(self.cursor_us, now_us >> SHIFTS[0] << SHIFTS[0])
+
     def insert(self, sequences: Int64s, due: Int64s) -> None:
         """Adds entries due at or after the cursor."""
         if not len(due):

@@ -126,6 +126,7 @@ class ShardState:
         partition = self.partition(event)
         assert event.first_sequence == partition.ledger.next_sequence, "sequences have no holes"
         state = State.STAGED if event.stage else State.SCHEDULED
+        partition.calendar.begin_at(event.at_us)
         owner = self.memory.owners.number(event.owner)
         sequences = partition.create(event.due_us, in_frame(frame, event.row), owner, state)
         if event.stage:

@@ -191,6 +191,7 @@ def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
         for partition in topic.partitions:
             partition.recount()
             partition.calendar.generation = memory.epoch
+            partition.calendar.begin_at(engine.state.last_at_us)
             partition.loaded_until_us = 0
             for frame in partition.ledger.frames().tolist():
                 rows = slice(frame << 12, (frame + 1) << 12)
