@@ -121,6 +121,7 @@ class Driven:
         if op[0] == "expire":
             # Far beyond every lease, armed anew by a restart or not.
             return self.shard.step([], now_us, LONG_US)
+        self.shard.step([], now_us, 0)  # Who doesn't wait gets only what is read back already.
         return self.shard.step([to_command(op, self.shard.store.seed)], now_us, 0)
 
 

@@ -14,6 +14,7 @@ A checkpoint that fails leaves nothing behind, and the next one also takes what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -30,6 +31,7 @@ from fasti.core.hashing import hash_keys
 from fasti.core.location import in_block, is_in_run, number_of
 from fasti.core.partition import FOREVER
 from fasti.core.snapshot import Snapshot
+from fasti.errors import FastiError
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.manifest import Manifest
@@ -135,7 +137,9 @@ class CheckpointWriter:
     def withdraw(self) -> None:
         """Removes what was written: it will not be used."""
         for name in self._put:
-            self._blocks.delete(name)
+            # What can't be deleted now is when the directory is opened the next time.
+            with suppress(FastiError):
+                self._blocks.delete(name)
         self._put.clear()
 
     def _write(self) -> Written:
@@ -208,18 +212,17 @@ class CheckpointWriter:
 
     def _write_run(self, rows: Columns) -> None:
         """Blocks of sorted rows, each with its payloads."""
-        begin, count = 0, 1024
         total = len(rows["sequence"])
+        begin = 0
         while begin < total:
+            # Sizes first: among small rows there may be some that are a million times as large.
+            known = rows["location"][begin : begin + BLOCK_ROWS_MAX]
+            ends = np.cumsum(self._payloads.sizes(known))
+            count = max(1, int(np.searchsorted(ends, BLOCK_BYTES_MAX, side="right")))
+            batch = self._payloads.gather(known[:count])
             part = slice(begin, begin + count)
-            batch = self._payloads.gather(rows["location"][part])
-            for offset, size in _cuts(batch):
-                piece = slice(begin + offset, begin + offset + size)
-                columns = {name: values[piece] for name, values in rows.items()}
-                self._write_block(columns, batch.slice(offset, size))
-            begin += batch.num_rows
-            per_row = max(1, batch.nbytes // max(1, batch.num_rows))
-            count = max(1, min(BLOCK_ROWS_MAX, BLOCK_BYTES_MAX // per_row))
+            self._write_block({name: values[part] for name, values in rows.items()}, batch)
+            begin += count
 
     def _write_block(self, columns: Columns, batch: pa.RecordBatch) -> None:
         number = self._take_number()
@@ -324,15 +327,6 @@ def _sorted(parts: list[Columns]) -> Columns:
         keys += [joined["partition"], joined["topic"]]
     order = np.lexsort(keys)
     return {name: values[order] for name, values in joined.items()}
-
-
-def _cuts(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Pieces of about a block's size: (offset, rows)."""
-    rows = batch.num_rows
-    pieces = max(1, -(-batch.nbytes // (2 * BLOCK_BYTES_MAX)))
-    size = max(1, -(-rows // pieces))
-    for offset in range(0, rows, size):
-        yield offset, min(size, rows - offset)
 
 
 def _count_rows(parts: list[Columns]) -> int:

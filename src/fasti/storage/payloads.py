@@ -2,6 +2,12 @@
 
 Threads: `gather` from any thread, also while the committer appends and a checkpoint installs.
 `keep` is the sequencer's. What was decoded lately is cached, a bounded number of batches.
+
+A block or frame is checked against its checksum when it is first read: no payload that the disk
+has changed is ever handed out, nor copied into a new block under a fresh checksum.
+
+A location is good for as long as its message is there, unless a checkpoint moves it: then `Gone`
+or `NotFound` tells whoever held on to it without a snapshot, and the message has a newer one.
 """
 
 from __future__ import annotations
@@ -74,6 +80,18 @@ class Payloads:
         back[order] = np.arange(len(order))
         return whole.take(pa.array(back))
 
+    def sizes(self, locations: Int64s) -> Int64s:
+        """About how many bytes each of these rows has, so that nobody gathers too many."""
+        order = np.argsort(locations, kind="stable")
+        sources = locations[order] >> ROW_BITS
+        sizes = np.zeros(len(locations), dtype=np.int64)
+        for rows in np.split(order, np.flatnonzero(sources[1:] != sources[:-1]) + 1):
+            if len(rows):
+                place = locations[rows]
+                batch, _ = self._batch(bool(is_in_run(place[:1])[0]), int(number_of(place[:1])[0]))
+                sizes[rows] = _row_bytes(batch)[row_of(place)]
+        return sizes
+
     def forget(self, in_run: bool, wanted: Callable[[int], bool]) -> None:
         """Drops cached batches whose frame or block is not wanted any more."""
         with self._lock:
@@ -92,7 +110,7 @@ class Payloads:
             return kept[0].batch, kept[1]
         if in_run:
             name = f"{number:012d}.payloads"
-            found = unseal(self._blocks.get(name), name, verify=False), 0
+            found = unseal(self._blocks.get(name), name), 0
         else:
             rows, at_us = decode_rows(self._journal.body(number))
             assert rows is not None, "a location names a frame with payloads"
@@ -102,6 +120,24 @@ class Payloads:
             while len(self._cache) > _CACHED_BATCHES:
                 self._cache.popitem(last=False)
         return found
+
+
+def _row_bytes(batch: pa.RecordBatch) -> Int64s:
+    """The bytes of each row, but for content types, which are short."""
+    total = np.full(batch.num_rows, 64, dtype=np.int64)
+    for name in ("payload", "key"):
+        if name in batch.schema.names:
+            lengths = pc.binary_length(batch.column(name)).fill_null(0)
+            total += lengths.to_numpy(zero_copy_only=False)
+    if "headers" in batch.schema.names:
+        headers = batch.column("headers")
+        sizes = np.zeros(len(headers.keys) + 1, dtype=np.int64)
+        for part in (headers.keys, headers.items):
+            sizes[1:] += pc.binary_length(part).fill_null(0).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(sizes)
+        offsets = headers.offsets.to_numpy()
+        total += ends[offsets[1:]] - ends[offsets[:-1]]
+    return total
 
 
 def _joined(

@@ -5,8 +5,16 @@ block is two objects under one number. Its *rows* hold fixed-width metadata and 
 shard opens and when a slice of time comes near; its *payloads* are read when a message is
 delivered. A *delta* block has rows only: what changed of messages whose payloads lie elsewhere.
 
-An object is an Arrow IPC stream with one batch behind a header of 32 bytes: magic, format version
-and checksum. It is mapped, never copied.
+An object is an Arrow IPC stream with one batch behind a header of 32 bytes, and is mapped, never
+copied. The checksum (XXH3-64) is that of all other bytes, and keeps its place in later formats::
+
+    offset  size  field
+         0     8  magic            "FASTIBLK"
+         8     4  format version   1
+        12     4  zeros
+        16     8  checksum
+        24     8  zeros
+        32        the content
 """
 
 from __future__ import annotations
@@ -107,7 +115,13 @@ def seal(batch: pa.RecordBatch) -> list[Buffer]:
 
 def seal_content(content: list[Buffer]) -> list[Buffer]:
     """An object: its header and its content."""
-    return [_HEADER.pack(_MAGIC, BLOCK_FORMAT_VERSION, 0, body_checksum(content)), *content]
+    header = _HEADER.pack(_MAGIC, BLOCK_FORMAT_VERSION, 0, 0)
+    checksum = _checksum(memoryview(header), content)
+    return [_HEADER.pack(_MAGIC, BLOCK_FORMAT_VERSION, 0, checksum), *content]
+
+
+def _checksum(header: memoryview, content: list[Buffer]) -> int:
+    return body_checksum([header[:16], header[24:32], *content])
 
 
 def unseal(data: memoryview, name: str, verify: bool = True) -> pa.RecordBatch:
@@ -122,15 +136,16 @@ def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
     if len(data) < _HEADER.size or bytes(data[:8]) != _MAGIC:
         raise Corruption(f"{name}: not a block", file=name, offset=0)
     _, version, _, checksum = _HEADER.unpack_from(data)
+    content = data[_HEADER.size :]
+    # Before the version, so that one that rotted is not taken for a newer one.
+    if verify and _checksum(data[: _HEADER.size], [content]) != checksum:
+        raise Corruption(f"{name}: checksum", file=name, offset=0)
     if version > BLOCK_FORMAT_VERSION:
         raise NewerFormat(
             f"{name} has format {version}, written by a newer version",
             found=version,
             supported=BLOCK_FORMAT_VERSION,
         )
-    content = data[_HEADER.size :]
-    if verify and body_checksum([content]) != checksum:
-        raise Corruption(f"{name}: checksum", file=name, offset=_HEADER.size)
     return content
 
 

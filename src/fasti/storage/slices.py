@@ -33,7 +33,7 @@ def load_slice(blocks: BlockStore, listed: list[Block], wanted: LoadSlice) -> Sl
         begin, end = _rows_of(columns, block, wanted)
         due = columns["due"][begin:end]
         low, high = np.searchsorted(due, [wanted.from_us, wanted.to_us]).tolist()
-        high = min(high, low + wanted.count)
+        high = min(high, _end_of_piece(due, low, wanted.count))
         if high < len(due):
             next_us = min(next_us, int(due[high]))
         scheduled = columns["state"][begin + low : begin + high] == State.SCHEDULED
@@ -42,17 +42,25 @@ def load_slice(blocks: BlockStore, listed: list[Block], wanted: LoadSlice) -> Sl
     return _cut(wanted, found_due, found_sequence, next_us)
 
 
+def _end_of_piece(due: Int64s, low: int, count: int) -> int:
+    """About `count` rows further, but never between rows that are due at the same moment."""
+    if low + count >= len(due):
+        return len(due)
+    high = int(np.searchsorted(due, due[low + count], side="left"))
+    return high if high > low else int(np.searchsorted(due, due[low], side="right"))
+
+
 def _cut(
     wanted: LoadSlice, dues: list[Int64s], sequences: list[Int64s], next_us: int
 ) -> SliceLoaded:
     due = np.concatenate([*dues, np.zeros(0, dtype=np.int64)])
     sequence = np.concatenate([*sequences, np.zeros(0, dtype=np.int64)])
-    # A block may hold rows at `next_us` that were not read: the answer ends before them, unless
-    # it would then be no progress at all.
-    through_us = max(next_us, wanted.from_us + 1)
+    # Blocks hold rows at `next_us` that were not read: the answer ends before them.
+    through_us = next_us
     if len(due) > wanted.count:
+        # Cut, but not so short that it would be no progress at all.
         nth = int(np.partition(due, wanted.count)[wanted.count])
-        through_us = min(through_us, max(nth, wanted.from_us + 1))
+        through_us = min(through_us, max(nth, int(due.min()) + 1))
     kept = due < through_us
     return SliceLoaded(
         wanted.topic,
