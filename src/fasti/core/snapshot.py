@@ -9,7 +9,7 @@ one instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from fasti.model import State, TopicSettings
 
 Int64s = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
+ReadFrame = Callable[[int, Int64s | None], Columns]
 
 
 class Snapshot:
@@ -96,11 +97,7 @@ class Snapshot:
         return read_range(view, self._live_rows, first, last)
 
     def _live_rows(self, frame: int, sequences: Int64s | None) -> Columns:
-        columns = self._read(frame)
-        columns["sequence"] = columns.pop(PACKED_ID) if sequences is None else sequences
-        columns.pop(PACKED_ID, None)
-        live = columns["flags"] & STATE_MASK != State.NONE
-        return {name: values[live] for name, values in columns.items()}
+        return _live(self._read(frame), sequences)
 
     def _read(self, frame: int) -> Columns:
         copy = self._copies.get(frame)
@@ -110,20 +107,20 @@ class Snapshot:
         return dict(copy)
 
 
-def live_rows_of(arena: Arena) -> Any:
+def live_rows_of(arena: Arena) -> ReadFrame:
     """How to read a frame of the living: for the sequencer's own thread only."""
-
-    def live_rows(frame: int, sequences: Int64s | None) -> Columns:
-        columns = arena.copy_frame(frame)
-        columns["sequence"] = columns.pop(PACKED_ID) if sequences is None else sequences
-        columns.pop(PACKED_ID, None)
-        live = columns["flags"] & STATE_MASK != State.NONE
-        return {name: values[live] for name, values in columns.items()}
-
-    return live_rows
+    return lambda frame, sequences: _live(arena.copy_frame(frame), sequences)
 
 
-def read_range(view: LedgerView, live_rows: Any, first: int, last: int) -> Columns:
+def _live(columns: Columns, sequences: Int64s | None) -> Columns:
+    """The rows of a frame that are there. Packed ones bring their sequences along."""
+    packed = columns.pop(PACKED_ID)
+    columns["sequence"] = packed if sequences is None else sequences
+    live = columns["flags"] & STATE_MASK != State.NONE
+    return {name: values[live] for name, values in columns.items()}
+
+
+def read_range(view: LedgerView, live_rows: ReadFrame, first: int, last: int) -> Columns:
     """Rows with sequences in [first, last] from a ledger's view, in order."""
     parts: list[Columns] = []
     low = max(first >> FRAME_BITS, view.base_page)
