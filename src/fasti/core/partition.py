@@ -81,7 +81,8 @@ class Partition:
 
     def keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
         """Which entries of the key index still mean something."""
-        kept = self.is_live(sequences)
+        # The dead don't hold their key, but answer to it until somebody else has it.
+        kept = self.states(self.ledger.slots(sequences)) != State.NONE
         rest = np.flatnonzero(~kept)
         if len(rest):
             kept[rest] = self.outcomes.find(sequences[rest], 0)[0] != 0
