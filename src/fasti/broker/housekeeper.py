@@ -165,10 +165,10 @@ class Housekeeper:
             raise
         finally:
             shard.run(lambda: engine.release_snapshot(plan.snapshot.number)).result()
-        unneeded = shard.run(lambda: shard.engine is engine and not engine.snapshots).result()
-        if unneeded:
-            with self._working():
-                store.clean_up()
+        snapshots = shard.run(lambda: list(engine.snapshots)).result()
+        with self._working():
+            if shard.store is store:
+                store.clean_up(snapshots)
         give_memory_back()
         self.checkpoints += 1
 

@@ -63,8 +63,7 @@ class LocalShard:
             self.step([*inputs, finished], now_us, tick)
         finally:
             self.engine.release_snapshot(plan.snapshot.number)
-        if not self.engine.snapshots:
-            self.store.clean_up()
+        self.store.clean_up(self.engine.snapshots)
 
     def close(self) -> None:
         """Everything is durable already."""

@@ -126,6 +126,11 @@ class CheckpointWriter:
             )
         )
 
+    @property
+    def next_block(self) -> int:
+        """The first number that this checkpoint has not used."""
+        return self._next_block
+
     def write(self) -> Written:
         """Everything up to, not including, the switch of the manifest."""
         try:

@@ -9,6 +9,8 @@ finished, and is deleted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,11 +19,11 @@ from fasti.core.arena import STATE_MASK
 from fasti.core.engine import Engine
 from fasti.core.index import HashIndex
 from fasti.core.location import number_of, row_of
-from fasti.errors import Corruption
+from fasti.errors import Corruption, Gone, NotFound
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode
-from fasti.storage.journal import Journal
+from fasti.storage.journal import Journal, StoredFrame
 from fasti.storage.manifest import Manifest
 from fasti.storage.runs import Block, Columns, rows_columns, unseal
 from fasti.storage.state_block import decode_state
@@ -41,7 +43,7 @@ def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int
     """Brings a fresh engine to the manifest's position."""
     if not manifest.state_name:
         return
-    capsule = decode_state(blocks.get(manifest.state_name), manifest.state_name)
+    capsule = decode_state(_get(blocks, manifest.state_name), manifest.state_name)
     capsules.restore(engine.state, capsule)
     dead = capsules.dead_rows(capsule)
     for block in manifest.blocks:
@@ -59,7 +61,7 @@ def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int
 def replay(engine: Engine, journal: Journal, manifest: Manifest) -> int:
     """Applies the journal's tail; returns how many frames it had."""
     frames = 0
-    for stored in journal.replay(manifest.position):
+    for stored in _tail(journal, manifest.position):
         events, _ = decode(stored.body, manifest.seed)
         try:
             engine.replay(stored.sequence, events)
@@ -73,8 +75,24 @@ def replay(engine: Engine, journal: Journal, manifest: Manifest) -> int:
     return frames
 
 
+def _tail(journal: Journal, position: int) -> Iterator[StoredFrame]:
+    try:
+        return journal.replay(position)
+    except (Gone, NotFound) as error:
+        message = f"the manifest is as of frame {position}, but {error.message}"
+        raise Corruption(message, file="journal", offset=position) from error
+
+
 def _read(blocks: BlockStore, block: Block) -> Columns:
-    return rows_columns(unseal(blocks.get(block.rows_name), block.rows_name))
+    return rows_columns(unseal(_get(blocks, block.rows_name), block.rows_name))
+
+
+def _get(blocks: BlockStore, name: str) -> memoryview:
+    try:
+        return blocks.get(name)
+    except NotFound as error:
+        message = f"{name}: missing, though the manifest names it"
+        raise Corruption(message, file=name, offset=0) from error
 
 
 def _restore_rows(

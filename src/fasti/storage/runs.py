@@ -105,6 +105,11 @@ class Block:
         return cls(**{**values, **places})
 
 
+def number_in(name: str) -> int:
+    """The number of the block that an object belongs to."""
+    return int(name.partition(".")[0])
+
+
 def seal(batch: pa.RecordBatch) -> list[Buffer]:
     """An object with one batch: its header and its content."""
     sink = pa.BufferOutputStream()

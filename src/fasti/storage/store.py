@@ -5,19 +5,24 @@ The store knows no threads of its own. The order of things is what keeps the pro
 * A frame is appended, then synced, then answered.
 * A checkpoint's blocks are durable, then the journal is durable up to its position, then the
   manifest is switched, then the engine learns the new places, and only then is anything deleted.
+* What a snapshot may still ask for is deleted when the snapshot is gone.
+* When opening, nothing is deleted before everything has been read and found good.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from fasti.config import ShardSettings
 from fasti.core.commands import RowsInstalled, RunsInstalled, SliceLoaded
 from fasti.core.engine import Engine
+from fasti.core.partition import FOREVER
 from fasti.core.replies import Frame as EngineFrame
 from fasti.core.replies import LoadSlice
-from fasti.errors import Corruption
+from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage import checkpoint as checkpoints
 from fasti.storage.blocks import BlockStore, FileBlocks
 from fasti.storage.checkpoint import CheckpointWriter, Plan, Written
@@ -29,7 +34,20 @@ from fasti.storage.journal import Journal
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import delete_leftovers, recover, replay
+from fasti.storage.runs import number_in
 from fasti.storage.slices import load_slice
+
+_BLOCKS = "blocks"
+
+
+@dataclass(slots=True)
+class _Condemned:
+    """What a checkpoint has put out of force: blocks, and the journal up to its position."""
+
+    names: set[str]
+    position: int
+    # The last snapshot that may ask for it; None until the engine has learned the new places.
+    needed_by: int | None = None
 
 
 class ShardStore:
@@ -40,7 +58,7 @@ class ShardStore:
         self._files = files
         self._lock = files.lock()
         try:
-            self.blocks: BlockStore = FileBlocks(files)
+            self.blocks: BlockStore = FileBlocks(files, _BLOCKS)
             self.version, self.manifest = self._open_manifest()
             self.journal: Journal = FileJournal(
                 files,
@@ -53,14 +71,21 @@ class ShardStore:
             raise
         self.payloads = Payloads(self.journal, self.blocks)
         self._unwritten: list[int] = []
-        self._condemned: set[str] = set()
+        self._condemned: list[_Condemned] = []
+        # Blocks of a manifest that may be in force, or come back into force after a crash.
+        self._uncertain: set[str] = set()
 
     def _open_manifest(self) -> tuple[int, Manifest]:
         found = self.blocks.read_manifest()
         if found is not None:
+            # The process before may have died before this name was durable; soon blocks are
+            # deleted that only the manifest before it names.
+            self._files.sync_directory(_BLOCKS)
             return found[0], Manifest.decode(found[1])
         if self._files.list("journal/"):
-            raise Corruption("there is a journal but no manifest", file="blocks/MANIFEST", offset=0)
+            raise Corruption(
+                "there is a journal but no manifest", file=f"{_BLOCKS}/MANIFEST", offset=0
+            )
         seed = (secrets.randbits(64), secrets.randbits(64))
         manifest = Manifest(secrets.randbits(63), seed)
         return self.blocks.switch_manifest(0, manifest.encode()), manifest
@@ -79,9 +104,10 @@ class ShardStore:
 
     def load(self, engine: Engine) -> int:
         """Brings a fresh engine up to date; returns how many frames were replayed."""
-        delete_leftovers(self.blocks, self.manifest)
         recover(engine, self.blocks, self.manifest, self.version)
-        return replay(engine, self.journal, self.manifest)
+        replayed = replay(engine, self.journal, self.manifest)
+        delete_leftovers(self.blocks, self.manifest)
+        return replayed
 
     # Journal
 
@@ -121,19 +147,46 @@ class ShardStore:
 
         On failure nothing has changed, and the changes are left to the next checkpoint.
         """
+        if self._uncertain:
+            self.version = self._stored_version()
         writer = CheckpointWriter(self.blocks, self.payloads, self.manifest, plan, pace)
-        written = writer.write()
         try:
+            written = writer.write()
             wait_durable(plan.snapshot.position)
-            version = self.blocks.switch_manifest(self.version, written.manifest.encode())
         except BaseException:
             writer.withdraw()
+            self.manifest.next_block = writer.next_block
             raise
-        before = self.manifest.names
+        version = self._switch(writer, written)
+        names = (self.manifest.names | self._uncertain) - written.manifest.names
+        self._condemned.append(_Condemned(names, written.manifest.position))
         self.version, self.manifest = version, written.manifest
-        self._condemned |= before - written.manifest.names
+        self._uncertain = set()
         self._unwritten = []
         return written, written.finished(version)
+
+    def _switch(self, writer: CheckpointWriter, written: Written) -> int:
+        try:
+            return self.blocks.switch_manifest(self.version, written.manifest.encode())
+        except BaseException:
+            # No number serves twice: neither of what stays, nor of what could not be deleted.
+            self.manifest.next_block = writer.next_block
+            if self._is_unchanged():
+                writer.withdraw()
+            else:
+                # It can be read but may not be durable: the blocks of both must stay.
+                self._uncertain |= written.manifest.names
+            raise
+
+    def _is_unchanged(self) -> bool:
+        try:
+            return self._stored_version() == self.version
+        except FastiError:
+            return False
+
+    def _stored_version(self) -> int:
+        found = self.blocks.read_manifest()
+        return 0 if found is None else found[0]
 
     def install(self, engine: Engine, written: Written) -> list[RowsInstalled]:
         """In the sequencer: makes the new blocks known; the inputs to step follow."""
@@ -142,15 +195,29 @@ class ShardStore:
                 engine.memory.marks.add_block(block.number, block.rows)
         return written.installs
 
-    def clean_up(self) -> None:
-        """After the engine has learned the new places, and no snapshot needs the old ones."""
-        kept = {block.number for block in self.manifest.blocks}
-        position = self.manifest.position
+    def clean_up(self, snapshots: Collection[int] = ()) -> None:
+        """After the engine has learned the new places: deletes what nobody needs any more.
+
+        `snapshots` are the numbers of those that are open. They keep what was in force when they
+        were taken; younger ones know the new places only.
+        """
+        for condemned in self._condemned:
+            if condemned.needed_by is None:
+                condemned.needed_by = max(snapshots, default=0)
+        oldest = min(snapshots, default=FOREVER)
+        free = [c for c in self._condemned if c.needed_by is not None and c.needed_by < oldest]
+        if not free:
+            return
+        position = max(condemned.position for condemned in free)
+        held = {name for c in self._condemned if c not in free for name in c.names}
+        kept = {number_in(name) for name in self.manifest.names | held}
         self.payloads.forget(in_run=True, wanted=kept.__contains__)
         self.payloads.forget(in_run=False, wanted=lambda frame: frame > position)
-        for name in sorted(self._condemned):
-            self.blocks.delete(name)
-        self._condemned.clear()
+        for condemned in free:
+            for name in sorted(condemned.names):
+                with suppress(NotFound):
+                    self.blocks.delete(name)
+            self._condemned.remove(condemned)
         self.journal.trim(position)
 
     # Slices

@@ -16,6 +16,7 @@ from fasti.core.keys import Rows
 from fasti.core.replies import Frame
 from fasti.errors import DataDirLocked, NotFound, PermissionDenied
 from fasti.storage.files import LocalFiles
+from fasti.storage.frames import body_checksum
 from fasti.storage.inspect import ReadOnlyFiles, existing_files, holder, inspect, stats
 
 NOW = 1_000_000_000
@@ -68,6 +69,7 @@ def drop(path: Path) -> None:
 def newer(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8] = 99
+    data[16:24] = body_checksum([data[:16], data[24:]]).to_bytes(8, "little")
     path.write_bytes(data)
 
 
