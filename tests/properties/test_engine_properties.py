@@ -16,9 +16,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.properties.engine_rig import Op, Rig
 
+from fasti.core import (
+    calendar,
+    histogram,
+    index,
+    leasing,
+    marks,
+    outcomes,
+    partition,
+    ready,
+    staging,
+)
 from fasti.core import commands as co
 from fasti.core import engine as engine_module
-from fasti.core import leasing, staging
 from fasti.model import (
     DAY_US,
     HOUR_US,
@@ -33,7 +43,7 @@ from fasti.model import (
 
 LANDED_PER_STEP = 3
 TOPICS = ("one", "three")
-KEYS = ("a", "b", "c", "d")
+KEYS = ("a", "b", "c", "d", "e", "f", "g")
 OWNERS = ("", "", "ann", "bob")
 CONSUMERS = ("w1", "w2")
 STAGES = ("s1", "s2")
@@ -502,12 +512,29 @@ class EngineMachine(RuleBasedStateMachine):
             self.rig.drain()
 
 
+# Bounds so low that a few messages meet them: steps, pieces, chunks and tables.
+SMALL: tuple[tuple[Any, str, int], ...] = (
+    (staging, "LANDED_PER_STEP", LANDED_PER_STEP),
+    (leasing, "TURN_ROWS", 2),
+    (engine_module, "SERVED_PER_STEP", 5),
+    (calendar, "ROWS_PER_CALL", 70),
+    (calendar, "_CHUNK_FIRST", 2),
+    (calendar, "_CHUNK_MAX", 4),
+    (partition, "_STALE_MIN", 4),
+    (ready, "_LATE_RUNS", 1),
+    (ready, "_MERGED_ROWS_MAX", 8),
+    (histogram, "_GATHERED_MAX", 8),
+    (histogram, "_DENSE_MINUTES", 100),
+    (outcomes, "_CHUNK_ROWS", 4),
+    (marks, "_GATHERED_MAX", 4),
+    (index, "_BUCKETS_MIN", 1),
+)
+
+
 @pytest.fixture(autouse=True)
-def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds so low that the tests meet them."""
-    monkeypatch.setattr(staging, "LANDED_PER_STEP", LANDED_PER_STEP)
-    monkeypatch.setattr(leasing, "TURN_ROWS", 2)
-    monkeypatch.setattr(engine_module, "SERVED_PER_STEP", 5)
+def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
 
 
 def test_engine_and_model_agree() -> None:

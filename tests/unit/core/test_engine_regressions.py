@@ -96,6 +96,7 @@ def test_a_cancelled_message_does_not_stand_in_the_way() -> None:
     """The line of ready messages began with stale entries only, and taking more of them failed."""
     shard = Shard()
     shard.produce(b"1", b"2", b"3")
+    shard.do(commands.Count("t"))  # brings them into the line of the ready
     shard.do(commands.Cancel("t", Target(ids=ids(1, 2))))
     assert [d.ids.tolist() for d in shard.lease()] == [[3]]
 
@@ -143,33 +144,54 @@ def test_taking_what_is_there_leaves_the_credit_alone() -> None:
     assert [d.ids.tolist() for d in shard.delivered] == [[1, 2]]
 
 
-def test_a_sweep_keeps_rows_of_a_slice_that_is_half_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rows that had left the calendar ahead of its cursor were swept away and never delivered."""
-    monkeypatch.setattr("fasti.core.partition._STALE_MIN", 0)
+def crowded(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> int:
+    """500 messages in one slice of the calendar, of which a call takes a part only; its start."""
     monkeypatch.setattr(calendar, "ROWS_PER_CALL", 100)
-    monkeypatch.setattr("fasti.core.leasing.TURN_ROWS", 1)
-    shard = Shard()
-    # One slice of the calendar's second level, of which a call takes a part only.
     start_us = ((NOW_US >> 20) + 40) << 20
     for part in range(5):
         due_us = start_us + 10 * np.arange(100, dtype=np.int64) + part
         shard.produce(*([b"x"] * 100), due_us=due_us)
-    partition = shard.engine.state.by_name["t"].partitions[0]
-    while partition.advance(start_us - 1):
-        pass
-    shard.now_us = start_us + (1 << 21)
-    partition.advance(shard.now_us)
-    assert 0 < partition.ready.entries < 500
-    doomed = [s for s in range(1, 501) if s % 10]
-    shard.do(commands.Cancel("t", Target(ids=ids(*doomed))))
+    return start_us
+
+
+def drain(shard: Shard) -> list[int]:
     got: list[int] = []
     shard.lease(count=1000)
     for _ in range(200):
         got += [i for d in shard.delivered for i in d.ids.tolist()]
         shard.step()
-    assert sorted(got) == list(range(10, 501, 10))
+    return got
+
+
+def test_time_leaps_over_a_slice_that_was_spread_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cursor passed what had been spread: later messages were handed out before it."""
+    shard = Shard()
+    start_us = crowded(shard, monkeypatch)
+    partition = shard.engine.state.by_name["t"].partitions[0]
+    while partition.advance(start_us - 1):
+        pass
+    shard.now_us = start_us + (1 << 21)
+    order = sorted(range(500), key=lambda n: (n % 100, n // 100))
+    assert drain(shard) == [n + 1 for n in order]
+
+
+def test_a_sweep_keeps_rows_of_a_slice_that_is_half_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that had left the calendar ahead of its cursor were swept away and never delivered."""
+    monkeypatch.setattr("fasti.core.partition._STALE_MIN", 0)
+    shard = Shard()
+    start_us = crowded(shard, monkeypatch)
+    partition = shard.engine.state.by_name["t"].partitions[0]
+    shard.now_us = start_us + (1 << 21)
+    while not partition.ready.entries:
+        partition.advance(shard.now_us)
+    assert partition.ready.entries < 500
+    assert partition.calendar.cursor_us <= start_us
+    doomed = [s for s in range(1, 501) if s % 10]
+    shard.do(commands.Cancel("t", Target(ids=ids(*doomed))))
+    assert partition.ready.entries < 100
+    assert sorted(drain(shard)) == list(range(10, 501, 10))
 
 
 def test_moving_one_message_for_ever_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +315,30 @@ def test_a_forecast_beyond_all_numbers_is_refused() -> None:
     ):
         reply = shard.do(commands.Forecast("t", from_us, to_us, bucket_us))
         assert reply.error.code == "invalid_argument"
+
+
+def test_a_snapshot_shows_who_had_a_message_then() -> None:
+    """It showed whoever has the slot of that lease now."""
+    shard = Shard()
+    shard.produce(b"1", b"2")
+    (delivered,) = shard.lease()
+    number = shard.do(commands.TakeSnapshot(NOW_US + MINUTE_US)).value.number
+    shard.do(commands.Reject("t", delivered.ids, ids(delivered.token), "why"))
+    shard.lease(session=2)
+    page = shard.do(commands.List("t", state="leased", snapshot=number))
+    assert [page.names["consumer"][n] for n in page.columns["consumer"]] == ["w1"]
+
+
+def test_the_dead_answer_to_their_key() -> None:
+    """By key it was `dead` until the key index was rebuilt, and `not_found` from then on."""
+    shard = Shard()
+    shard.produce(b"1", keys=["dead"])
+    (delivered,) = shard.lease()
+    shard.do(commands.Reject("t", delivered.ids, ids(delivered.token), "why"))
+    for begin in range(0, 2_000, 50):
+        keys = [f"k{n}" for n in range(begin, begin + 50)]
+        shard.produce(*([b"x"] * 50), keys=keys, delay_us=MINUTE_US)
+    assert words(shard.do(commands.Cancel("t", Target(keys=names("dead"))))) == ["dead"]
 
 
 # Leases
