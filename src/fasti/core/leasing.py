@@ -68,6 +68,12 @@ def lease(work: Work, command: Lease, line: Line) -> Done:
         raise InvalidArgument("count must be at least 1", field="count", limit=1)
     if len(line.waiting) >= work.limits.consumers_waiting_max:
         raise Overloaded("too many consumers are waiting")
+    waiting = line.find(command.session)
+    if waiting is not None and waiting.consumer != command.consumer:
+        # Its credit is one: nobody could tell to which of the names a message should go.
+        raise InvalidArgument(
+            f"the session waits as {waiting.consumer!r} already", field="consumer"
+        )
     before = line.sessions.get(command.consumer)
     if before != command.session:
         if before is not None:
