@@ -29,7 +29,7 @@ from fasti.core.state import ShardState, Topic
 from fasti.core.topics import change_topic, create_topic, delete_topic
 from fasti.core.work import Work
 from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
-from fasti.model import Limits, Outcome
+from fasti.model import Limits, OnConflict, Outcome
 
 SERVED_PER_STEP = 10_000
 LOADED_PER_CALL = 65_536
@@ -46,6 +46,14 @@ _IN_TRANSACTIONS = (
     commands.Nack,
     commands.Reject,
 )
+
+
+def _came_out(command: Any, reply: Reply) -> bool:
+    """Whether every row came out as its sender asked: one that keeps what is there is content."""
+    failed = reply.status != Outcome.OK
+    if isinstance(command, commands.Produce) and command.on_conflict == OnConflict.KEEP:
+        failed &= (reply.status != Outcome.DUPLICATE) | reply.sent_before
+    return not failed.any()
 
 
 class Engine:
@@ -174,7 +182,7 @@ class Engine:
         try:
             for part in command.commands:
                 replies.append(self._decide[type(part)](work, part))
-                if replies[-1].status.any():
+                if not _came_out(part, replies[-1]):
                     break
             else:
                 undo.commit()

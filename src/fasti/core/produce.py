@@ -117,6 +117,7 @@ def _known_batch(work: Work, command: Produce) -> Reply | None:
 
 def _duplicate(producer: Producer, number: int, count: int) -> Reply:
     reply = blank(count)
+    reply.sent_before = True
     reply.status[:] = Outcome.DUPLICATE
     receipt = producer.find(number)
     if receipt is not None and len(receipt.ids) == count:

@@ -32,6 +32,8 @@ class Reply:
     versions: Int64s
     at_us: Int64s | None = None
     by: dict[int, str] | None = None
+    # The whole batch was sent before: nothing was done, this is what it was answered then.
+    sent_before: bool = False
     error: FastiError | None = None
 
     @classmethod
