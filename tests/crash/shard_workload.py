@@ -1,9 +1,9 @@
 """Random work on a shard, and everything that can be seen of a shard as plain values.
 
 An operation is symbolic (`("move", {...})`), so that it can be given to shards whose keys are
-hashed under different secrets, and it names ids and tokens that are the same on every shard that
-has seen the same operations before. `Workload.grow` invents the next one by looking at what a
-shard holds.
+hashed under different secrets. Ids are the same on every shard that has seen the same operations
+before; leases are named by who took them. `Workload.grow` invents the next operation by looking at
+what a shard holds.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from fasti.model import (
     Outcome,
     State,
     TopicSettings,
+    partition_of,
+    sequence_of,
 )
 from fasti.storage.files import Files
 
@@ -122,10 +124,35 @@ class Driven:
             # Far beyond every lease, armed anew by a restart or not.
             return self.shard.step([], now_us, LONG_US)
         self.shard.step([], now_us, 0)  # Who doesn't wait gets only what is read back already.
-        return self.shard.step([to_command(op, self.shard.store.seed)], now_us, 0)
+        command = to_command(self._with_tokens(op), self.shard.store.seed)
+        return self.shard.step([command], now_us, 0)
+
+    def _with_tokens(self, op: Op) -> Op:
+        """Fencing tokens for leases that are named by who took them; 0 for those that are over."""
+        name, given = op
+        if name == "transaction":
+            return name, {"parts": [self._with_tokens(part) for part in given["parts"]]}
+        if "takers" not in given:
+            return op
+        given = dict(given)
+        topic = self.shard.engine.state.by_name[given["topic"]].number
+        leases = _dump_leases(self.shard)
+        tokens = []
+        for message, taker in zip(given["ids"], given.pop("takers"), strict=True):
+            token, consumer, _ = leases.get(
+                (topic, partition_of(message), sequence_of(message)), (0, "", 0)
+            )
+            tokens.append(token if consumer == taker else 0)
+        return name, given | {"tokens": tokens}
 
 
 # What can be seen
+
+
+def without_tokens(seen: dict[str, Any]) -> dict[str, Any]:
+    """A dump without what may differ after a restart: how hand-outs are grouped under tokens."""
+    leases = {place: held[1:] for place, held in seen["leases"].items()}
+    return seen | {"leases": leases, "next_token": 0}
 
 
 def dump(shard: LocalShard, now_us: int) -> dict[str, Any]:
@@ -286,7 +313,7 @@ class Workload:
         self._rng = random.Random(seed)
         self._serial = 0
         self._sent: dict[str, int] = {}
-        self._leased: list[tuple[str, int, int]] = []
+        self._leased: list[tuple[str, int, str]] = []
         self.ops: list[Op] = [
             ("create_topic", {"name": n, "settings": s}) for n, s in TOPICS.items()
         ]
@@ -310,7 +337,8 @@ class Workload:
         """What an operation brought: leases to use later."""
         for effect in [] if step is None else step.effects:
             if isinstance(effect, Deliver):
-                self._leased += [(effect.topic, i, effect.token) for i in effect.ids.tolist()]
+                taker = f"c{effect.session}"
+                self._leased += [(effect.topic, i, taker) for i in effect.ids.tolist()]
 
     def _topic(self) -> str:
         return self._rng.choice(list(TOPICS))
@@ -440,7 +468,7 @@ class Workload:
         chosen = self._rng.sample(mine, min(len(mine), self._rng.choice([1, 2, 3])))
         if self._rng.random() < 0.9:
             self._leased = [entry for entry in self._leased if entry not in chosen]
-        return {"topic": topic, "ids": [i for _, i, _ in chosen], "tokens": [t for *_, t in chosen]}
+        return {"topic": topic, "ids": [i for _, i, _ in chosen], "takers": [t for *_, t in chosen]}
 
     def _ack(self, driven: Driven, now_us: int) -> Op | None:
         held = self._held()
