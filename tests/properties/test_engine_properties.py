@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.properties.engine_rig import Op, Rig
 
 from fasti.core import (
@@ -255,8 +261,12 @@ class EngineMachine(RuleBasedStateMachine):
     def _wait(self, draw: Any) -> Op:
         """A consumer asks for messages: under its session, or under a new one."""
         topic, consumer = self._topic(draw), draw(st.sampled_from(CONSUMERS))
-        session = self.rig.model.topics[topic].sessions.get(consumer, 0)
-        if not session or draw(st.integers(0, 4)) == 0:
+        sessions = self.rig.model.topics[topic].sessions
+        session = sessions.get(consumer, 0)
+        chance = draw(st.integers(0, 9))
+        if chance == 9 and sessions:
+            session = draw(st.sampled_from(sorted(sessions.values())))
+        elif not session or chance < 2:
             self._sessions += 1
             session = self._sessions
         count = draw(st.sampled_from([1, 2, 20]))
@@ -537,9 +547,17 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
-def test_engine_and_model_agree() -> None:
-    from hypothesis.stateful import run_state_machine_as_test
+# How long: about a third of a second an example.
+QUICK = settings(max_examples=100, stateful_step_count=50)
+THOROUGH = settings(max_examples=3_000, stateful_step_count=100)
 
-    run_state_machine_as_test(
-        EngineMachine, settings=settings(max_examples=60, stateful_step_count=40)
-    )
+
+@pytest.mark.timeout(600)
+def test_engine_and_model_agree() -> None:
+    run_state_machine_as_test(EngineMachine, settings=QUICK)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7_200)
+def test_engine_and_model_agree_for_long() -> None:
+    run_state_machine_as_test(EngineMachine, settings=THOROUGH)

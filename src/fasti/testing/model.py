@@ -62,6 +62,8 @@ class Answer:
     version: int = 0
     at_us: int = 0
     by: str = ""
+    # The whole batch was sent before, and this is its receipt.
+    sent_before: bool = False
 
 
 @dataclass
@@ -317,9 +319,14 @@ class Model:
             raise InvalidArgument("one in between is missing", field="producer_sequence")
         receipt = known.receipts.get(number)
         if receipt is None or len(receipt) != count:
-            return [Answer(Outcome.DUPLICATE)] * count
+            receipt = [Answer(Outcome.OK) for _ in range(count)]
         return [
-            Answer(Outcome.DUPLICATE if a.status == Outcome.OK else a.status, a.id, a.version)
+            Answer(
+                Outcome.DUPLICATE if a.status == Outcome.OK else a.status,
+                a.id,
+                a.version,
+                sent_before=True,
+            )
             for a in receipt
         ]
 
@@ -483,6 +490,8 @@ class Model:
         """A session waits for `count` more. Returns the leases that a new session gets back."""
         where = self._topic(topic)
         resumed = []
+        if any(its == session and name != consumer for its, name, _ in where.waiting):
+            raise InvalidArgument("a session waits under one name", field="consumer")
         before = where.sessions.get(consumer)
         if before != session:
             if before is not None:
@@ -876,6 +885,8 @@ def route(key: str, partitions: int) -> int:
 
 def as_asked(name: str, arguments: dict[str, Any], answer: Answer) -> bool:
     """Whether a row of a transaction came out as its sender asked."""
+    if arguments.get("on_conflict") == OnConflict.KEEP and not answer.sent_before:
+        return answer.status in (Outcome.OK, Outcome.DUPLICATE)
     return answer.status == Outcome.OK
 
 

@@ -175,6 +175,14 @@ def test_time_leaps_over_a_slice_that_was_spread_in_part(monkeypatch: pytest.Mon
     assert drain(shard) == [n + 1 for n in order]
 
 
+def test_a_session_waits_under_one_name() -> None:
+    """Messages that it asked for under its second name were leased to the first."""
+    shard = Shard()
+    shard.lease(consumer="ann")
+    reply = shard.do(commands.Lease("t", session=1, consumer="bob", count=1))
+    assert reply.error.code == "invalid_argument"
+
+
 def test_a_sweep_keeps_rows_of_a_slice_that_is_half_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -392,6 +400,23 @@ def test_a_failed_transaction_takes_an_extension_back() -> None:
     shard.wait(2 * SECOND_US)
     shard.step()
     assert shard.engine.memory.leases.active == 0
+
+
+def test_a_transaction_that_keeps_what_is_there_stands() -> None:
+    """`keep` on a taken key made the whole transaction fail, though that is what was asked."""
+    shard = Shard()
+    shard.produce(b"1", keys=["a"])
+    keep = OnConflict.KEEP
+    reply = shard.produce(b"2", b"3", keys=["a", "b"], on_conflict=keep, atomic=True)
+    assert words(reply) == ["duplicate", "ok"]
+    # A batch that was sent before is something else: the rest must not happen twice.
+    once = {"keys": names("c"), "on_conflict": keep, "producer": "p", "producer_sequence": 1}
+    for committed in (True, False):
+        parts = [
+            commands.Produce("t", Rows.of([b"4"]), **once),
+            commands.Produce("t", Rows.of([b"5"])),
+        ]
+        assert shard.do(commands.Transaction(parts)).committed is committed
 
 
 # Producers
