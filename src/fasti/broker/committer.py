@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from fasti.broker.clock import Clock
 from fasti.config import Durability
 from fasti.core.replies import Step
-from fasti.errors import FastiError
+from fasti.errors import FastiError, StorageFailed
 from fasti.storage.frames import Frame
 from fasti.storage.store import ShardStore
 
@@ -63,6 +63,8 @@ class Committer:
         self._at_once = store.settings.durability is Durability.ALWAYS
         self._interval_s = store.settings.sync_interval_ms / 1000
         self.waiting_bytes = 0
+        # Batches with something in them that were written, and synced if that goes with it.
+        self.committed = 0
         # Bytes written since the last checkpoint began, and how long the last syncs took.
         self.written_bytes = 0
         self.sync_seconds: deque[float] = deque(maxlen=_SYNCS_KEPT)
@@ -115,9 +117,12 @@ class Committer:
                     self._sync()
                     synced_at = time.monotonic()
             except FastiError as error:
-                batch = batch or []
-                self._give_up(error, batch)
+                self._give_up(error, batch or [])
                 return
+            except Exception as error:
+                self._give_up(StorageFailed(f"the committer failed: {error!r}"), batch or [])
+                return
+            self.committed += any(work.frames for work in batch)
             for work in batch:
                 self._answer(work)
 

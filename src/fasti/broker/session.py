@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import queue
-from dataclasses import dataclass
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
-from fasti.core.commands import Detach, Lease
+from fasti.broker.reading import MOVED, fetch
+from fasti.core.commands import Detach, Lease, Target
 from fasti.core.replies import ConsumerReplaced, Deliver
 from fasti.errors import Closed, Fenced
+from fasti.model import Outcome, State
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
+
+
+# Payloads of one delivery: more of them come in several.
+_DELIVERY_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -31,6 +40,7 @@ class Session:
         self.number = number
         self._shard = shard
         self._arrived: queue.SimpleQueue[Deliver | ConsumerReplaced | None] = queue.SimpleQueue()
+        self._parts: deque[Deliver] = deque()
 
     def lease(self, topic: str, consumer: str, count: int, wait: bool = True) -> None:
         """Asks for messages; they arrive when they are due."""
@@ -40,20 +50,52 @@ class Session:
 
     def receive(self, timeout: float | None = None) -> Delivery | None:
         """The next delivery, or None when none came in time."""
+        if self._parts:
+            return self._join(self._parts.popleft())
         try:
             arrived = self._arrived.get(timeout=timeout)
         except queue.Empty:
             return None
         if arrived is None:
-            raise Closed("the session was lost when the shard recovered: lease again")
+            raise Closed("the session was lost when the shard recovered or ended: lease again")
         if isinstance(arrived, ConsumerReplaced):
             raise Fenced(f"another session took the name {arrived.consumer!r}")
-        return Delivery(arrived, self._shard.store.payloads.gather(arrived.location))
+        return self._join(arrived)
+
+    def _join(self, leased: Deliver) -> Delivery:
+        try:
+            leased = self._part(leased)
+            return Delivery(leased, self._shard.store.payloads.gather(leased.location))
+        except MOVED:
+            return self._find_again(leased)
+
+    def _part(self, leased: Deliver) -> Deliver:
+        """What may be gathered at once; the rest waits for the next call."""
+        limits = self._shard.settings.limits
+        count = len(leased.ids)
+        if count * (limits.payload_bytes_max + limits.headers_bytes_max) <= _DELIVERY_BYTES:
+            return leased
+        ends = np.cumsum(self._shard.store.payloads.sizes(leased.location))
+        fitting = max(1, int(np.searchsorted(ends, _DELIVERY_BYTES, side="right")))
+        if fitting < count:
+            self._parts.appendleft(_rows_of(leased, np.arange(fitting, count)))
+            leased = _rows_of(leased, np.arange(fitting))
+        return leased
+
+    def _find_again(self, leased: Deliver) -> Delivery:
+        """The payloads have moved since. Messages whose lease is over by now are left out."""
+        found, contents = fetch(self._shard, leased.topic, Target(ids=leased.ids))
+        here = found.status == Outcome.OK
+        if found.columns:
+            here &= found.columns["state"] == State.LEASED
+        rows = np.flatnonzero(here)
+        return Delivery(_rows_of(leased, rows), contents.take(pa.array(rows)))
 
     def close(self) -> None:
         """Waits for nothing any more; leases stay until they are used or expire."""
         self._shard.sessions.pop(self.number, None)
-        self._shard.call(Detach(self.number))
+        with suppress(Closed):
+            self._shard.call(Detach(self.number))
 
     def arrive(self, effect: Deliver | ConsumerReplaced) -> None:
         """The committer brings something that is durable."""
@@ -62,3 +104,8 @@ class Session:
     def lose(self) -> None:
         """The engine that knew this session is gone."""
         self._arrived.put(None)
+
+
+def _rows_of(leased: Deliver, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Deliver:
+    columns = ("ids", "due_us", "version", "attempts", "location")
+    return replace(leased, **{name: getattr(leased, name)[rows] for name in columns})

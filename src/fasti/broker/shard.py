@@ -8,7 +8,8 @@ writes checkpoints, loads slices of runs and prepares journal segments.
 When an append or sync fails, nobody is told ok: everything that was decided and not yet durable
 answers `unknown` (or `storage_full`, if nothing of it was written), the engine is dropped, and a
 new one is loaded from the manifest and the journal as far as it was synced. Consumers' credits go
-with the engine; their sessions raise `closed` when they next receive.
+with the engine; their sessions raise `closed` when they next receive, and may lease again. A step
+that raises is treated alike, for nobody knows what it left of the engine.
 
 Nothing here polls: the sequencer sleeps until a command comes or the next moment that the engine
 asked for.
@@ -24,6 +25,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.broker import reading
 from fasti.broker.clock import Clock, SystemClock
 from fasti.broker.committer import Committer, Work
 from fasti.broker.futures import uncancellable
@@ -32,14 +38,26 @@ from fasti.broker.session import Session
 from fasti.config import ShardSettings
 from fasti.core import commands
 from fasti.core.engine import Engine
-from fasti.core.replies import ConsumerReplaced, Deliver, LoadSlice, Reply, Step
-from fasti.errors import Closed, FastiError, OutcomeUnknown, Overloaded, StorageFull
+from fasti.core.keys import Rows
+from fasti.core.replies import ConsumerReplaced, Deliver, LoadSlice, Messages, Reply, Step
+from fasti.errors import (
+    Closed,
+    FastiError,
+    OutcomeUnknown,
+    Overloaded,
+    StorageFailed,
+    StorageFull,
+)
 from fasti.storage.files import Files
 from fasti.storage.store import ShardStore
 
 _STEP_ROWS = 5_000
 _BULK = (commands.Produce,)
 _FRAME_OVERHEAD_BYTES = 1024
+# So many recoveries in a row that led to nothing, and the shard gives up.
+_FAILURES_MAX = 8
+
+Int64s = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -72,7 +90,12 @@ class Shard:
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._inbox_rows = 0
         self._closing = False
+        # The sequencer takes nothing any more.
+        self._stopped = False
+        self._closed = False
+        self._one_closes = threading.Lock()
         self._failure: FastiError | None = None
+        self._failures_in_a_row = 0
         self.sessions: dict[int, Session] = {}
         self._next_session = 1
         self.recoveries = 0
@@ -103,17 +126,13 @@ class Shard:
 
     def submit(self, inputs: Sequence[Any], engine: Engine | None = None) -> Future[list[Any]]:
         """Hands commands over; the future holds their replies once they are durable."""
-        rows, size_bytes, bulk = 0, 0, False
-        for command in inputs:
-            rows += _rows_of(command)
-            if isinstance(command, (commands.Produce, commands.Update)):
-                # Made here, so that the committer only has to write.
-                size_bytes += len(command.rows.encoded) + 64 * len(command.rows)
-                bulk |= isinstance(command, _BULK)
+        rows = sum(_rows_of(command) for command in inputs)
+        size_bytes = sum(_payload_bytes(command) for command in inputs)
+        bulk = any(isinstance(command, _BULK) for command in inputs)
         request = Request(inputs, uncancellable(), rows, size_bytes, engine)
         with self._wakeup:
-            if self._closing:
-                raise Closed("the shard is closed")
+            if self._closing or self._stopped:
+                raise self._is_closed()
             if bulk and self._inbox_rows + rows > self.settings.inbox_rows_max:
                 raise Overloaded("the inbox is full", retry_after_us=10_000)
             self._inbox_rows += rows
@@ -129,8 +148,8 @@ class Shard:
         """Runs something in the sequencer, between two steps."""
         answer: Future[Any] = uncancellable()
         with self._wakeup:
-            if self._closing and not self._thread.is_alive():
-                raise Closed("the shard is closed")
+            if self._stopped:
+                raise self._is_closed()
             self._calls.append((function, answer))
             self._wakeup.notify()
         return answer
@@ -147,37 +166,77 @@ class Shard:
         """Writes a checkpoint now and returns when it is complete."""
         self.housekeeper.checkpoint_now().result()
 
+    def fetch(self, topic: str, target: commands.Target) -> tuple[Messages, pa.RecordBatch]:
+        """Messages and their payloads, row by row."""
+        return reading.fetch(self, topic, target)
+
+    def update(
+        self,
+        topic: str,
+        target: commands.Target,
+        rows: Rows,
+        versions: Int64s | int = 0,
+        owner: str = "",
+    ) -> Reply:
+        """New payloads; each message keeps its key and its time of creation."""
+        return reading.update(self, topic, target, rows, versions, owner)
+
+    def redrive(self, topic: str, ids: Int64s, when: commands.When | None = None) -> Reply:
+        """Dead messages live again, under the keys that they had."""
+        return reading.redrive(self, topic, ids, when or commands.When())
+
     def close(self, checkpoint: bool = True) -> None:
-        """Answers what was handed over, writes a last checkpoint, and lets the directory go."""
-        with self._wakeup:
-            if self._closing:
+        """Answers what was handed over, writes a last checkpoint, and lets the directory go.
+
+        Called twice, or by several threads, all return when it is done.
+        """
+        with self._one_closes:
+            if self._closed:
                 return
-        if checkpoint and self._failure is None:
-            # The journal has everything: without this checkpoint the next start only takes longer.
-            with suppress(FastiError):
-                self.checkpoint()
-        self.housekeeper.stop()
-        with self._wakeup:
-            self._closing = True
-            self._wakeup.notify()
-        self._thread.join()
-        self.committer.stop()
-        self.store.close()
+            if checkpoint:
+                # The journal has it all: without this one the next start only takes longer.
+                with suppress(FastiError):
+                    self.checkpoint()
+            self.housekeeper.stop()
+            with self._wakeup:
+                self._closing = True
+                self._wakeup.notify()
+            self._thread.join()
+            self.committer.stop()
+            for session in list(self.sessions.values()):
+                session.lose()
+            self.store.close()
+            self._closed = True
+
+    def _is_closed(self) -> Closed:
+        if self._failure is not None:
+            return Closed(f"the shard could not recover: {self._failure}")
+        return Closed("the shard is closed")
 
     # The sequencer
 
     def _run(self) -> None:
         wake: Step | None = None
-        while True:
-            requests, calls = self._wait(wake)
-            for function, answer in calls:
-                _carry_out(function, answer)
-            if self._failure is not None and not self._recover():
-                self._refuse(requests)
-                return
-            if not requests and self._closing:
-                return
-            wake = self._step(requests)
+        requests: list[Request] = []
+        try:
+            while True:
+                requests, calls = self._wait(wake)
+                for function, answer in calls:
+                    _carry_out(function, answer)
+                if self._failure is not None and not self._recover():
+                    return
+                if not requests and self._closing and self._stop_if_idle():
+                    return
+                wake = self._step(requests)
+                requests = []
+        finally:
+            self._refuse(requests)
+
+    def _stop_if_idle(self) -> bool:
+        """The end, unless something came in meanwhile."""
+        with self._wakeup:
+            self._stopped = not (self._urgent or self._bulk or self._calls or self._failure)
+            return self._stopped
 
     def _wait(
         self, wake: Step | None
@@ -215,15 +274,21 @@ class Shard:
     def _step(self, requests: list[Request]) -> Step:
         admitted = [request for request in requests if self._admit(request)]
         inputs = [command for request in admitted for command in request.inputs]
-        step = self.engine.step(inputs, self.clock.now_us(), self.clock.tick())
-        for frame in step.frames:
-            if frame.rows is not None:
-                self.store.payloads.keep(frame.sequence, frame.rows, frame.events[-1].at_us)
-        for effect in step.effects:
-            if isinstance(effect, LoadSlice):
-                self.housekeeper.load(effect, self.engine)
-        if admitted or step.frames or step.effects:
-            self.committer.take(Work(step, admitted))
+        try:
+            step = self.engine.step(inputs, self.clock.now_us(), self.clock.tick())
+            for frame in step.frames:
+                if frame.rows is not None:
+                    self.store.payloads.keep(frame.sequence, frame.rows, frame.events[-1].at_us)
+            for effect in step.effects:
+                if isinstance(effect, LoadSlice):
+                    self.housekeeper.load(effect, self.engine)
+            if admitted or step.frames or step.effects:
+                self.committer.take(Work(step, admitted))
+        except Exception as error:
+            reason = FastiError(f"the engine failed: {error!r}")
+            reason.__cause__ = error
+            self._fail(reason, [Work(Step(), admitted)])
+            return Step()
         return step
 
     def _admit(self, request: Request) -> bool:
@@ -239,6 +304,10 @@ class Shard:
         try:
             while self.store.journal.room_bytes() < needed and self.store.journal.prepare_spare():
                 pass
+            # More than is prepared ahead: new segments are made for it, beside the reserve.
+            missing = needed - self.store.journal.room_bytes()
+            if missing > 0 and self._files.free_bytes() < missing + self.settings.segment_bytes:
+                raise StorageFull("the disk has no room for payloads")
             return True
         except StorageFull as error:
             replies = [Reply.refused(error) for _ in request.inputs]
@@ -278,37 +347,59 @@ class Shard:
 
     def _recover(self) -> bool:
         """Drops the engine and loads it again; False if that can't be done either."""
-        synced = self.store.journal.synced_sequence
         self.committer.stop()
         self.housekeeper.pause()
+        # What was answered when it was written (durability `interval`) is kept if it can be.
+        with suppress(FastiError):
+            self.store.journal.sync()
+        synced = self.store.journal.synced_sequence
+        self._failures_in_a_row = 0 if self.committer.committed else self._failures_in_a_row + 1
         for session in list(self.sessions.values()):
             session.lose()
-        self.sessions.clear()
         self.store.close()
-        try:
-            self._open(synced)
-        except FastiError as error:
-            self._failure = error
-            with self._wakeup:
-                self._closing = True
-            return False
+        while True:
+            self._hold_on()
+            try:
+                self._open(synced)
+                break
+            except (StorageFull, StorageFailed) as error:
+                # It may pass: the disk was full, or a cable was loose.
+                self._failure = error
+                self._failures_in_a_row += 1
+                if self._failures_in_a_row > _FAILURES_MAX:
+                    return False
+            except Exception as error:
+                self._failure = error if isinstance(error, FastiError) else FastiError(repr(error))
+                return False
         self._failure = None
         self.recoveries += 1
         self.housekeeper.resume()
         return True
 
+    def _hold_on(self) -> None:
+        """Waits when nothing was written since the last recovery, longer each time."""
+        if self._failures_in_a_row:
+            seconds = min(1.0, 0.005 * 2**self._failures_in_a_row)
+            with self._wakeup:
+                self._wakeup.wait_for(lambda: self._closing, seconds)
+
     def _refuse(self, requests: list[Request]) -> None:
-        error = Closed(f"the shard could not recover: {self._failure}")
+        """The sequencer ends: nobody waits for an answer that never comes."""
         with self._wakeup:
+            self._stopped = True
             waiting = [*requests, *self._urgent, *self._bulk]
             self._urgent.clear()
             self._bulk.clear()
             calls = list(self._calls)
             self._calls.clear()
         for request in waiting:
-            request.answer.set_exception(error)
+            if not request.answer.done():
+                request.answer.set_exception(self._is_closed())
         for _, answer in calls:
-            answer.set_exception(error)
+            answer.set_exception(self._is_closed())
+        if self._failure is not None:
+            for session in list(self.sessions.values()):
+                session.lose()
 
 
 def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
@@ -316,6 +407,16 @@ def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
         answer.set_result(function())
     except BaseException as error:
         answer.set_exception(error)
+
+
+def _payload_bytes(command: Any) -> int:
+    """Bytes that payloads of a command take in the journal, about."""
+    if isinstance(command, (commands.Produce, commands.Update)):
+        # Encoded here, by the caller's thread, so that the committer only has to write.
+        return len(command.rows.encoded) + 64 * len(command.rows)
+    if isinstance(command, commands.Transaction):
+        return sum(_payload_bytes(part) for part in command.commands)
+    return 0
 
 
 def _rows_of(command: Any) -> int:

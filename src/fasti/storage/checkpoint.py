@@ -217,17 +217,17 @@ class CheckpointWriter:
 
     def _write_run(self, rows: Columns) -> None:
         """Blocks of sorted rows, each with its payloads."""
-        total = len(rows["sequence"])
-        begin = 0
-        while begin < total:
+        for begin in range(0, len(rows["sequence"]), BLOCK_ROWS_MAX):
+            part = {name: values[begin : begin + BLOCK_ROWS_MAX] for name, values in rows.items()}
             # Sizes first: among small rows there may be some that are a million times as large.
-            known = rows["location"][begin : begin + BLOCK_ROWS_MAX]
-            ends = np.cumsum(self._payloads.sizes(known))
-            count = max(1, int(np.searchsorted(ends, BLOCK_BYTES_MAX, side="right")))
-            batch = self._payloads.gather(known[:count])
-            part = slice(begin, begin + count)
-            self._write_block({name: values[part] for name, values in rows.items()}, batch)
-            begin += count
+            ends = np.cumsum(self._payloads.sizes(part["location"]))
+            start = 0
+            while start < len(ends):
+                limit = BLOCK_BYTES_MAX + (int(ends[start - 1]) if start else 0)
+                end = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
+                piece = {name: values[start:end] for name, values in part.items()}
+                self._write_block(piece, self._payloads.gather(piece["location"]))
+                start = end
 
     def _write_block(self, columns: Columns, batch: pa.RecordBatch) -> None:
         number = self._take_number()

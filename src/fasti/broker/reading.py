@@ -1,0 +1,85 @@
+"""Messages together with their payloads, wherever those lie by the time that they are read.
+
+A checkpoint may move a payload between the moment when the engine told its location and the moment
+when a session's thread reads it, and then delete the place; a recovery closes the files under a
+reader. Both are seen as an error of the read, and answered by asking the engine again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.core.commands import Get, Redrive, Target, Update, When
+from fasti.core.keys import FIELDS, Keys, Rows
+from fasti.core.replies import Messages, Reply
+from fasti.errors import Closed, FastiError, Gone, NotFound
+from fasti.model import Outcome
+
+if TYPE_CHECKING:
+    from fasti.broker.shard import Shard
+
+Int64s = NDArray[np.int64]
+
+# What a read says when its place is gone. Each try asks anew, so a second is rarely needed.
+MOVED = (Closed, Gone, NotFound)
+_TRIES = 16
+
+
+def fetch(shard: Shard, topic: str, target: Target) -> tuple[Messages, pa.RecordBatch]:
+    """Messages and their payloads: a row of both for each of the target's.
+
+    Where `status` is not ok the payload is empty and the rest of its row null.
+    """
+    error: FastiError | None = None
+    for _ in range(_TRIES):
+        found: Messages = shard.call(Get(topic, target))
+        if found.error is not None:
+            raise found.error
+        here = np.flatnonzero(found.status == Outcome.OK)
+        locations = found.columns["location"][here] if len(here) else np.zeros(0, dtype=np.int64)
+        try:
+            return found, _spread(shard.store.payloads.gather(locations), here, len(found.status))
+        except MOVED as moved:
+            error = moved
+    assert error is not None
+    raise error
+
+
+def update(
+    shard: Shard, topic: str, target: Target, rows: Rows, versions: Int64s | int, owner: str
+) -> Reply:
+    """`Update`, with each message's own key and time of creation put into the rows."""
+    _, contents = fetch(shard, topic, target)
+    columns = {name: rows.batch.column(name) for name in rows.batch.schema.names}
+    for name in ("key", "created_us"):
+        columns.pop(name, None)
+        kept = contents.column(name)
+        if kept.null_count < len(kept):
+            columns[name] = kept
+    schema = pa.schema([FIELDS[name] for name in columns])
+    whole = Rows(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
+    reply: Reply = shard.call(Update(topic, target, whole, versions, owner))
+    return reply
+
+
+def redrive(shard: Shard, topic: str, ids: Int64s, when: When) -> Reply:
+    """`Redrive`, with the keys of the dead, which the engine doesn't keep."""
+    _, contents = fetch(shard, topic, Target(ids=ids))
+    keys = Keys(contents.column("key"), shard.store.seed)
+    reply: Reply = shard.call(Redrive(topic, ids, keys, when))
+    return reply
+
+
+def _spread(batch: pa.RecordBatch, rows: NDArray[np.intp], count: int) -> pa.RecordBatch:
+    """The batch's rows at these places among `count`; the others are null, or empty payloads."""
+    if len(rows) == count:
+        return batch
+    places: NDArray[Any] = np.full(count, -1, dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    spread = batch.take(pa.array(places, mask=places < 0))
+    payloads = spread.column("payload").fill_null(b"")
+    return spread.set_column(0, FIELDS["payload"], payloads)
