@@ -132,7 +132,7 @@ class Housekeeper:
                 for future in asked:
                     future.set_exception(error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, _RETRY_S)
+                    self._changed.wait_for(lambda: self._stopping or self._asked, _RETRY_S)
             else:
                 for future in asked:
                     future.set_result(None)

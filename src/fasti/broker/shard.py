@@ -54,6 +54,8 @@ from fasti.storage.store import ShardStore
 _STEP_ROWS = 5_000
 _BULK = (commands.Produce,)
 _FRAME_OVERHEAD_BYTES = 1024
+# Condition variables can't wait for centuries, messages can.
+_SLEEP_MAX_S = 86_400.0
 # So many recoveries in a row that led to nothing, and the shard gives up.
 _FAILURES_MAX = 8
 
@@ -269,7 +271,7 @@ class Shard:
             waits.append(wake.wake_at_us - self.clock.now_us())
         if wake.wake_at_tick is not None:
             waits.append(wake.wake_at_tick - self.clock.tick())
-        return min(waits) / 1e6 if waits else None
+        return min(min(waits) / 1e6, _SLEEP_MAX_S) if waits else None
 
     def _step(self, requests: list[Request]) -> Step:
         admitted = [request for request in requests if self._admit(request)]

@@ -1,0 +1,119 @@
+"""What tests of the threaded shard share: a disk for threads, and a clock that only they move."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from fasti.broker.shard import Shard
+from fasti.config import ShardSettings
+from fasti.core import commands as co
+from fasti.core.keys import Rows
+from fasti.model import TopicSettings
+from fasti.storage.files import File
+from fasti.testing.disk import SimulatedFiles
+
+NOW_US = 1_700_000_000_000_000
+SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096)
+
+
+class SharedFiles(SimulatedFiles):
+    """A simulated disk whose folder several threads may change."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._mutex = threading.RLock()
+        # Faults hit only files with this in their name.
+        self.faulty = ""
+
+    def step(self, kind: str, name: str) -> bool:
+        with self._mutex:
+            return super().step(kind if self.faulty in name else f"other {kind}", name)
+
+    def create(self, name: str, size_bytes: int) -> File:
+        with self._mutex:
+            return super().create(name, size_bytes)
+
+    def delete(self, name: str) -> None:
+        with self._mutex:
+            super().delete(name)
+
+    def rename(self, old: str, new: str) -> None:
+        with self._mutex:
+            super().rename(old, new)
+
+    def sync_directory(self, name: str) -> None:
+        with self._mutex:
+            super().sync_directory(name)
+
+    def list(self, prefix: str) -> list[str]:
+        with self._mutex:
+            return super().list(prefix)
+
+    def free_bytes(self) -> int:
+        with self._mutex:
+            return super().free_bytes()
+
+
+class FakeClock:
+    """Stands still until somebody moves it on, and then wakes the shard."""
+
+    def __init__(self) -> None:
+        self._now_us = NOW_US
+        self._tick = 0
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def tick(self) -> int:
+        return self._tick
+
+    def advance(self, shard: Shard, by_us: int) -> None:
+        self._now_us += by_us
+        self._tick += by_us
+        shard.run(lambda: None).result(10)
+
+
+@contextmanager
+def serving(files: Any, settings: ShardSettings = SETTINGS, **options: Any) -> Iterator[Shard]:
+    shard = Shard(files, settings, **options)
+    try:
+        yield shard
+    finally:
+        shard.close(checkpoint=False)
+
+
+def int64s(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, dtype=np.int64)
+
+
+def make_topic(shard: Shard, name: str = "t", **settings: Any) -> None:
+    assert shard.call(co.CreateTopic(name, TopicSettings(**settings)), 10).error is None
+
+
+def produce(shard: Shard, *payloads: bytes, due_us: int = NOW_US, **more: Any) -> list[int]:
+    """Ids of new messages; the keys may be given as `key=[...]`."""
+    rows = Rows.of(list(payloads), **more)
+    keys = rows.keys(shard.store.seed)
+    reply = shard.call(co.Produce("t", rows, co.When(due_us=due_us), keys=keys), 10)
+    if reply.error is not None:
+        raise reply.error
+    assert reply.all_ok
+    return reply.ids.tolist()
+
+
+def cancel(shard: Shard, *ids: int) -> Any:
+    return shard.call(co.Cancel("t", co.Target(ids=int64s(*ids))), 10)
+
+
+def shown(shard: Shard) -> dict[int, bytes]:
+    """The payload of every message."""
+    page = shard.call(co.List("t", limit=60_000), 10)
+    if not len(page.ids):
+        return {}
+    _, contents = shard.fetch("t", co.Target(ids=page.ids))
+    return dict(zip(page.ids.tolist(), contents.column("payload").to_pylist(), strict=True))

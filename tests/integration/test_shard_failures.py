@@ -1,0 +1,290 @@
+"""The threaded shard on a disk that fails: nobody is told ok about what is lost, and it goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.shard_rig import (
+    NOW_US,
+    SETTINGS,
+    FakeClock,
+    SharedFiles,
+    cancel,
+    int64s,
+    make_topic,
+    produce,
+    serving,
+    shown,
+)
+
+from fasti.broker.shard import Shard
+from fasti.config import Durability, ShardSettings
+from fasti.core import commands as co
+from fasti.core.keys import Rows
+from fasti.errors import (
+    Closed,
+    Corruption,
+    DataDirLocked,
+    FastiError,
+    OutcomeUnknown,
+    PermissionDenied,
+    StorageFull,
+)
+from fasti.storage.files import LocalFiles
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+@pytest.mark.parametrize("nth", [1, 2, 5, 9])
+def test_a_failed_write_or_sync_is_unknown_and_the_shard_serves_again(kind: str, nth: int) -> None:
+    files = SharedFiles()
+    told_ok: dict[int, bytes] = {}
+    unknown: set[bytes] = set()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        files.faulty = ".segment"
+        files.fail(kind, nth)
+        for number in range(12):
+            payload = b"%d" % number
+            try:
+                [message] = produce(shard, payload)
+            except OutcomeUnknown:
+                unknown.add(payload)
+            else:
+                told_ok[message] = payload
+        assert unknown
+        assert shard.recoveries == 1
+        seen = shown(shard)
+        assert told_ok.items() <= seen.items()
+        assert {seen[m] for m in seen.keys() - told_ok.keys()} <= unknown
+    with serving(files) as shard:
+        assert shown(shard) == seen
+
+
+def test_many_callers_while_the_disk_fails_again_and_again() -> None:
+    files = SharedFiles()
+    told_ok: list[tuple[int, bytes]] = []
+    cancelled: list[int] = []
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        files.faulty = ".segment"
+
+        def call(caller: int) -> None:
+            for number in range(40):
+                payload = b"%d-%d" % (caller, number)
+                try:
+                    [message] = produce(shard, payload)
+                    told_ok.append((message, payload))
+                    if number % 3 == 0 and cancel(shard, message).all_ok:
+                        cancelled.append(message)
+                except (OutcomeUnknown, StorageFull):
+                    pass
+                if number % 10 == caller:
+                    files.fail(("write", "sync")[number % 2], 3)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(call, range(8)))
+        files.heal()
+        assert shard.recoveries >= 1
+        seen = shown(shard)
+    expected = {m: p for m, p in told_ok if m not in cancelled}
+    assert expected.items() <= seen.items()
+    assert not seen.keys() & set(cancelled)
+    with serving(files) as shard:
+        assert shown(shard) == seen
+
+
+def test_a_sync_that_fails_under_interval_durability_keeps_what_can_be_kept() -> None:
+    files = SharedFiles()
+    settings = ShardSettings(
+        segment_bytes=1 << 16,
+        memory_bytes=64 << 20,
+        leases_max=4096,
+        durability=Durability.INTERVAL,
+        sync_interval_ms=60_000,
+    )
+    with serving(files, settings, clock=FakeClock()) as shard:
+        make_topic(shard)
+        first = produce(shard, b"written, not synced")
+        broken = shard.engine.step
+        shard.engine.step = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+        with pytest.raises(OutcomeUnknown):
+            produce(shard, b"never")
+        assert shard.engine.step != broken
+        assert shown(shard) == {first[0]: b"written, not synced"}
+
+
+def test_an_engine_that_raises_is_dropped_and_nobody_waits_for_ever() -> None:
+    with serving(SharedFiles(), clock=FakeClock()) as shard:
+        make_topic(shard)
+        produce(shard, b"before")
+        shard.engine.step = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+        with pytest.raises(OutcomeUnknown, match="ZeroDivisionError"):
+            produce(shard, b"during")
+        produce(shard, b"after")
+        assert sorted(shown(shard).values()) == [b"after", b"before"]
+
+
+def test_a_failing_checkpoint_leaves_no_files_and_the_next_one_has_its_changes() -> None:
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        ids = produce(shard, b"a", b"b", b"c", due_us=NOW_US + 10**9)
+        shard.checkpoint()
+        move = co.Move("t", co.Target(ids=int64s(ids[0])), co.When(due_us=NOW_US + 5 * 10**9))
+        assert shard.call(move, 10).all_ok
+        produce(shard, b"d", due_us=NOW_US + 10**9)
+        before = files.list("blocks/")
+        files.fail("create", 2, errno.ENOSPC)
+        with pytest.raises(StorageFull):
+            shard.checkpoint()
+        assert files.list("blocks/") == before
+        assert shard.recoveries == 0
+        shard.checkpoint()
+    with serving(files) as shard:
+        found, _ = shard.fetch("t", co.Target(ids=int64s(*ids)))
+        assert found.columns["due_us"].tolist()[0] == NOW_US + 5 * 10**9
+        assert sorted(shown(shard).values()) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_recovery_in_the_middle_of_a_checkpoint() -> None:
+    """The checkpoint of the dropped engine must not switch the manifest under the new one."""
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        ids = produce(shard, *(b"%d" % n for n in range(50)), due_us=NOW_US + 10**9)
+        reached, failed = threading.Event(), threading.Event()
+        put = shard.store.blocks.put
+
+        def slow_put(name: str, buffers: Any) -> None:
+            put(name, buffers)
+            reached.set()
+            assert failed.wait(20)
+
+        shard.store.blocks.put = slow_put  # type: ignore[method-assign]
+        checkpoint = shard.housekeeper.checkpoint_now()
+        assert reached.wait(20)
+        files.faulty = ".segment"
+        files.fail("sync", 1)
+        with pytest.raises(OutcomeUnknown):
+            produce(shard, b"lost")
+        failed.set()
+        with pytest.raises(FastiError):
+            checkpoint.result(20)
+        cancel(shard, ids[0])
+        shard.checkpoint()
+        seen = shown(shard)
+        assert len(seen) == 49
+    with serving(files) as shard:
+        assert shown(shard) == seen
+
+
+def test_storage_full_refuses_payloads_while_acks_and_cancels_go_on() -> None:
+    files = SharedFiles()
+    clock = FakeClock()
+    with serving(files, clock=clock) as shard:
+        make_topic(shard)
+        ids = [produce(shard, b"x" * 1000)[0] for _ in range(60)]
+        session = shard.open_session()
+        session.lease("t", "c", 5)
+        delivery = session.receive(10)
+        assert delivery is not None
+        used = sum(len(files.open(n, False).map()) for n in files.list(""))
+        files.capacity_bytes = used
+        refused = 0
+        while not refused:
+            try:
+                ids += produce(shard, b"x" * 1000)
+            except StorageFull:
+                refused += 1
+        leased = delivery.leased
+        ack = co.Ack("t", leased.ids, int64s(*[leased.token] * len(leased.ids)))
+        assert shard.call(ack, 10).all_ok
+        part = co.Produce("t", Rows.of([b"x" * 1000]))
+        reply = shard.call(co.Transaction([part]), 10)
+        assert reply.error is not None
+        assert reply.error.code == "storage_full"
+        for message in ids[5:20]:
+            assert cancel(shard, message).all_ok
+        assert shard.recoveries == 0
+        files.capacity_bytes = None
+        assert produce(shard, b"again")
+        assert len(shown(shard)) == len(ids) - 5 - 15 + 1
+
+
+def test_a_shard_that_can_not_recover_says_so_and_can_be_closed() -> None:
+    files = SharedFiles()
+    shard = Shard(files, SETTINGS, FakeClock())
+    make_topic(shard)
+    produce(shard, b"one", due_us=NOW_US + 10**9)
+    shard.checkpoint()
+    state = next(name for name in files.list("blocks/") if name.endswith(".state"))
+    files.flip_bit(state, 100)
+    session = shard.open_session()
+    session.lease("t", "c", 1)
+    files.faulty = ".segment"
+    files.fail("sync", 1)
+    with pytest.raises(OutcomeUnknown):
+        produce(shard, b"two")
+    with pytest.raises(Closed):
+        session.receive(20)
+    for _ in range(3):
+        with pytest.raises(Closed, match="could not recover"):
+            shard.call(co.Count("t"), 20)
+    with pytest.raises(FastiError):
+        shard.checkpoint()
+    shard.close()
+    shard.close()
+    with pytest.raises(Corruption):
+        Shard(files, SETTINGS)
+    files.flip_bit(state, 100)
+    with serving(files) as again:
+        assert next(iter(shown(again).values())) == b"one"
+
+
+def test_permission_denied_is_told_and_nothing_changes(tmp_path: Path) -> None:
+    with serving(LocalFiles(tmp_path)) as shard:
+        make_topic(shard)
+        produce(shard, b"one")
+        shard.checkpoint()
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    (tmp_path / "blocks").chmod(0o500)
+    try:
+        with pytest.raises(PermissionDenied):
+            Shard(LocalFiles(tmp_path), SETTINGS)
+    finally:
+        (tmp_path / "blocks").chmod(0o700)
+    with serving(LocalFiles(tmp_path)) as shard:
+        assert list(shown(shard).values()) == [b"one"]
+
+
+OWNER = """
+import sys
+from fasti.broker.shard import Shard
+from fasti.storage.files import LocalFiles
+
+shard = Shard(LocalFiles(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_told_who_has_the_directory(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as owner:  # type: ignore[call-overload]
+        assert owner.stdout.readline() == b"open\n"
+        with pytest.raises(DataDirLocked) as caught:
+            Shard(LocalFiles(tmp_path), SETTINGS)
+        assert caught.value.details["pid"] == owner.pid
+        owner.stdin.close()
+    with serving(LocalFiles(tmp_path)):
+        pass
