@@ -548,6 +548,9 @@ class Rig:
     def drain(self) -> None:
         """Far in the future everything live is handed out once, in the end, and nothing is left."""
         self.settle()
+        for snapshot in self.snapshots:
+            for name in self.model.topics:
+                self.list_all(name, 100, {}, snapshot)
         while self.runs.open is not None and self.runs.open.untold:
             self.step(inputs=[self.runs.open.untold.pop(0)])
         self.now_us += 5_000 * 86_400 * 1_000_000

@@ -245,8 +245,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _stage(self, draw: Any) -> Op:
         name = draw(st.sampled_from(STAGES))
-        kind = draw(st.sampled_from(["produce", "produce", "publish", "drop_stage"]))
-        if kind == "produce":
+        kind = draw(st.sampled_from(["produce", "produce", "publish", "publish", "drop_stage"]))
+        if kind == "produce" or (name not in self.rig.model.stages and draw(st.integers(0, 4))):
             return self._produce(draw, stage=name)
         if kind == "publish":
             return "publish", {"stage": name, "skip_conflicts": draw(st.booleans())}
@@ -351,7 +351,7 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             self.rig.settle()
             limit = data.draw(st.sampled_from([1, 2, 100]))
-            numbers = [0, *self.rig.snapshots]
+            numbers = [*reversed(self.rig.snapshots), 0]
             self._list(data, limit, data.draw(st.sampled_from(numbers)))
 
     def _list(self, data: st.DataObject, limit: int, snapshot: int) -> None:
@@ -379,6 +379,7 @@ class EngineMachine(RuleBasedStateMachine):
         commands = [data.draw(st.sampled_from(kinds))(data.draw) for _ in range(parts)]
         self.rig.step([("transaction", {"commands": commands})])
 
+    @precondition(lambda self: self._leased())
     @rule(data=st.data())
     def transaction_that_hands_on(self, data: st.DataObject) -> None:
         """Consume, transform, produce: under the same key, or to fail at the very end."""
@@ -482,12 +483,16 @@ class EngineMachine(RuleBasedStateMachine):
                 return
         self.rig.step(inputs=[runs.finish(self.rig.engine)])
 
-    @rule(whole=st.booleans())
-    def checkpoint(self, whole: bool) -> None:
-        """One from beginning to end, with nothing in between."""
-        if self.rig.runs.open is None:
+    @rule(data=st.data(), whole=st.booleans(), busy=st.booleans())
+    def checkpoint(self, data: st.DataObject, whole: bool, busy: bool) -> None:
+        """One from beginning to end; if it is busy, messages change while it is written."""
+        runs = self.rig.runs
+        if runs.open is None:
             self.begin_checkpoint(whole)
-        self.go_on_with_checkpoint(at_once=True)
+        while runs.open is not None:
+            if busy:
+                self.rig.step([self._sure(data.draw)])
+            self.go_on_with_checkpoint(at_once=not busy)
 
     @precondition(lambda self: self.rig.runs.version)
     @rule(data=st.data(), steps=st.integers(1, 4))
@@ -527,7 +532,7 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (staging, "LANDED_PER_STEP", LANDED_PER_STEP),
     (leasing, "TURN_ROWS", 2),
     (engine_module, "SERVED_PER_STEP", 5),
-    (calendar, "ROWS_PER_CALL", 70),
+    (calendar, "ROWS_PER_CALL", 3),
     (calendar, "_CHUNK_FIRST", 2),
     (calendar, "_CHUNK_MAX", 4),
     (partition, "_STALE_MIN", 4),
@@ -548,7 +553,7 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # How long: about a third of a second an example.
-QUICK = settings(max_examples=100, stateful_step_count=50)
+QUICK = settings(max_examples=200, stateful_step_count=50)
 THOROUGH = settings(max_examples=3_000, stateful_step_count=100)
 
 
