@@ -22,7 +22,7 @@ from fasti.core.retry import retry_delays
 from fasti.core.state import Topic
 from fasti.core.work import Work, column
 from fasti.errors import InvalidArgument, Overloaded
-from fasti.model import SEQUENCE_BITS, Outcome
+from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome
 
 Int64s = NDArray[np.int64]
 
@@ -313,7 +313,8 @@ def nack(work: Work, command: Nack) -> Reply:
         if left.any():
             sequences = piece.sequences[good[left]]
             ids = sequences | partition.number << SEQUENCE_BITS
-            due = work.now_us + retry_delays(topic.settings.retry, ids, attempts[left])
+            delays = retry_delays(topic.settings.retry, ids, attempts[left])
+            due = np.minimum(work.now_us + delays, DUE_MAX_US)
             work.emit(
                 ev.Nacked(
                     work.now_us,

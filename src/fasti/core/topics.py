@@ -7,7 +7,7 @@ from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic
 from fasti.core.replies import Done
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
-from fasti.model import PARTITIONS_MAX, Limits, TopicSettings
+from fasti.model import DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
 
 _FIXED = ("kind", "partitions")
 
@@ -69,6 +69,7 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
             f"a lease lasts {limits.lease_us_min} to {limits.lease_us_max} microseconds",
         ),
         (settings.hold_us >= settings.lease_us, "hold_us", None, "hold can't be below lease"),
+        (settings.hold_us <= DUE_MAX_US, "hold_us", DUE_MAX_US, "hold can't be for ever"),
         (0 <= settings.max_attempts < 65_535, "max_attempts", 65_534, "0 (no end) to 65534"),
         (0 <= settings.lookahead_us <= 60_000_000, "lookahead_us", 60_000_000, "0 to a minute"),
         (settings.outcome_age_us >= 0, "outcome_age_us", None, "an age can't be negative"),
@@ -76,6 +77,12 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
         (settings.producer_age_us >= 0, "producer_age_us", None, "an age can't be negative"),
         (settings.stage_age_us > 0, "stage_age_us", None, "an age must be positive"),
         (retry.base_us >= 0 and retry.limit_us >= 0, "retry", None, "delays can't be negative"),
+        (
+            max(retry.base_us, retry.limit_us) <= DUE_MAX_US,
+            "retry",
+            DUE_MAX_US,
+            "delays can't be for ever",
+        ),
         (1 <= retry.factor <= 1000, "retry", 1000, "the factor is 1 to 1000"),
         (0 <= retry.jitter <= 1, "retry", 1, "jitter is a share, 0 to 1"),
     ):

@@ -17,7 +17,15 @@ from fasti.core.commands import Target, When
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Deliver, Step
-from fasti.model import MINUTE_US, SECOND_US, OnConflict, Outcome, TopicSettings
+from fasti.model import (
+    DUE_MAX_US,
+    MINUTE_US,
+    SECOND_US,
+    OnConflict,
+    Outcome,
+    RetryPolicy,
+    TopicSettings,
+)
 
 NOW_US = 1_000_000_000_000_000
 SEED = (1, 2)
@@ -367,6 +375,23 @@ def test_a_heartbeat_never_shortens_a_lease() -> None:
     shard.wait(5 * MINUTE_US)
     shard.step()
     assert shard.engine.memory.leases.active == 1
+
+
+def test_a_retry_is_never_beyond_all_times() -> None:
+    """A long retry limit gave a due time that later sums could not hold."""
+    for_ever = RetryPolicy(base_us=DUE_MAX_US, limit_us=DUE_MAX_US, jitter=0)
+    shard = Shard(retry=for_ever)
+    shard.produce(b"1")
+    (delivered,) = shard.lease()
+    assert words(shard.do(commands.Nack("t", delivered.ids, ids(delivered.token)))) == ["ok"]
+    found = shard.do(commands.Get("t", Target(ids=ids(1))))
+    assert found.columns["due_us"].tolist() == [DUE_MAX_US]
+    for settings in (
+        TopicSettings(hold_us=DUE_MAX_US + 1),
+        TopicSettings(retry=RetryPolicy(limit_us=1 << 70)),
+    ):
+        reply = shard.do(commands.CreateTopic("other", settings))
+        assert reply.error.code == "invalid_argument"
 
 
 # Transactions
