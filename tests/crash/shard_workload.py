@@ -136,7 +136,7 @@ class Driven:
             return op
         given = dict(given)
         topic = self.shard.engine.state.by_name[given["topic"]].number
-        leases = _dump_leases(self.shard)
+        leases = dump_leases(self.shard)
         tokens = []
         for message, taker in zip(given["ids"], given.pop("takers"), strict=True):
             token, consumer, _ = leases.get(
@@ -166,7 +166,7 @@ def dump(shard: LocalShard, now_us: int) -> dict[str, Any]:
     }
     for topic in list(engine.state.topics.values()):
         seen["topics"][topic.name] = _dump_topic(shard, topic, now_us)
-    seen["leases"] = _dump_leases(shard)
+    seen["leases"] = dump_leases(shard)
     seen["producers"] = {
         name: (
             producer.last_sequence,
@@ -246,7 +246,7 @@ def _forecast(shard: LocalShard, topic: str, now_us: int) -> list[tuple[int, int
     return list(zip(buckets.start_us.tolist(), buckets.count.tolist(), strict=True))
 
 
-def _dump_leases(shard: LocalShard) -> dict[tuple[int, int, int], tuple[int, str, int]]:
+def dump_leases(shard: LocalShard) -> dict[tuple[int, int, int], tuple[int, str, int]]:
     table = shard.engine.memory.leases
     names = shard.engine.memory.consumers
     columns = {name: values.tolist() for name, values in table.columns().items()}

@@ -20,6 +20,7 @@ from tests.crash.shard_workload import (
     check_drained,
     drain,
     dump,
+    dump_leases,
     moment,
     without_tokens,
     write_story,
@@ -64,6 +65,12 @@ def differences(was: Any, now: Any, path: str = "") -> list[str]:
     return [] if was == now else [f"{path}: {was!r:.300} became {now!r:.300}"]
 
 
+def tokens_of(driven: Driven) -> dict[str, Any]:
+    """Under which tokens this shard has handed out: another may have grouped it otherwise."""
+    next_token = driven.shard.engine.memory.leases.next_token
+    return {"leases": dump_leases(driven.shard), "next_token": next_token}
+
+
 def crash_everywhere(seed: int, steps: int, every: int = 1, images: int = 1) -> int:
     """Stops a story before every k-th operation; returns how many crashes were tried."""
     ops, sights = write_story(seed, steps, SimulatedFiles())
@@ -78,8 +85,12 @@ def crash_everywhere(seed: int, steps: int, every: int = 1, images: int = 1) -> 
 
     files.photograph = photograph
     driven = Driven(files)
+    told = tokens_of(driven)
     for current, op in enumerate(ops):
+        before = told
         driven.do(op, moment(current))
+        told = tokens_of(driven)
+        sights[current] = sights[current][0] | before, sights[current][1] | told
     for operation, step, image in taken:
         try:
             _check_crash(image, ops, sights, step, go_on=rng.random() < 0.1)

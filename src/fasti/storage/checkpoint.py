@@ -52,6 +52,7 @@ Int64s = NDArray[np.int64]
 _RUNS_MAX = 12
 _REWRITTEN_BYTES_MAX = 512 << 20
 _DELTA_ROWS_MIN = 65_536
+_DELTA_RUNS_MAX = 12
 # Rows that are sorted and written at a time: this bounds the memory of a checkpoint.
 _PIECE_ROWS = 1 << 20
 _KEPT = ("sequence", "due", "location", "version", "owner", "attempts")
@@ -182,10 +183,12 @@ class CheckpointWriter:
         return moving
 
     def _deltas_are_stale(self, kept: list[Block], victims: Int64s) -> bool:
-        """Whether delta blocks would hold more than twice the rows that they need to."""
+        """Whether deltas are too many, or hold more than twice the rows that they need to."""
         listed = sum(block.rows for block in kept if block.delta)
         if not listed:
             return False
+        if len({block.checkpoint for block in kept if block.delta}) >= _DELTA_RUNS_MAX:
+            return True
         changed = new = 0
         for place in self._plan.snapshot.ledgers:
             for columns in self._plan.snapshot.rows(*place):

@@ -332,6 +332,7 @@ def test_many_small_runs_are_merged_and_deltas_too() -> None:
         shard.checkpoint(NOW_US, 0)
     listed = shard.store.manifest.blocks
     assert len([block for block in listed if not block.delta]) < 15
+    assert len([block for block in listed if block.delta]) < 15
     before = shown(shard)
     assert before[first[0]] == (NOW_US + 41 * 10**9, b"first")
     shard.close()
