@@ -1,0 +1,152 @@
+"""Payloads by location: from memory, from frames and from blocks, in any order and mixed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fasti.core import events as ev
+from fasti.core.keys import Rows
+from fasti.core.location import in_block, in_frame
+from fasti.core.replies import Frame
+from fasti.errors import Corruption, Gone, NotFound
+from fasti.storage.event_codec import encode
+from fasti.storage.frames import Frame as StoredFrame
+from fasti.storage.memory import MemoryBlocks, MemoryJournal
+from fasti.storage.payloads import Payloads
+from fasti.storage.runs import PAYLOAD_SCHEMA, seal
+
+AT_US = 1_700_000_000_000_000
+
+
+def int64s(*values: int) -> Any:
+    return np.array(values, dtype=np.int64)
+
+
+def rows_of(name: str, count: int, **columns: Any) -> Rows:
+    return Rows.of([f"{name}{n}".encode() for n in range(count)], **columns)
+
+
+def append(journal: MemoryJournal, rows: Rows) -> int:
+    sequence = journal.last_sequence + 1
+    event = ev.Produced(AT_US + sequence, 1, 0, 1, "", "", int64s(0), int64s(0))
+    body = encode(Frame(sequence, [event], rows))
+    journal.append([StoredFrame(sequence, AT_US, True, True, body)])
+    journal.sync()
+    return sequence
+
+
+def put(blocks: MemoryBlocks, number: int, rows: Rows) -> None:
+    arrays = []
+    for field in PAYLOAD_SCHEMA:
+        if field.name in rows.batch.schema.names:
+            arrays.append(rows.batch.column(field.name))
+        elif field.name == "created_us":
+            arrays.append(pa.array([number] * len(rows), pa.int64()))
+        else:
+            arrays.append(pa.nulls(len(rows), field.type))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
+    blocks.put(f"{number:012d}.payloads", seal(batch))
+
+
+@pytest.fixture
+def places() -> tuple[Payloads, dict[int, dict[str, Any]]]:
+    """Payloads everywhere, and what must be found at each location."""
+    journal, blocks = MemoryJournal(), MemoryBlocks()
+    payloads = Payloads(journal, blocks)
+    expected: dict[int, dict[str, Any]] = {}
+
+    def expect(location: Any, payload: str, created_us: int, key: str | None = None) -> None:
+        headers = [("h", payload)] if key else None
+        content = {"payload": payload.encode(), "key": key, "headers": headers}
+        expected[int(location)] = content | {"content_type": None, "created_us": created_us}
+
+    for n in range(3):
+        sequence = append(journal, rows_of(f"frame{n}-", 4))
+        for row in range(4):
+            expect(in_frame(sequence, row), f"frame{n}-{row}", AT_US + sequence)
+    keyed = rows_of("kept", 2, key=["a", "b"], headers=[[("h", "kept0")], [("h", "kept1")]])
+    payloads.keep(journal.last_sequence + 1, keyed, AT_US)
+    for row, key in enumerate("ab"):
+        expect(in_frame(journal.last_sequence + 1, row), f"kept{row}", AT_US, key)
+    # A block has the number of a frame: only one bit tells them apart.
+    for number in (1, 2, 40):
+        put(blocks, number, rows_of(f"block{number}-", 5))
+        for row in range(5):
+            location = in_block(number, np.array([row], dtype=np.int64))[0]
+            expect(location, f"block{number}-{row}", number)
+    return payloads, expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_selection_in_any_order(seed: int, places: Any) -> None:
+    payloads, expected = places
+    rng = random.Random(seed)
+    chosen = rng.choices(list(expected), k=rng.choice([1, 2, 30]))
+    batch = payloads.gather(int64s(*chosen))
+    assert batch.schema == PAYLOAD_SCHEMA
+    assert batch.to_pylist() == [expected[location] for location in chosen]
+    sizes = payloads.sizes(int64s(*chosen)).tolist()
+    assert all(
+        size >= len(expected[location]["payload"])
+        for size, location in zip(sizes, chosen, strict=True)
+    )
+
+
+def test_nothing_is_found_for_nothing(places: Any) -> None:
+    payloads, _ = places
+    batch = payloads.gather(int64s())
+    assert (batch.schema, batch.num_rows) == (PAYLOAD_SCHEMA, 0)
+    assert len(payloads.sizes(int64s())) == 0
+
+
+def test_sizes_tell_large_rows_from_small_ones() -> None:
+    journal, blocks = MemoryJournal(), MemoryBlocks()
+    payloads = Payloads(journal, blocks)
+    headers = [None, [("a", "x" * 5000)], None]
+    rows = Rows.of([b"", b"", b"p" * 70_000], headers=headers, key=[None, "k", None])
+    sequence = append(journal, rows)
+    small, large, largest = payloads.sizes(in_frame(sequence, np.arange(3))).tolist()
+    assert small < 100
+    assert 5000 < large < 5200
+    assert largest > 70_000
+
+
+def test_what_was_trimmed_or_deleted_says_so(places: Any) -> None:
+    payloads, _ = places
+    with pytest.raises(NotFound):
+        payloads.gather(in_block(99, int64s(0)))
+    with pytest.raises((Gone, NotFound)):
+        payloads.gather(int64s(int(in_frame(99, 0))))
+
+
+def test_a_rotten_block_is_never_handed_out() -> None:
+    journal, blocks = MemoryJournal(), MemoryBlocks()
+    rows = rows_of("x", 3)
+    put(blocks, 7, rows)
+    data = bytearray(blocks.get("000000000007.payloads"))
+    data[-9] ^= 4
+    blocks.delete("000000000007.payloads")
+    blocks.put("000000000007.payloads", [bytes(data)])
+    with pytest.raises(Corruption):
+        Payloads(journal, blocks).gather(in_block(7, int64s(1)))
+
+
+def test_frames_stay_in_memory_until_they_are_written() -> None:
+    journal = MemoryJournal()
+    payloads = Payloads(journal, MemoryBlocks(), kept_bytes=100)
+    first, second = rows_of("a" * 90, 2), rows_of("b" * 90, 2)
+    payloads.keep(1, first, AT_US)
+    payloads.keep(2, second, AT_US)
+    read = payloads.gather(int64s(int(in_frame(1, 1)), int(in_frame(2, 0))))
+    assert [p[:1] for p in read.column("payload").to_pylist()] == [b"a", b"b"]
+    append(journal, first)
+    append(journal, second)
+    payloads.keep(3, rows_of("c", 1), AT_US)
+    assert 1 not in payloads._kept
+    read = payloads.gather(int64s(int(in_frame(1, 1))))
+    assert read.column("payload").to_pylist() == [b"a" * 90 + b"1"]

@@ -1,0 +1,51 @@
+"""Opening: a replayed journal, read blocks, and both together lead to the same state."""
+
+from __future__ import annotations
+
+import pytest
+from tests.crash.shard_workload import SETTINGS, Driven, dump, moment, write_story
+
+from fasti.core import events as ev
+from fasti.core.replies import Frame
+from fasti.errors import Corruption
+from fasti.storage.files import Files
+from fasti.storage.store import ShardStore
+from fasti.testing.disk import SimulatedFiles
+
+
+@pytest.mark.parametrize("seed", range(300, 303))
+def test_with_and_without_checkpoints_the_same_is_read(seed: int) -> None:
+    ops, sights = write_story(seed, 60, SimulatedFiles())
+    last = moment(len(ops) - 1)
+    replayed = []
+    for kept in (True, False):
+        files = SimulatedFiles()
+        driven = Driven(files)
+        for step, op in enumerate(ops):
+            if kept or op[0] != "checkpoint":
+                driven.do(op, moment(step))
+            # Reading as the story was told groups hand-outs under tokens as it did.
+            dump(driven.shard, moment(step))
+        driven.shard.close()
+        again = Driven(files)
+        replayed.append(again.shard.replayed)
+        assert dump(again.shard, last)["topics"] == sights[-1][1]["topics"]
+    assert replayed[0] < replayed[1]
+
+
+def append(files: Files, event: ev.Event) -> None:
+    """An event that nobody decided."""
+    store = ShardStore(files, SETTINGS)
+    frame = Frame(store.journal.last_sequence + 1, [event], None)
+    store.journal.append(store.encode([frame]))
+    store.journal.sync()
+    store.close()
+
+
+def test_a_journal_that_contradicts_itself_is_corruption() -> None:
+    files = SimulatedFiles()
+    Driven(files).shard.close()
+    append(files, ev.TopicDeleted(moment(0), 77))
+    with pytest.raises(Corruption, match="contradicts") as caught:
+        Driven(files)
+    assert caught.value.details["offset"] == 1
