@@ -186,6 +186,35 @@ def test_a_recovery_in_the_middle_of_a_checkpoint() -> None:
         assert shown(shard) == seen
 
 
+def test_a_recovery_between_the_beginning_of_a_checkpoint_and_its_writing() -> None:
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        ids = produce(shard, *(b"%d" % n for n in range(20)), due_us=NOW_US + 10**9)
+        shard.checkpoint()
+        cancel(shard, ids[0])
+        write = shard.housekeeper._write
+
+        def write_late(*arguments: Any) -> Any:
+            files.faulty = ".segment"
+            files.fail("sync", 1)
+            with pytest.raises(OutcomeUnknown):
+                produce(shard, b"lost")
+            cancel(shard, ids[1])  # The new engine answers: it has recovered.
+            return write(*arguments)
+
+        shard.housekeeper._write = write_late  # type: ignore[method-assign]
+        with pytest.raises(FastiError, match="recovered"):
+            shard.checkpoint()
+        shard.housekeeper._write = write  # type: ignore[method-assign]
+        assert shard.recoveries == 1
+        cancel(shard, ids[2])
+        shard.checkpoint()
+        assert sorted(shown(shard)) == ids[3:]
+    with serving(files) as shard:
+        assert sorted(shown(shard)) == ids[3:]
+
+
 def test_storage_full_refuses_payloads_while_acks_and_cancels_go_on() -> None:
     files = SharedFiles()
     clock = FakeClock()

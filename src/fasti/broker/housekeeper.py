@@ -41,7 +41,7 @@ class Housekeeper:
         self._asked: list[Future[None]] = []
         self._stopping = False
         self._paused = False
-        self._writing = False
+        self._working_now = 0
         self.checkpoints = 0
         self.last_error: Exception | None = None
         self._threads = [
@@ -108,8 +108,9 @@ class Housekeeper:
         while True:
             wait: float | None = None
             try:
-                if self._shard.store.journal.prepare_spare():
-                    continue
+                with self._working():
+                    if self._shard.store.journal.prepare_spare():
+                        continue
             except Exception as error:
                 self.last_error = error
                 wait = _RETRY_S
@@ -179,18 +180,21 @@ class Housekeeper:
         return plan, shard.engine, shard.store, grown
 
     def _write(self, store: ShardStore, plan: Plan) -> tuple[Written, RunsInstalled]:
-        pacer = _Pacer(self._shard, self._check_not_paused)
-        wait_durable = self._shard.committer.wait_durable
+        shard = self._shard
+        pacer = _Pacer(shard, self._check_not_paused)
         with self._working():
-            return store.write_checkpoint(plan, pacer.wait, wait_durable)
+            if shard.store is not store:
+                # It has recovered since the plan was made: this is no longer the directory's.
+                raise StorageFailed("the shard has recovered: this checkpoint is void")
+            return store.write_checkpoint(plan, pacer.wait, shard.committer.wait_durable)
 
     # While the shard recovers nobody may write into its directory
 
     def pause(self) -> None:
-        """Makes a checkpoint give up, and returns when none writes any more."""
+        """Makes a checkpoint give up, and returns when nobody here writes any more."""
         with self._changed:
             self._paused = True
-            self._changed.wait_for(lambda: not self._writing)
+            self._changed.wait_for(lambda: not self._working_now)
 
     def resume(self) -> None:
         """Checkpoints may be written again."""
@@ -202,17 +206,17 @@ class Housekeeper:
     def _working(self) -> Iterator[None]:
         with self._changed:
             self._check_not_paused()
-            self._writing = True
+            self._working_now += 1
         try:
             yield
         finally:
             with self._changed:
-                self._writing = False
+                self._working_now -= 1
                 self._changed.notify_all()
 
     def _check_not_paused(self) -> None:
         if self._paused:
-            raise StorageFailed("the shard is recovering: this checkpoint is void")
+            raise StorageFailed("the shard is recovering: nothing may be written beside it")
 
 
 class _Pacer:
