@@ -27,7 +27,7 @@ from tests.crash.shard_workload import (
 )
 
 from fasti.storage import checkpoint
-from fasti.testing.disk import SimulatedFiles
+from fasti.testing.disk import Crashed, SimulatedFiles
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +147,44 @@ def test_restarts_and_checkpoints_change_nothing_that_can_be_seen(seed: int) -> 
     last = moment(len(ops) - 1)
     assert not differences(sights[-1][1], dump(driven.shard, last))
     check_drained(dump(driven.shard, last), drain(driven.shard, last))
+
+
+def run_until_stopped(files: SimulatedFiles, ops: list[Op]) -> int:
+    """The step in which the disk stopped."""
+    step = 0
+    try:
+        driven = Driven(files)
+        for step, op in enumerate(ops):
+            driven.do(op, moment(step))
+    except Crashed:
+        return step
+    raise AssertionError("it never stopped")
+
+
+@pytest.mark.parametrize("seed", range(400, 402))
+def test_a_power_cut_after_a_kill(seed: int) -> None:
+    """What a killed process had not synced is seen by the next one, and may still be lost."""
+    ops, sights = write_story(seed, 30, SimulatedFiles())
+    whole = SimulatedFiles()
+    driven = Driven(whole)
+    for step, op in enumerate(ops):
+        driven.do(op, moment(step))
+    rng = random.Random(seed)
+    for operation in rng.sample(range(8, whole.operations), 12):
+        files = PhotographedFiles()
+        files.stop_before = operation
+        step = run_until_stopped(files, ops)
+        files.stop_before, files.locked = None, False
+        images: list[SimulatedFiles] = []
+        files.photograph = lambda _, files=files, images=images: images.append(  # type: ignore[misc]
+            files.crash(rng)
+        )
+        driven = Driven(files)
+        told = without_tokens(dump(driven.shard, moment(step)))
+        driven.do(("checkpoint", {}), moment(step))
+        for image in images:
+            seen = without_tokens(dump(Driven(image).shard, moment(step)))
+            unlike = [differences(without_tokens(sight), seen) for sight in sights[step]]
+            assert not all(unlike), (operation, ops[step], unlike)
+        seen = without_tokens(dump(Driven(files.crash(rng)).shard, moment(step)))
+        assert not differences(told, seen), operation

@@ -159,6 +159,7 @@ class Committer:
         if frames:
             # Payloads were admitted by the sequencer only where they leave the reserve alone.
             self._store.journal.append(frames, use_reserve=True)
+            self._marked = False
         written = sum(work.size_bytes for work in batch)
         with self._changed:
             self.waiting_bytes -= written
@@ -166,12 +167,11 @@ class Committer:
         self._wrote()
 
     def _sync(self) -> None:
-        if not self._unsynced:
-            return
-        begin = time.perf_counter()
-        self._store.journal.sync()
-        self._marked = False
-        self.sync_seconds.append(time.perf_counter() - begin)
+        # A segment is synced when it begins or ends: then there is nothing left to do here.
+        if self._unsynced:
+            begin = time.perf_counter()
+            self._store.journal.sync()
+            self.sync_seconds.append(time.perf_counter() - begin)
         with self._changed:
             self._changed.notify_all()
 

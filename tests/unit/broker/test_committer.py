@@ -1,0 +1,164 @@
+"""The committer: one sync for many steps, answers in order, and none that is not durable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.shard_rig import SharedFiles
+
+from fasti.broker.clock import SystemClock
+from fasti.broker.committer import Committer, Work
+from fasti.config import Durability, ShardSettings
+from fasti.core import events as ev
+from fasti.core.replies import Frame, Step
+from fasti.errors import FastiError
+from fasti.storage.store import ShardStore
+
+
+class Bench:
+    """A committer and what it told."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.files = SharedFiles()
+        self.store = ShardStore(self.files, ShardSettings(segment_bytes=1 << 16, **settings))
+        self.answered: list[int] = []
+        self.synced_when_answered: list[int] = []
+        self.failed: list[tuple[FastiError, list[int]]] = []
+        self.changed = threading.Condition()
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+        self.syncs = 0
+        journal_sync = self.store.journal.sync
+
+        def sync() -> int:
+            assert self.may_sync.wait(20)
+            self.syncs += 1
+            return journal_sync()
+
+        self.store.journal.sync = sync  # type: ignore[method-assign]
+        self.committer = Committer(
+            self.store, SystemClock(), self._answer, self._fail, lambda: None
+        )
+        self._next = 1
+
+    def work(self) -> Work:
+        frame = Frame(self._next, [ev.TopicDeleted(5, self._next)], None)
+        self._next += 1
+        return Work(Step(frames=[frame]))
+
+    def _answer(self, work: Work) -> None:
+        with self.changed:
+            self.answered.append(work.step.frames[0].sequence)
+            self.synced_when_answered.append(self.store.journal.synced_sequence)
+            self.changed.notify_all()
+
+    def _fail(self, error: FastiError, undone: list[Work]) -> None:
+        with self.changed:
+            self.failed.append((error, [w.step.frames[0].sequence for w in undone]))
+            self.changed.notify_all()
+
+    def wait_for(self, condition: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 20)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.may_sync.set()
+    made.committer.stop()
+    made.store.close()
+
+
+def test_answers_leave_in_order_and_when_they_are_durable(bench: Bench) -> None:
+    for _ in range(30):
+        bench.committer.take(bench.work())
+    bench.wait_for(lambda: len(bench.answered) == 30)
+    assert bench.answered == list(range(1, 31))
+    pairs = zip(bench.answered, bench.synced_when_answered, strict=True)
+    assert all(synced >= sequence for sequence, synced in pairs)
+    assert bench.committer.waiting_bytes == 0
+    assert bench.committer.written_bytes > 0
+
+
+def test_steps_that_gather_during_a_sync_share_the_next(bench: Bench) -> None:
+    bench.may_sync.clear()
+    for _ in range(8):
+        bench.committer.take(bench.work())
+    assert bench.answered == []
+    bench.may_sync.set()
+    bench.wait_for(lambda: len(bench.answered) == 8)
+    assert bench.syncs <= 3
+
+
+def test_the_sequencer_is_held_back_when_the_disk_is_behind(bench: Bench) -> None:
+    bench.may_sync.clear()
+    taken = threading.Semaphore(0)
+
+    def take() -> None:
+        for _ in range(20):
+            bench.committer.take(bench.work())
+            taken.release()
+
+    sequencer = threading.Thread(target=take)
+    sequencer.start()
+    for _ in range(8):
+        assert taken.acquire(timeout=20)
+    bench.may_sync.set()
+    sequencer.join(20)
+    bench.wait_for(lambda: len(bench.answered) == 20)
+
+
+def test_after_a_failure_nothing_is_answered_and_nobody_blocks(bench: Bench) -> None:
+    bench.committer.take(bench.work())
+    bench.wait_for(lambda: bench.answered == [1])
+    bench.files.faulty = ".segment"
+    bench.files.fail("sync", 1)
+    for _ in range(12):
+        bench.committer.take(bench.work())
+    bench.wait_for(lambda: sum(len(undone) for _, undone in bench.failed) == 12)
+    assert bench.answered == [1]
+    with pytest.raises(FastiError):
+        bench.committer.wait_durable(5)
+    bench.committer.wait_durable(1)
+
+
+def test_a_bug_in_the_journal_is_a_failure_too(bench: Bench) -> None:
+    bench.store.journal.append = lambda *_, **__: 1 / 0  # type: ignore[method-assign,assignment]
+    bench.committer.take(bench.work())
+    bench.wait_for(lambda: len(bench.failed) == 1)
+    assert "ZeroDivisionError" in str(bench.failed[0][0])
+
+
+def test_wait_durable_returns_when_it_is(bench: Bench) -> None:
+    bench.may_sync.clear()
+    done = threading.Event()
+
+    def wait() -> None:
+        bench.committer.wait_durable(1)
+        done.set()
+
+    bench.committer.take(bench.work())
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert not done.is_set()
+    bench.may_sync.set()
+    assert done.wait(20)
+    waiter.join(20)
+
+
+def test_stopping_writes_what_is_waiting_and_syncs_it() -> None:
+    bench = Bench(durability=Durability.INTERVAL, sync_interval_ms=600_000)
+    bench.committer.take(bench.work())  # It begins a segment, and is synced with it.
+    bench.wait_for(lambda: len(bench.answered) == 1)
+    for _ in range(5):
+        bench.committer.take(bench.work())
+    bench.wait_for(lambda: len(bench.answered) == 6)
+    assert bench.store.journal.synced_sequence == 1
+    bench.committer.stop()
+    assert bench.store.journal.synced_sequence == 6
+    bench.store.close()
