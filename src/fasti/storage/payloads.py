@@ -89,7 +89,7 @@ class Payloads:
             if len(rows):
                 place = locations[rows]
                 batch, _ = self._batch(bool(is_in_run(place[:1])[0]), int(number_of(place[:1])[0]))
-                sizes[rows] = _row_bytes(batch)[row_of(place)]
+                sizes[rows] = _row_bytes(batch, row_of(place))
         return sizes
 
     def forget(self, in_run: bool, wanted: Callable[[int], bool]) -> None:
@@ -122,22 +122,27 @@ class Payloads:
         return found
 
 
-def _row_bytes(batch: pa.RecordBatch) -> Int64s:
-    """The bytes of each row, but for content types, which are short."""
-    total = np.full(batch.num_rows, 64, dtype=np.int64)
+def _row_bytes(batch: pa.RecordBatch, rows: Int64s) -> Int64s:
+    """The bytes of rows, but for content types, which are short; read off the offsets alone."""
+    total = np.full(len(rows), 64, dtype=np.int64)
     for name in ("payload", "key"):
         if name in batch.schema.names:
-            lengths = pc.binary_length(batch.column(name)).fill_null(0)
-            total += lengths.to_numpy(zero_copy_only=False)
+            ends = _offsets(batch.column(name))
+            total += ends[rows + 1] - ends[rows]
     if "headers" in batch.schema.names:
         headers = batch.column("headers")
-        sizes = np.zeros(len(headers.keys) + 1, dtype=np.int64)
+        entries = headers.offsets.to_numpy()
         for part in (headers.keys, headers.items):
-            sizes[1:] += pc.binary_length(part).fill_null(0).to_numpy(zero_copy_only=False)
-        ends = np.cumsum(sizes)
-        offsets = headers.offsets.to_numpy()
-        total += ends[offsets[1:]] - ends[offsets[:-1]]
+            ends = _offsets(part)
+            total += ends[entries[rows + 1]] - ends[entries[rows]]
     return total
+
+
+def _offsets(array: pa.Array) -> NDArray[np.int32]:
+    if not len(array):
+        return np.zeros(1, dtype=np.int32)
+    offsets = np.frombuffer(array.buffers()[1], dtype=np.int32)
+    return offsets[array.offset : array.offset + len(array) + 1]
 
 
 def _joined(
