@@ -11,12 +11,13 @@ import os
 import random
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fasti.broker.shard import Shard
-from fasti.config import ShardSettings
+from fasti.config import Durability, ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.model import Outcome, TopicSettings
@@ -134,8 +135,8 @@ class Load:
 
 
 def main() -> None:
-    directory, seed = sys.argv[1], int(sys.argv[2])
-    shard = Shard(LocalFiles(directory), SETTINGS)
+    directory, seed, durability = sys.argv[1], int(sys.argv[2]), Durability(sys.argv[3])
+    shard = Shard(LocalFiles(directory), replace(SETTINGS, durability=durability))
     settings = TopicSettings(lease_us=3600 * 1_000_000, max_attempts=0)
     assert shard.call(co.CreateTopic("t", settings)).error is None
     load = Load(shard, seed)

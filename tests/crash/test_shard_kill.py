@@ -17,6 +17,7 @@ import pytest
 from tests.crash.shard_worker import SETTINGS
 
 from fasti.broker.local import LocalShard
+from fasti.config import Durability
 from fasti.core import commands as co
 from fasti.model import State
 from fasti.storage.files import LocalFiles
@@ -115,9 +116,11 @@ class Believed:
         self.tried_names.clear()
 
 
-def run_until_killed(directory: Path, seed: int, lines: int, believed: Believed) -> None:
+def run_until_killed(
+    directory: Path, seed: int, lines: int, believed: Believed, durability: Durability
+) -> None:
     """Starts a worker, kills it after so many lines, and believes what it had told."""
-    command = [sys.executable, str(WORKER), str(directory), str(seed)]
+    command = [sys.executable, str(WORKER), str(directory), str(seed), durability]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         for _ in range(lines):
@@ -166,12 +169,14 @@ def look(directory: Path) -> dict[int, dict[str, Any]]:
         shard.close()
 
 
-def kill_again_and_again(directory: Path, rounds: int, seed: int) -> None:
+def kill_again_and_again(
+    directory: Path, rounds: int, seed: int, durability: Durability = Durability.ALWAYS
+) -> None:
     rng = random.Random(seed)
     believed = Believed()
     for number in range(1, rounds + 1):
         lines = rng.choice([1, 20, 200, 600, 1500]) + rng.randrange(50)
-        run_until_killed(directory, number, lines, believed)
+        run_until_killed(directory, number, lines, believed, durability)
         believed.check(look(directory))
     assert len(believed.finished) > 20
     assert len(believed.living) > 20
@@ -179,6 +184,10 @@ def kill_again_and_again(directory: Path, rounds: int, seed: int) -> None:
 
 def test_a_shard_that_is_killed_at_random_moments(tmp_path: Path) -> None:
     kill_again_and_again(tmp_path, rounds=12, seed=1)
+
+
+def test_a_process_that_syncs_at_intervals_loses_nothing_either(tmp_path: Path) -> None:
+    kill_again_and_again(tmp_path, rounds=6, seed=2, durability=Durability.INTERVAL)
 
 
 @pytest.mark.long

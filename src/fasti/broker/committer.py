@@ -65,8 +65,9 @@ class Committer:
         self.waiting_bytes = 0
         # Batches with something in them that were written, and synced if that goes with it.
         self.committed = 0
-        # Bytes written since the last checkpoint began, and how long the last syncs took.
-        self.written_bytes = 0
+        # Bytes in the journal since the last checkpoint began, also by processes before this one;
+        # and how long the last syncs took.
+        self.written_bytes = store.tail_bytes
         self.sync_seconds: deque[float] = deque(maxlen=_SYNCS_KEPT)
         self._thread = threading.Thread(target=self._run, name="fasti-committer", daemon=True)
         self._thread.start()

@@ -9,7 +9,7 @@ finished, and is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,13 @@ def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int
     capsules.restore_leases(engine.state, capsule)
 
 
-def replay(engine: Engine, journal: Journal, manifest: Manifest) -> int:
-    """Applies the journal's tail; returns how many frames it had."""
+def replay(
+    engine: Engine,
+    journal: Journal,
+    manifest: Manifest,
+    seen: Callable[[StoredFrame], None] = lambda _: None,
+) -> int:
+    """Applies the journal's tail, and shows each frame; returns how many it had."""
     frames = 0
     for stored in _tail(journal, manifest.position):
         events, _ = decode(stored.body, manifest.seed)
@@ -71,6 +76,7 @@ def replay(engine: Engine, journal: Journal, manifest: Manifest) -> int:
                 file="journal",
                 offset=stored.sequence,
             ) from error
+        seen(stored)
         frames += 1
     return frames
 

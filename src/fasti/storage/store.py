@@ -30,7 +30,7 @@ from fasti.storage.event_codec import encode
 from fasti.storage.file_journal import FileJournal
 from fasti.storage.files import Files
 from fasti.storage.frames import Frame, body_bytes
-from fasti.storage.journal import Journal
+from fasti.storage.journal import Journal, StoredFrame
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import delete_leftovers, recover, replay
@@ -70,6 +70,8 @@ class ShardStore:
             self._lock.release()
             raise
         self.payloads = Payloads(self.journal, self.blocks)
+        # What had to be replayed when it was opened.
+        self.tail_bytes = 0
         self._unwritten: list[int] = []
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
@@ -105,9 +107,12 @@ class ShardStore:
     def load(self, engine: Engine) -> int:
         """Brings a fresh engine up to date; returns how many frames were replayed."""
         recover(engine, self.blocks, self.manifest, self.version)
-        replayed = replay(engine, self.journal, self.manifest)
+        replayed = replay(engine, self.journal, self.manifest, self._count_tail)
         delete_leftovers(self.blocks, self.manifest)
         return replayed
+
+    def _count_tail(self, frame: StoredFrame) -> None:
+        self.tail_bytes += len(frame.body)
 
     # Journal
 

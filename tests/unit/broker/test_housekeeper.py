@@ -89,6 +89,21 @@ def test_an_automatic_checkpoint_that_failed_is_tried_again() -> None:
         assert shard.housekeeper.last_error is not None
 
 
+def test_a_tail_that_dead_processes_left_is_reason_for_a_checkpoint() -> None:
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        produce(shard, *(b"x" * 1000 for _ in range(8)), due_us=NOW_US + 10**9)
+    settings = type(SETTINGS)(
+        segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096, checkpoint_bytes=1 << 12
+    )
+    with serving(files, settings, clock=FakeClock()) as shard:
+        with shard.housekeeper._changed:
+            assert shard.housekeeper._changed.wait_for(
+                lambda: shard.store.manifest.checkpoint > 0, 20
+            )
+
+
 def test_what_is_asked_of_a_closed_shard_is_refused() -> None:
     with serving(SharedFiles(), clock=FakeClock()) as shard:
         make_topic(shard)

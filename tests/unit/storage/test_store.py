@@ -14,7 +14,14 @@ from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
-from fasti.errors import Corruption, FastiError, NewerFormat, StorageError, StorageFailed
+from fasti.errors import (
+    Corruption,
+    FastiError,
+    NewerFormat,
+    PermissionDenied,
+    StorageError,
+    StorageFailed,
+)
 from fasti.storage import blocks, event_codec, manifest, runs
 from fasti.storage.blocks import FileBlocks
 from fasti.testing.disk import SimulatedFiles
@@ -214,6 +221,28 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(
     assert (caught.value.details["found"], caught.value.details["supported"]) == (2, 1)
     blocks_before = {n: c for n, c in before.items() if n.startswith("blocks/")}
     assert {n: c for n, c in content(files).items() if n.startswith("blocks/")} == blocks_before
+
+
+@pytest.mark.parametrize("kind", ["open", "create", "sync_directory"])
+def test_permission_denied_is_told_and_nothing_is_changed(kind: str) -> None:
+    files = grown_directory()
+    before = shown(LocalShard(files, SETTINGS))
+    names = killed(files).list("blocks/")
+    refused = 0
+    for nth in range(1, 6):
+        files.fail(kind, nth, errno.EACCES)
+        try:
+            shard = LocalShard(files, SETTINGS)
+        except PermissionDenied:
+            refused += 1
+        else:
+            shard.close()
+        files.heal()
+        assert files.list("blocks/") == names
+        again = LocalShard(files, SETTINGS)
+        assert shown(again) == before
+        again.close()
+    assert refused
 
 
 # Failing checkpoints
