@@ -223,7 +223,7 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(
     assert {n: c for n, c in content(files).items() if n.startswith("blocks/")} == blocks_before
 
 
-@pytest.mark.parametrize("kind", ["open", "create", "sync_directory"])
+@pytest.mark.parametrize("kind", ["open", "sync_directory"])
 def test_permission_denied_is_told_and_nothing_is_changed(kind: str) -> None:
     files = grown_directory()
     before = shown(LocalShard(files, SETTINGS))
