@@ -18,6 +18,7 @@ import pyarrow as pa
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
+from fasti.core.commands import RunsInstalled
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Deliver, Step
 from fasti.model import (
@@ -31,6 +32,7 @@ from fasti.model import (
     partition_of,
     sequence_of,
 )
+from fasti.storage.checkpoint import Plan, Written
 from fasti.storage.files import Files
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=4096)
@@ -110,15 +112,24 @@ class Driven:
     def __init__(self, files: Files, settings: ShardSettings = SETTINGS) -> None:
         self.files, self.settings = files, settings
         self.shard = LocalShard(files, settings)
+        # A checkpoint beside the traffic: its plan, and what was written of it.
+        self._plan: Plan | None = None
+        self._written: tuple[Written, RunsInstalled] | None = None
 
     def do(self, op: Op, now_us: int) -> Step | None:
         """Carries an operation out; when it returns, it is acknowledged."""
+        if op[0] == "phase":
+            self._go_on(now_us)
+            return None
         if op[0] == "checkpoint":
+            while self._plan is not None:
+                self._go_on(now_us)
             self.shard.checkpoint(now_us, 0)
             return None
         if op[0] == "restart":
             self.shard.close()
             self.shard = LocalShard(self.files, self.settings)
+            self._plan = self._written = None
             return None
         if op[0] == "expire":
             # Far beyond every lease, armed anew by a restart or not.
@@ -126,6 +137,22 @@ class Driven:
         self.shard.step([], now_us, 0)  # Who doesn't wait gets only what is read back already.
         command = to_command(self._with_tokens(op), self.shard.store.seed)
         return self.shard.step([command], now_us, 0)
+
+    def _go_on(self, now_us: int) -> None:
+        """The next part of a checkpoint that lets others work in between."""
+        shard, store = self.shard, self.shard.store
+        if self._plan is None:
+            self._plan = store.begin_checkpoint(shard.engine, now_us)
+        elif self._written is None:
+            self._written = store.write_checkpoint(self._plan, lambda _: None, lambda _: None)
+        else:
+            written, finished = self._written
+            for rows in store.install(shard.engine, written):
+                shard.step([rows], now_us, 0)
+            shard.step([finished], now_us, 0)
+            shard.engine.release_snapshot(self._plan.snapshot.number)
+            store.clean_up(shard.engine.snapshots)
+            self._plan = self._written = None
 
     def _with_tokens(self, op: Op) -> Op:
         """Fencing tokens for leases that are named by who took them; 0 for those that are over."""
@@ -135,7 +162,8 @@ class Driven:
         if "takers" not in given:
             return op
         given = dict(given)
-        topic = self.shard.engine.state.by_name[given["topic"]].number
+        known = self.shard.engine.state.by_name.get(given["topic"])
+        topic = known.number if known is not None else 0
         leases = dump_leases(self.shard)
         tokens = []
         for message, taker in zip(given["ids"], given.pop("takers"), strict=True):
@@ -325,7 +353,12 @@ class Workload:
             "lease": 7, "ack": 5, "nack": 4, "release": 2, "reject": 2, "redrive": 3, "purge": 1,
             "stage": 3, "publish": 3, "drop_stage": 1, "transaction": 4, "expire": 1,
             "checkpoint": 6, "restart": 2, "scrap": 1, "extend": 1,
+            "phase": 9, "delete_topic": 0.5,
         }  # fmt: skip
+        for name, settings in TOPICS.items():
+            if name not in driven.shard.engine.state.by_name:
+                self.ops.append(("create_topic", {"name": name, "settings": settings}))
+                return self.ops[-1]
         while True:
             kind = self._rng.choices(list(kinds), list(kinds.values()))[0]
             op: Op | None = getattr(self, f"_{kind}")(driven, now_us)
@@ -520,6 +553,12 @@ class Workload:
 
     def _checkpoint(self, driven: Driven, now_us: int) -> Op:
         return "checkpoint", {}
+
+    def _phase(self, driven: Driven, now_us: int) -> Op:
+        return "phase", {}
+
+    def _delete_topic(self, driven: Driven, now_us: int) -> Op:
+        return "delete_topic", {"name": self._topic()}
 
     def _restart(self, driven: Driven, now_us: int) -> Op:
         return "restart", {}

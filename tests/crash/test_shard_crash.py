@@ -141,7 +141,7 @@ def test_restarts_and_checkpoints_change_nothing_that_can_be_seen(seed: int) -> 
     files = SimulatedFiles()
     ops, sights = write_story(seed, 150, files)
     for op, (before, after) in zip(ops, sights, strict=True):
-        if op[0] in ("restart", "checkpoint"):
+        if op[0] in ("restart", "checkpoint", "phase"):
             assert not differences(before, after), op
     driven = Driven(files)
     last = moment(len(ops) - 1)
