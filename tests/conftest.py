@@ -2,9 +2,9 @@
 
 The Hypothesis profile is chosen by the environment variable HYPOTHESIS_PROFILE:
 
-dev   new examples in every run, so that a developer's machine keeps searching
-ci    the same examples in every run, so that a red build is about the change
-long  many examples, for `make test-long`
+same    the same examples in every run, so that a failure is about the change (the default)
+search  new examples in every run: for looking for trouble
+long    many new examples, for `make test-long`
 
 No profile has a deadline: a slow machine is not a bug.
 """
@@ -13,7 +13,7 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("dev", deadline=None, print_blob=True)
-settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("search", deadline=None, print_blob=True)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=2_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

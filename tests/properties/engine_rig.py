@@ -534,11 +534,16 @@ class Rig:
         for (reply, row), message in zip(rows, expected, strict=True):
             self._check_shown(reply, row, message, now_us)
 
-    def apply_read(self, step: Step) -> None:
-        """After a step of the engine alone that only read: the model's time goes on too."""
+    def apply_read(self, step: Step, keep: list[Model] | None = None) -> None:
+        """After a step of the engine alone that only read: the model's time goes on too.
+
+        What the reading saw, before published rows landed in the same step, is added to `keep`.
+        """
         self._record(step)
         self.last = step
         self.model.begin_step(self.now_us, self.tick)
+        if keep is not None:
+            keep.append(copy.deepcopy(self.model))
         self.model.land()
         for effect in step.effects:
             self._take_effect(effect)
