@@ -348,4 +348,11 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
         make_topic(shard)
         reply = shard.call(co.Produce("t", Rows.of([b"a"]), co.When(due_us=-5)))
         assert isinstance(reply.error, InvalidArgument)
+        keyed, unkeyed = Rows.of([b"a"], key=["k"]), Rows.of([b"a"])
+        for rows, keys in ((keyed, None), (unkeyed, keyed.keys(shard.store.seed))):
+            # After a restart the message would have a key, or none, other than before.
+            produced = co.Produce("t", rows, keys=keys)
+            for command in (produced, co.Transaction([produced])):
+                with pytest.raises(InvalidArgument, match="keys"):
+                    shard.call(command)
         assert shown(shard) == {}

@@ -43,6 +43,7 @@ from fasti.core.replies import ConsumerReplaced, Deliver, LoadSlice, Messages, R
 from fasti.errors import (
     Closed,
     FastiError,
+    InvalidArgument,
     OutcomeUnknown,
     Overloaded,
     StorageFailed,
@@ -414,11 +415,19 @@ def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
 def _payload_bytes(command: Any) -> int:
     """Bytes that payloads of a command take in the journal, about."""
     if isinstance(command, (commands.Produce, commands.Update)):
+        if isinstance(command, commands.Produce):
+            _check_keys(command)
         # Encoded here, by the caller's thread, so that the committer only has to write.
         return len(command.rows.encoded) + 64 * len(command.rows)
     if isinstance(command, commands.Transaction):
         return sum(_payload_bytes(part) for part in command.commands)
     return 0
+
+
+def _check_keys(command: commands.Produce) -> None:
+    """Replay hashes the keys that lie beside the payloads: they must be the command's."""
+    if (command.keys is not None) != ("key" in command.rows.batch.schema.names):
+        raise InvalidArgument("keys stand in the command and beside its payloads", field="key")
 
 
 def _rows_of(command: Any) -> int:

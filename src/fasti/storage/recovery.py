@@ -19,7 +19,7 @@ from fasti.core.arena import STATE_MASK
 from fasti.core.engine import Engine
 from fasti.core.index import HashIndex
 from fasti.core.location import number_of, row_of
-from fasti.errors import Corruption, Gone, NotFound
+from fasti.errors import Corruption, Gone, IllegalTransition, NotFound
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode
@@ -70,7 +70,7 @@ def replay(
         events, _ = decode(stored.body, manifest.seed)
         try:
             engine.replay(stored.sequence, events)
-        except (AssertionError, KeyError) as error:
+        except (AssertionError, IllegalTransition, IndexError, KeyError) as error:
             raise Corruption(
                 f"frame {stored.sequence} contradicts what came before it: {error!r}",
                 file="journal",

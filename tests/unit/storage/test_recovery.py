@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.crash.shard_workload import SETTINGS, Driven, dump, moment, write_story
 
@@ -42,10 +43,20 @@ def append(files: Files, event: ev.Event) -> None:
     store.close()
 
 
-def test_a_journal_that_contradicts_itself_is_corruption() -> None:
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.TopicDeleted(moment(9), 77),
+        ev.Acked(moment(9), 1, 0, np.array([1]), np.array([0])),
+        ev.Cancelled(moment(9), 1, 5, np.array([1])),
+        ev.Produced(moment(9), 1, 0, 500, "", "", np.array([0]), np.array([0])),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_a_journal_that_contradicts_itself_is_corruption(event: ev.Event) -> None:
     files = SimulatedFiles()
-    Driven(files).shard.close()
-    append(files, ev.TopicDeleted(moment(0), 77))
+    write_story(1, 4, files)
+    append(files, event)
     with pytest.raises(Corruption, match="contradicts") as caught:
         Driven(files)
-    assert caught.value.details["offset"] == 1
+    assert caught.value.details["file"] == "journal"
