@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,65 @@ def test_storage_full_refuses_payloads_while_acks_and_cancels_go_on() -> None:
         files.capacity_bytes = None
         assert produce(shard, b"again")
         assert len(shown(shard)) == len(ids) - 5 - 15 + 1
+
+
+def test_when_the_reserve_is_used_up_too_nothing_is_lost() -> None:
+    files = SharedFiles()
+    settings = replace(SETTINGS, segment_bytes=1 << 13)
+    with serving(files, settings, clock=FakeClock()) as shard:
+        make_topic(shard)
+        ids = produce(shard, *(b"%d" % n for n in range(400)), due_us=NOW_US + 10**9)
+        files.capacity_bytes = sum(len(files.open(n, False).map()) for n in files.list(""))
+        gone = 0
+        with suppress(StorageFull):
+            while cancel(shard, ids[gone]).all_ok:
+                gone += 1
+        assert 20 < gone < 400
+        # It was told that nothing happened, and so it is.
+        assert sorted(shown(shard)) == ids[gone:]
+        files.capacity_bytes = None
+        assert cancel(shard, ids[gone]).all_ok
+        assert sorted(shown(shard)) == ids[gone + 1 :]
+
+
+def test_a_recovery_that_fails_at_first_is_tried_again() -> None:
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        ids = produce(shard, b"before")
+        files.faulty = ".segment"
+        files.fail("sync", 1)
+        files.fail("open", 1)
+        files.fail("open", 2)
+        with pytest.raises(OutcomeUnknown):
+            produce(shard, b"lost")
+        assert shown(shard)[ids[0]] == b"before"
+        assert shard.recoveries == 1
+        assert produce(shard, b"after")
+
+
+def test_a_snapshot_of_a_threaded_shard_outlives_checkpoints() -> None:
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        ids = produce(shard, *(b"%d" % n * 50 for n in range(40)), due_us=NOW_US + 10**9)
+        shard.checkpoint()
+        produce(shard, b"in the journal", due_us=NOW_US + 10**9)
+        number = shard.call(co.TakeSnapshot(NOW_US + 10**12)).value.number
+        for message in ids[:30]:
+            cancel(shard, message)
+        shard.checkpoint()
+        shard.checkpoint()
+        shard.store.payloads.forget(in_run=True, wanted=lambda _: False)
+        shard.store.payloads.forget(in_run=False, wanted=lambda _: False)
+        shard.store.payloads._kept.clear()
+        page = shard.call(co.List("t", limit=100, snapshot=number))
+        contents = shard.store.payloads.gather(page.columns["location"]).column("payload")
+        assert contents.to_pylist() == [*(b"%d" % n * 50 for n in range(40)), b"in the journal"]
+        names = files.list("blocks/")
+        assert shard.call(co.DropSnapshot(number)).error is None
+        shard.checkpoint()
+        assert len(files.list("blocks/")) < len(names)
 
 
 def test_a_shard_that_can_not_recover_says_so_and_can_be_closed() -> None:
