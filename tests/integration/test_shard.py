@@ -29,7 +29,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
 from fasti.errors import Closed, InvalidArgument
-from fasti.model import DUE_MAX_US, Outcome
+from fasti.model import DUE_MAX_US, OnConflict, Outcome
 from fasti.storage.files import LocalFiles
 
 MINUTE_US = 60_000_000
@@ -196,6 +196,27 @@ def test_a_delivery_of_many_bytes_comes_in_parts(monkeypatch: pytest.MonkeyPatch
             got += b"".join(payload[:1] for payload in payloads)
         assert sizes == [2, 2, 2, 1]
         assert got == bytes(range(7))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1), (0, 1, 0), (0, 0)])
+def test_a_transaction_in_which_a_produce_keeps_what_is_there(order: tuple[int, ...]) -> None:
+    """Its frame of payloads, which nobody wants, must not stand between two others."""
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        produce(shard, b"kept", key=["k"])
+        parts = []
+        for is_new in order:
+            rows = Rows.of([b"new" if is_new else b"unwanted"], key=["n" if is_new else "k"])
+            keys = rows.keys(shard.store.seed)
+            parts.append(co.Produce("t", rows, keys=keys, on_conflict=OnConflict.KEEP))
+        assert shard.call(co.Transaction(parts), 20).committed
+        produce(shard, b"after")
+        seen = shown(shard)
+        assert sorted(seen.values()) == [b"after", b"kept", b"new"][: 3 if 1 in order else 2]
+        assert shard.recoveries == 0
+    with serving(files) as shard:
+        assert shown(shard) == seen
 
 
 # Time

@@ -74,12 +74,13 @@ class Work:
         self.touched.add(getattr(event, "topic", 0))
 
     def _drop_empty(self) -> None:
-        """A last frame that brings payloads nobody wants is not written."""
+        """A frame that brings payloads nobody wants is not written; its number serves the next."""
         while self._group and not self._group[-1].events:
             self._group.pop()
             self.state.next_frame -= 1
 
     def _new_frame(self, rows: Rows | None) -> Frame:
+        self._drop_empty()
         frame = Frame(self.state.next_frame, [], rows)
         self.state.next_frame += 1
         self._group.append(frame)
