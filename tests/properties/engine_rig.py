@@ -359,7 +359,7 @@ class Rig:
         assert self.engine.state.next_topic == before.state.next_topic
         self.runs = FakeRuns()
         self.snapshots.clear()
-        self.model.restart(self.tick)
+        self.model.restart(self.tick, self.engine.state.last_at_us)
         self.last = Step(more=True)
         self.check_state()
 

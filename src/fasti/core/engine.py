@@ -115,9 +115,18 @@ class Engine:
         self._tidy()
 
     def start(self, tick: int) -> None:
-        """Replay is over: every live lease runs its full length from here."""
-        topics = self.state.topics
-        self.memory.leases.rearm(tick, lambda number: topics[number].settings.hold_us)
+        """Replay is over: every live lease runs its full length from here, or from its due time."""
+        leases = self.memory.leases
+        live = leases.live()
+        places = np.stack([leases.topic[live], leases.partition[live]])
+        for topic, number in np.unique(places, axis=1).T.tolist():
+            held = live[(places[0] == topic) & (places[1] == number)]
+            partition = self.state.topics[topic].partitions[number]
+            due = partition.arena.due.take(partition.ledger.slots(leases.sequence[held]))
+            # Sent ahead of its time, as far as the last event's time can tell.
+            start = tick + np.maximum(due - self.state.last_at_us, 0)
+            hold_us = self.state.topics[topic].settings.hold_us
+            leases.arm(held, start + leases.length[held], start + hold_us)
 
     # Steps
 
@@ -234,7 +243,7 @@ class Engine:
 
     def _serve(self, work: Work) -> bool:
         more, budget = False, SERVED_PER_STEP
-        for number, line in self._lines.items():
+        for number, line in list(self._lines.items()):
             if not line.waiting or (line.wake_us > work.now_us and number not in work.touched):
                 continue
             topic = self.state.topics[number]
@@ -244,6 +253,9 @@ class Engine:
             budget -= handed
             more |= busy
             line.wake_us = self._next_turn_us(topic)
+            if handed:
+                # Whoever got something comes last next time, so that no topic starves another.
+                self._lines[number] = self._lines.pop(number)
         return more
 
     def _next_turn_us(self, topic: Topic) -> int:

@@ -6,8 +6,8 @@ the low end and a look at all of them (who expired, what does this consumer hold
 call over a short range. Expiry is looked for only when the earliest deadline known may have
 passed; that bound is lowered by every new lease and worked out anew by every look.
 
-Deadlines are ticks and mean nothing after a restart: `rearm` gives every lease its full length
-again, from the tick of the new start.
+Deadlines are ticks and mean nothing after a restart: the engine arms every lease anew then, for its
+full length from the tick of the new start.
 """
 
 from __future__ import annotations
@@ -121,14 +121,6 @@ class LeaseTable:
         """
         renewed = np.minimum(tick + self.length[slots], self.hold_until[slots])
         self.arm(slots, np.maximum(renewed, self.until[slots]))
-
-    def rearm(self, tick: int, hold_us: Any) -> None:
-        """After a restart every live lease starts its full length anew. `hold_us(topic)`."""
-        slots = self.live()
-        self.hold_until[slots] = tick + np.array(
-            [hold_us(topic) for topic in self.topic[slots].tolist()], dtype=np.int64
-        )
-        self.arm(slots, tick + self.length[slots])
 
     def live(self) -> Int64s:
         """Slots of all leases that are out."""

@@ -23,8 +23,8 @@ Int64s = NDArray[np.int64]
 class Reply:
     """The outcome of each row of a mutation.
 
-    `until_us` (of a lease) and `by` (who has it) are given where a status is LEASED, `at_us` where
-    it is DONE, CANCELLED or DEAD. If `error` is set the command was refused as a whole.
+    Where a status is LEASED, `by` says who has the message and `at_us` until when; where it is DONE
+    or CANCELLED, `at_us` is when that was. If `error` is set the command was refused as a whole.
     """
 
     status: NDArray[np.uint8]

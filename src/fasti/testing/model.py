@@ -194,15 +194,19 @@ class Model:
                 self._drop(name, stage, budget)
                 return
 
-    def restart(self, tick: int) -> None:
-        """The process died: waiting sessions are forgotten, leases run their full length anew."""
+    def restart(self, tick: int, last_at_us: int) -> None:
+        """The process died: waiting sessions are forgotten, leases run their full length anew.
+
+        That of a message sent ahead runs from its due time, as the last event's time tells it.
+        """
         self.tick = tick
         for topic in self.topics.values():
             topic.waiting.clear()
             topic.sessions.clear()
             for message in self._leased(topic):
-                message.until_tick = tick + message.length_us
-                message.hold_tick = tick + topic.settings.hold_us
+                start = tick + max(0, message.due_us - last_at_us)
+                message.until_tick = start + message.length_us
+                message.hold_tick = start + topic.settings.hold_us
 
     # Topics
 
