@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fasti.bench.limits import disk_limits
-from fasti.bench.traffic import BATCH, TOPIC, Traffic, send_all
+from fasti.bench.traffic import BATCH, TOPIC, Traffic, prepared, send_all
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core.commands import CreateTopic
@@ -32,8 +32,8 @@ def durable_produce(directory: Path, rows: int = 2_000_000) -> dict[str, Any]:
     for name, keyed in (("plain", False), ("keyed", True)):
         shard = open_shard(directory / name, checkpoint_bytes=_NEVER)
         traffic = Traffic(shard.store.seed, shard.clock.now_us())
-        send_all(shard, list(traffic.batches(20 * BATCH, keyed)))
-        commands = list(traffic.batches(rows, keyed))
+        send_all(shard, traffic.batches(20 * BATCH, keyed))
+        commands = prepared(traffic.batches(rows, keyed))
         written = shard.committer.written_bytes
         seconds = send_all(shard, commands)
         written = shard.committer.written_bytes - written

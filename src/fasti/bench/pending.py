@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasti.bench.durable import open_shard
 from fasti.bench.limits import resident_anonymous_mb
-from fasti.bench.traffic import BATCH, TOPIC, Traffic, hashed_keys, send_all
+from fasti.bench.traffic import BATCH, TOPIC, Traffic, hashed_keys, prepared, send_all
 from fasti.broker.shard import Shard
 from fasti.core.commands import Ack, Cancel, Count, Get, Move, Target, When
 from fasti.model import DAY_US
@@ -33,15 +33,15 @@ def fill(directory: Path, rows: int) -> dict[str, Any]:
     shard = open_shard(directory, memory_bytes=_budget(rows))
     traffic = Traffic(shard.store.seed, shard.clock.now_us())
     send_all(shard, traffic.batches(_SMALL, None))
-    small = _MEASURED / send_all(shard, list(traffic.batches(_MEASURED, None)))
+    small = _MEASURED / send_all(shard, prepared(traffic.batches(_MEASURED, None)))
     begin = time.perf_counter()
     send_all(shard, traffic.batches(rows - _SMALL - 3 * _MEASURED, None))
     filled = time.perf_counter() - begin
-    beside = _MEASURED / send_all(shard, list(traffic.batches(_MEASURED, None)))
+    beside = _MEASURED / send_all(shard, prepared(traffic.batches(_MEASURED, None)))
     resident = resident_anonymous_mb()
     # Like with like: no checkpoint was running beside the first measurement either.
     shard.checkpoint()
-    large = _MEASURED / send_all(shard, list(traffic.batches(_MEASURED, None)))
+    large = _MEASURED / send_all(shard, prepared(traffic.batches(_MEASURED, None)))
     return {
         "pending": rows,
         "rss_anon_mb": round(max(resident, resident_anonymous_mb())),
@@ -127,7 +127,7 @@ def _come_and_go(shard: Shard, rows: int) -> dict[str, Any]:
         batches = [
             traffic.produce(number % 2 == 1, due_us=shard.clock.now_us()) for number in range(50)
         ]
-        send_all(shard, batches)
+        send_all(shard, iter(batches))
         session.lease(TOPIC, "worker", chunk)
         _work_off(shard, session, chunk)
         highest = max(highest, resident_anonymous_mb())

@@ -69,7 +69,13 @@ def hashed_keys(numbers: Int64s, seed: tuple[int, int]) -> Keys:
     return Keys(key_names(numbers), seed)
 
 
-def send_all(shard: Shard, batches: Iterator[Produce] | list[Produce]) -> float:
+def prepared(batches: Iterator[Produce]) -> Iterator[Produce]:
+    """Makes all batches now, and lets go of each when it is sent, as a producer would."""
+    made = deque(batches)
+    return (made.popleft() for _ in range(len(made)))
+
+
+def send_all(shard: Shard, batches: Iterator[Produce]) -> float:
     """Produces batches, some at a time under way; the seconds until all are durable."""
     waiting: deque[Future[list[Any]]] = deque()
     begin = time.perf_counter()

@@ -112,7 +112,7 @@ class Engine:
         for event in events:
             self.state.apply(event, frame)
         self.state.next_frame = frame + 1
-        self._tidy()
+        self.tidy()
 
     def start(self, tick: int) -> None:
         """Replay is over: every live lease runs its full length from here, or from its due time."""
@@ -144,7 +144,7 @@ class Engine:
         self._drop_old_snapshots(now_us)
         step.more |= self._serve(work)
         self._ask_for_slices(work)
-        self._tidy()
+        self.tidy()
         self._plan_wake(work, step)
         return step
 
@@ -406,12 +406,13 @@ class Engine:
 
     # Housekeeping
 
-    def _tidy(self) -> None:
-        """Gives memory back where something finished: a bounded piece of work."""
+    def tidy(self) -> bool:
+        """Gives memory back where something finished: a bounded piece. True if there is more."""
         untidy = self.memory.untidy
         for partition in list(untidy):
             if not partition.tidy():
                 untidy.discard(partition)
+        return bool(untidy)
 
     def _plan_wake(self, work: Work, step: Step) -> None:
         moments: list[int] = []

@@ -30,10 +30,10 @@ _WIDTH = 8
 _BUCKETS_MIN = 8
 _FULL = 0.7
 _PREPARE = 0.62
-_REBUILT = 0.4
-# Buckets moved per key put while a rebuild goes on. What stood at 70 % of n slots stands at 40 %
-# of 1.75 n; until those are 62 % full 0.38 n puts come in, and n / 8 buckets must have moved.
-_MOVED_PER_PUT = 0.35
+_REBUILT = 0.36
+# Buckets moved per key put while a rebuild goes on. What stood at 70 % of n slots stands at 36 %
+# of 1.94 n; until those are 62 % full 0.5 n puts come in, and n / 8 buckets must have moved.
+_MOVED_PER_PUT = 0.28
 _MOVED_MIN = 64
 _MOVED_MAX = 4096
 # Buckets touched per key put while the next table is prepared, and at least.
@@ -150,6 +150,11 @@ class _Table:
         return at
 
 
+def _contiguous(keys: UInt64s) -> UInt64s:
+    """A column of a table of hashes, laid out so that numpy is quick with it."""
+    return np.ascontiguousarray(keys)
+
+
 def _first_byte(hits: UInt64s) -> Int64s:
     """The index (0 to 7) of the lowest non-zero byte."""
     below = (hits & (~hits + np.uint64(1))) - np.uint64(1)
@@ -176,6 +181,7 @@ class HashIndex:
 
     def find(self, keys: UInt64s, tails: UInt64s | None = None) -> Int64s:
         """The value of each key, 0 where there is none."""
+        keys, tails = _contiguous(keys), None if tails is None else _contiguous(tails)
         at = self._table.locate(keys, tails)
         values = np.where(at >= 0, self._table.values.reshape(-1).take(np.maximum(at, 0)), 0)
         if self._old is not None:
@@ -193,6 +199,7 @@ class HashIndex:
         """Sets the values of keys, none of which stands twice; `new` if none has an entry yet."""
         if not len(keys):
             return
+        keys, tails = _contiguous(keys), None if tails is None else _contiguous(tails)
         self._make_room(len(keys))
         if new:
             self._table.add(keys, tails, values)
@@ -203,6 +210,12 @@ class HashIndex:
         if not known.all():
             rest = ~known
             self._table.add(keys[rest], None if tails is None else tails[rest], values[rest])
+
+    def tidy(self) -> bool:
+        """Goes on with a rebuild although nobody puts anything; True if there is more to do."""
+        if self._old is not None:
+            self._move(_MOVED_MAX)
+        return self._old is not None
 
     def _make_room(self, count: int) -> None:
         if self._old is not None:
@@ -263,5 +276,5 @@ class HashIndex:
 
 
 def _buckets_for(expected: int) -> int:
-    """As many buckets as hold this many at 40 %."""
+    """As many buckets as hold this many at 36 %."""
     return max(_BUCKETS_MIN, int(expected / _REBUILT) // _WIDTH)

@@ -251,7 +251,10 @@ class Partition:
 
     def tidy(self) -> bool:
         """Gives memory back, a bounded piece a call; True if there may be more."""
-        more = self.ledger.tidy()
+        before_bytes = self.keys.size_bytes
+        more = self.keys.tidy()
+        self._memory.keys_bytes += self.keys.size_bytes - before_bytes
+        more |= self.ledger.tidy()
         entries = self.ready.entries + self.calendar.entries
         if entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
             if self.ready.entries > 2 * self.near + _STALE_MIN // 2:

@@ -69,8 +69,8 @@ class Payloads:
         parts = []
         for (batch, _), start, count in zip(found, starts.tolist(), counts.tolist(), strict=True):
             wanted = rows.slice(start, count)
-            names = batch.schema.names
-            parts.append({n: batch.column(i).take(wanted) for i, n in enumerate(names)})
+            names, columns = batch.schema.names, batch.columns
+            parts.append({n: c.take(wanted) for n, c in zip(names, columns, strict=True)})
         written_us = np.repeat(np.array([at for _, at in found], dtype=np.int64), counts)
         arrays = [_joined(field, parts, counts, written_us) for field in PAYLOAD_SCHEMA]
         whole = pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
