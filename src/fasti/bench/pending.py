@@ -139,7 +139,7 @@ def _come_and_go(shard: Shard, rows: int) -> dict[str, Any]:
         "rss_anon_before_mb": round(before),
         "rss_anon_highest_mb": round(highest),
         "rss_anon_after_mb": round(after),
-        "ratio": round(after / before, 3),
+        "ratio_to_reopened": round(after / before, 3),
     }
 
 

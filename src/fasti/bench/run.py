@@ -49,8 +49,18 @@ def _pending(place: Path, rows: int) -> dict[str, Any]:
     filled = _child("fill", place, {"rows": rows}, kill=True)
     come_and_go = rows if rows <= PENDING_ROWS else 0
     found = _child("reopened", place, {"rows": rows, "come_and_go": come_and_go})
+    if come_and_go:
+        # Against the process that made the pending ones, and had not been opened afresh.
+        after = found["come_and_go"]["rss_anon_after_mb"]
+        found["come_and_go"]["ratio_to_filled"] = round(after / filled["rss_anon_mb"], 3)
     limits = disk_limits(place)
-    asked = {"rss_anon_mb": 1229, "rate_ratio": 0.8, "open_s": 5, "random": 200_000, "ratio": 1.2}
+    asked = {
+        "rss_anon_mb": 1229,
+        "rate_ratio": 0.8,
+        "open_s": 5,
+        "random": 200_000,
+        "ratio_to_filled": 1.2,
+    }
     return {**filled, **found, "disk": limits, "asked": asked}
 
 

@@ -88,9 +88,9 @@ def judge_change(
     """Which rows the owner may update, move or cancel; why not, for the others."""
     arena = piece.partition.arena
     status = np.zeros(len(piece.sequences), dtype=np.uint8)
-    current = arena.version.take(piece.slots)
+    current = arena.version.take(piece.slots, mode="clip")
     status[(versions != 0) & (versions != current)] = Outcome.CONFLICT
-    owners = arena.owner.take(piece.slots)
+    owners = arena.owner.take(piece.slots, mode="clip")
     if owners.any():
         mine = work.state.memory.owners.find(owner) if owner else None
         status[(owners != 0) & (owners != (-1 if mine is None else mine))] = Outcome.NOT_OWNER
@@ -105,10 +105,10 @@ def judge_lease(work: Work, topic: Topic, piece: Piece, tokens: Int64s) -> UInt8
     """Which rows are leased under the token that is shown."""
     leases = work.state.memory.leases
     status = np.zeros(len(piece.sequences), dtype=np.uint8)
-    held = piece.partition.arena.lease.take(piece.slots)
+    held = piece.partition.arena.lease.take(piece.slots, mode="clip")
     leased = piece.states == State.LEASED
     if leased.all():
-        status[leases.token.take(held) != tokens] = Outcome.STALE_LEASE
+        status[leases.token.take(held, mode="clip") != tokens] = Outcome.STALE_LEASE
         if not leases.repeats(held):
             return status
     else:

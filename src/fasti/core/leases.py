@@ -140,7 +140,7 @@ class LeaseTable:
         """Whether a slot stands twice. Each writes its number; who is overwritten isn't alone."""
         numbers = np.arange(len(slots), dtype=np.int32)
         self._seen[slots] = numbers
-        return not bool((self._seen.take(slots) == numbers).all())
+        return not bool((self._seen.take(slots, mode="clip") == numbers).all())
 
     def expired(self, tick: int, count: int) -> Int64s:
         """Slots of up to `count` leases whose deadline has passed."""

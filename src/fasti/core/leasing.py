@@ -105,7 +105,7 @@ def _resume(work: Work, topic: Topic, command: Lease) -> None:
             token = memory.leases.next_token
             work.emit(ev.Resumed(work.now_us, topic.number, partition.number, token, mine))
             slots = partition.ledger.slots(mine)
-            due = partition.arena.due.take(slots)
+            due = partition.arena.due.take(slots, mode="clip")
             _deliver(work, topic, partition, command.session, token, mine, slots, due)
 
 
@@ -196,9 +196,9 @@ def _deliver(
             token,
             sequences | partition.number << SEQUENCE_BITS,
             due,
-            arena.version.take(slots),
-            arena.attempts.take(slots),
-            arena.location.take(slots),
+            arena.version.take(slots, mode="clip"),
+            arena.attempts.take(slots, mode="clip"),
+            arena.location.take(slots, mode="clip"),
         )
     )
 

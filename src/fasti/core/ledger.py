@@ -64,7 +64,7 @@ class Ledger:
         if not len(pages):
             return pages
         if int(pages.min()) >= 0 and int(pages.max()) < len(self._frames):
-            frames = self._frames.take(pages)
+            frames = self._frames.take(pages, mode="clip")
         else:
             frames = self._frames.take(pages, mode="clip")
             frames[pages < 0] = _PACKED

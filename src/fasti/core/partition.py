@@ -61,7 +61,7 @@ class Partition:
 
     def states(self, slots: Int64s) -> NDArray[np.uint8]:
         """The state of each row."""
-        return self.arena.flags.take(slots) & STATE_MASK
+        return self.arena.flags.take(slots, mode="clip") & STATE_MASK
 
     def find_keys(self, hashes: UInt64s) -> Int64s:
         """The sequence that each key last named, dead or alive; 0 for none."""
@@ -77,7 +77,7 @@ class Partition:
         scheduled = self.states(slots) == State.SCHEDULED
         if not scheduled.all():
             sequences, slots = sequences[scheduled], slots[scheduled]
-        return sequences, self.arena.due.take(slots)
+        return sequences, self.arena.due.take(slots, mode="clip")
 
     def keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
         """Which entries of the key index still mean something."""
@@ -135,7 +135,7 @@ class Partition:
 
     def turn(self, slots: Int64s, verb: Verb, **values: Any) -> None:
         """Takes rows, all in one state, along an edge of the life cycle."""
-        flags = self.arena.flags.take(slots)
+        flags = self.arena.flags.take(slots, mode="clip")
         source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
             self._unschedule(slots, flags)
@@ -148,7 +148,7 @@ class Partition:
 
     def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
         """Rows end here: done, cancelled or purged. What became of them is remembered."""
-        flags = self.arena.flags.take(slots)
+        flags = self.arena.flags.take(slots, mode="clip")
         source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
             self._unschedule(slots, flags)
@@ -204,7 +204,9 @@ class Partition:
             if not len(sequences):
                 break
             slots = self.ledger.slots(sequences)
-            good = (self.states(slots) == State.SCHEDULED) & (self.arena.due.take(slots) == due)
+            good = (self.states(slots) == State.SCHEDULED) & (
+                self.arena.due.take(slots, mode="clip") == due
+            )
             if not good.all():
                 sequences, slots, due = sequences[good], slots[good], due[good]
             if len(due) > 1 and (sequences[1:] == sequences[:-1]).any():
@@ -237,7 +239,9 @@ class Partition:
             return self._scan_ready(now_us)
         later = self.ready.after(now_us)
         slots = self.ledger.slots(later)
-        waiting = (self.arena.flags.take(slots) & NEAR != 0) & (self.arena.due.take(slots) > now_us)
+        waiting = (self.arena.flags.take(slots, mode="clip") & NEAR != 0) & (
+            self.arena.due.take(slots, mode="clip") > now_us
+        )
         return self.near - int(waiting.sum())
 
     def _scan_ready(self, now_us: int) -> int:
@@ -271,7 +275,9 @@ class Partition:
     def restore_entries(self, sequences: Int64s, due: Int64s) -> None:
         """Entries that storage read back from runs; stale ones are dropped."""
         slots = self.ledger.slots(sequences)
-        good = (self.states(slots) == State.SCHEDULED) & (self.arena.due.take(slots) == due)
+        good = (self.states(slots) == State.SCHEDULED) & (
+            self.arena.due.take(slots, mode="clip") == due
+        )
         self._schedule_entries(sequences[good], slots[good], due[good])
 
     # Opening
@@ -330,21 +336,21 @@ class Partition:
         due, sequences = sort_pairs(due, sequences)
         self.ready.push(due, sequences)
         slots = self.ledger.slots(sequences)
-        flags = self.arena.flags.take(slots)
+        flags = self.arena.flags.take(slots, mode="clip")
         new = flags & NEAR == 0
         self.arena.before_write(slots[new])
         self.arena.flags[slots[new]] = flags[new] | NEAR
         self.near += int(np.count_nonzero(new))
 
     def _unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
-        due = self.arena.due.take(slots)
+        due = self.arena.due.take(slots, mode="clip")
         self.histogram.remove(due)
         self.near -= int(np.count_nonzero(flags & NEAR))
         self._memory.untidy.add(self)
         self._memory.undo.note(lambda: self.histogram.add(due))
 
     def _near_bits(self, slots: Int64s) -> int:
-        return int(np.count_nonzero(self.arena.flags.take(slots) & NEAR))
+        return int(np.count_nonzero(self.arena.flags.take(slots, mode="clip") & NEAR))
 
     def _erase(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
         self.arena.before_write(slots)
@@ -354,7 +360,7 @@ class Partition:
     def _kill(self, slots: Int64s) -> None:
         if not self._memory.marks:
             return
-        locations = self.arena.location.take(slots)
+        locations = self.arena.location.take(slots, mode="clip")
         self._memory.marks.kill(locations)
         self._memory.undo.note(lambda: self._memory.marks.revive(locations))
 

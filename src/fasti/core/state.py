@@ -186,10 +186,10 @@ class ShardState:
         start: Int64s | int = self._tick
         if settings.lookahead_us:
             # The lease of a message that is sent ahead of its time runs from its due time.
-            ahead = partition.arena.due.take(slots) - event.at_us
+            ahead = partition.arena.due.take(slots, mode="clip") - event.at_us
             start = self._tick + np.maximum(ahead, 0)
         leases.arm(held, start + event.length_us, start + settings.hold_us)
-        attempts = partition.arena.attempts.take(slots)
+        attempts = partition.arena.attempts.take(slots, mode="clip")
         partition.turn(slots, Verb.LEASE, lease=held, attempts=np.minimum(attempts, 65_534) + 1)
 
     def _resumed(self, event: ev.Resumed, _: int) -> None:
@@ -227,16 +227,16 @@ class ShardState:
     def _expired(self, event: ev.Expired, _: int) -> None:
         partition = self.partition(event)
         slots = self._slots(partition, event.sequence)
-        self._return(event, Verb.EXPIRE, partition.arena.due.take(slots))
+        self._return(event, Verb.EXPIRE, partition.arena.due.take(slots, mode="clip"))
 
     def _return(self, event: Any, verb: Verb, due: Int64s, uncount: bool = False) -> None:
         partition = self.partition(event)
         slots = self._close_leases(partition, event.sequence)
         values: dict[str, Any] = {}
         if verb is not Verb.EXPIRE:
-            values = {"due": due, "version": partition.arena.version.take(slots) + 1}
+            values = {"due": due, "version": partition.arena.version.take(slots, mode="clip") + 1}
         if uncount:
-            values["attempts"] = partition.arena.attempts.take(slots) - 1
+            values["attempts"] = partition.arena.attempts.take(slots, mode="clip") - 1
         partition.turn(slots, verb, lease=0, **values)
         partition.schedule(event.sequence, slots, due)
 
@@ -269,15 +269,15 @@ class ShardState:
         self._finish(event, Verb.PURGE)
 
     def _unuse_reasons(self, partition: Partition, slots: Int64s) -> None:
-        self.memory.reasons.unuse_all(partition.arena.lease.take(slots))
+        self.memory.reasons.unuse_all(partition.arena.lease.take(slots, mode="clip"))
 
     def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
         slots = self._slots(partition, sequences)
-        return partition.arena.lease.take(slots).astype(np.int64)
+        return partition.arena.lease.take(slots, mode="clip").astype(np.int64)
 
     def _close_leases(self, partition: Partition, sequences: Int64s) -> Int64s:
         slots = self._slots(partition, sequences)
-        held = partition.arena.lease.take(slots).astype(np.int64)
+        held = partition.arena.lease.take(slots, mode="clip").astype(np.int64)
         leases, consumers = self.memory.leases, self.memory.consumers
         assert (leases.sequence[held] == sequences).all(), "the lease is this message's"
         tokens = leases.token[held]
@@ -324,7 +324,9 @@ class ShardState:
             if len(batch.sequences):
                 slots = partition.ledger.slots(batch.sequences)
                 partition.turn(slots, Verb.PUBLISH)
-                partition.schedule(batch.sequences, slots, partition.arena.due.take(slots))
+                partition.schedule(
+                    batch.sequences, slots, partition.arena.due.take(slots, mode="clip")
+                )
         if not stage.batches:
             del self.stages[event.stage], self.publishing[event.stage]
 

@@ -97,6 +97,9 @@ class Payloads:
         with self._lock:
             for key in [k for k in self._cache if k[0] == in_run and not wanted(k[1])]:
                 del self._cache[key]
+            if not in_run:
+                for frame in [f for f in self._kept if not wanted(f)]:
+                    self._kept_bytes -= self._kept.pop(frame)[0].batch.nbytes
 
     def _batch(self, in_run: bool, number: int) -> tuple[pa.RecordBatch, int]:
         """A frame's or block's batch as it was written, and when (0 for a block)."""
