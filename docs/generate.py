@@ -32,7 +32,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "leases_max": "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
         "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one.",
         "checkpoint_bytes_per_s": "How fast a checkpoint writes, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_bytes`.",
-        "inbox_rows_max": "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`. At least `batch_rows_max`.",
+        "inbox_rows_max": "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`, beyond twice as many everything does. At least `batch_rows_max`.",
         "limits": "Bounds on what a caller may send: the table below.",
     },
     "TopicSettings": {

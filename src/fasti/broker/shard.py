@@ -136,7 +136,9 @@ class Shard:
         with self._wakeup:
             if self._closing or self._stopped:
                 raise self._is_closed()
-            if bulk and self._inbox_rows + rows > self.settings.inbox_rows_max:
+            # What frees space and memory gets in for longer than what takes it.
+            room = self.settings.inbox_rows_max * (1 if bulk else 2)
+            if engine is None and self._inbox_rows + rows > room:
                 raise Overloaded("the inbox is full", retry_after_us=10_000)
             self._inbox_rows += rows
             (self._bulk if bulk else self._urgent).append(request)

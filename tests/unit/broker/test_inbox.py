@@ -1,0 +1,44 @@
+"""The inbox is bounded: for bulk first, for everything in the end."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from fasti.broker.shard import Shard
+from fasti.config import ShardSettings
+from fasti.core.commands import Cancel, Count, CreateTopic, Produce, Target
+from fasti.core.keys import Rows
+from fasti.errors import Overloaded
+from fasti.model import Limits
+from fasti.testing.disk import SimulatedFiles
+
+
+def test_a_full_inbox_refuses_bulk_first_and_then_everything() -> None:
+    settings = ShardSettings(
+        memory_bytes=64 << 20,
+        segment_bytes=1 << 20,
+        inbox_rows_max=100,
+        limits=Limits(batch_rows_max=100),
+    )
+    shard = Shard(SimulatedFiles(), settings)
+    shard.call(CreateTopic("t"))
+    held = threading.Event()
+    blocked = shard.run(held.wait)
+    produce = Produce("t", Rows.of([b"x"] * 60))
+    cancel = Cancel("t", Target(ids=np.arange(1, 41)))
+    answers = [shard.submit([produce])]
+    with pytest.raises(Overloaded) as refused:
+        shard.submit([produce])
+    assert refused.value.retry_after_us
+    answers += [shard.submit([cancel]) for _ in range(3)]
+    with pytest.raises(Overloaded):
+        shard.submit([cancel])
+    held.set()
+    blocked.result(timeout=30)
+    for answer in answers:
+        assert answer.result(timeout=30)[0].error is None
+    assert shard.call(Count("t")).states["ready"] == 60
+    shard.close(checkpoint=False)
