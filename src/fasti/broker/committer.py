@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fasti.broker.clock import Clock
 from fasti.config import Durability
 from fasti.core.replies import Step
 from fasti.errors import FastiError, StorageFailed
@@ -48,12 +47,11 @@ class Committer:
     def __init__(
         self,
         store: ShardStore,
-        clock: Clock,
         answer: Callable[[Work], None],
         fail: Callable[[FastiError, list[Work]], None],
         wrote: Callable[[], None],
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store = store
         self._answer, self._fail, self._wrote = answer, fail, wrote
         self._waiting: deque[Work] = deque()
         self._changed = threading.Condition()

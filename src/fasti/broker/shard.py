@@ -118,9 +118,7 @@ class Shard:
             self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
             self.store.load(self.engine)
             self.engine.start(self.clock.tick())
-            self.committer = Committer(
-                self.store, self.clock, self._answer, self._fail, self.housekeeper.look
-            )
+            self.committer = Committer(self.store, self._answer, self._fail, self.housekeeper.look)
         except BaseException:
             self.store.close()
             raise

@@ -9,7 +9,8 @@ until the table is rebuilt, and the owner's `keep` says then which ones still co
 an entry up checks its value anyway. When a table is 70 % full a new one is begun, sized for what
 was kept, and every `put` moves a few buckets over, so no call ever stops to rebuild millions.
 While that goes on look-ups ask the new table first, then the old. The new table's memory is
-touched piece by piece beforehand: a fresh 400 MB met by random keys stalls for 0.8 s.
+touched piece by piece beforehand: a large fresh table met by random keys would stall for as
+long as the kernel needs to clear all of it.
 
 Keys must be well mixed already (see hashing.py) and never 0, which marks an empty slot.
 Values must be positive; `find` answers 0 for a stranger. One thread only.

@@ -110,7 +110,7 @@ class Partition:
         sequences = np.arange(first, first + len(due), dtype=np.int64)
         self._count(State.NONE, state, len(due))
         if state == State.SCHEDULED:
-            self._schedule(sequences, slots, due)
+            self.schedule(sequences, slots, due)
         return sequences
 
     def write(self, slots: Int64s, **values: Any) -> None:
@@ -141,10 +141,6 @@ class Partition:
             self._unschedule(slots, flags)
         self.write(slots, flags=target | CHANGED, **values)
         self._count(source, target, len(slots))
-
-    def schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
-        """Rows that just became scheduled (again) take their place in time."""
-        self._schedule(sequences, slots, due)
 
     def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
         """Rows end here: done, cancelled or purged. What became of them is remembered."""
@@ -315,7 +311,8 @@ class Partition:
 
     # The rules
 
-    def _schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
+    def schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
+        """Rows that just became scheduled (again) take their place in time."""
         self.histogram.add(due)
         undo = self._memory.undo
         undo.note(lambda: self.histogram.remove(due))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.integration.shard_rig import SharedFiles
 
-from fasti.broker.clock import SystemClock
 from fasti.broker.committer import Committer, Work
 from fasti.config import Durability, ShardSettings
 from fasti.core import events as ev
@@ -39,9 +38,7 @@ class Bench:
             return journal_sync()
 
         self.store.journal.sync = sync  # type: ignore[method-assign]
-        self.committer = Committer(
-            self.store, SystemClock(), self._answer, self._fail, lambda: None
-        )
+        self.committer = Committer(self.store, self._answer, self._fail, lambda: None)
         self._next = 1
 
     def work(self) -> Work:
