@@ -17,12 +17,16 @@ Every error that a caller may meet is a class below `FastiError`, and has
     ├── AlreadyExists               already_exists
     ├── TopicMismatch               topic_mismatch       exists with other settings; they are named
     ├── PermissionDenied            permission_denied
+    ├── Unauthenticated             unauthenticated      no credentials, or wrong ones
     ├── IllegalTransition           illegal_transition   not an edge of the life cycle
     ├── UnknownProducer             unknown_producer     its receipts are forgotten
     ├── Gone                        gone                 position or snapshot is no longer there
     ├── Fenced                      fenced               somebody newer has taken this place
     ├── Closed                      closed
+    ├── RowsFailed                  rows_failed          gathered rows came out otherwise than asked
     ├── Overloaded                  overloaded           retryable
+    ├── Unavailable                 unavailable          retryable: no broker answers
+    ├── TimedOut                    timed_out            retryable: no answer in the time allowed
     ├── OutcomeUnknown              unknown              retryable: it may or may not have happened
     └── StorageError                storage_error
         ├── StorageFull             storage_full         retryable; nothing was written
@@ -54,10 +58,14 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "PermissionDenied",
+    "RowsFailed",
     "StorageError",
     "StorageFailed",
     "StorageFull",
+    "TimedOut",
     "TopicMismatch",
+    "Unauthenticated",
+    "Unavailable",
     "UnknownProducer",
     "error_codes",
     "error_from_code",
@@ -161,6 +169,12 @@ class PermissionDenied(FastiError):
     code = "permission_denied"
 
 
+class Unauthenticated(FastiError):
+    """The broker asks for credentials, and there were none or wrong ones."""
+
+    code = "unauthenticated"
+
+
 class IllegalTransition(FastiError):
     """The life cycle has no such edge; nothing was changed."""
 
@@ -191,10 +205,47 @@ class Closed(FastiError):
     code = "closed"
 
 
+class RowsFailed(FastiError):
+    """Gathered sends or acks came out otherwise than asked, and nobody had looked at them.
+
+    Raised at the next call, at `flush` or at `close`; `details` has up to the first hundred.
+    """
+
+    code = "rows_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failures: Iterable[Mapping[str, Any]] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, details={"failures": list(failures), **(details or {})})
+
+    @property
+    def failures(self) -> list[Mapping[str, Any]]:
+        """What failed: operation, topic, id or key, status."""
+        return list(self.details.get("failures", ()))
+
+
 class Overloaded(FastiError):
     """A bounded queue or budget is full; nothing was changed."""
 
     code = "overloaded"
+    retryable = True
+
+
+class Unavailable(FastiError):
+    """No broker answers at the address, or the connection was lost."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class TimedOut(FastiError):
+    """No answer came in the time that the caller allowed; what was asked may still happen."""
+
+    code = "timed_out"
     retryable = True
 
 

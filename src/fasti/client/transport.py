@@ -1,0 +1,95 @@
+"""What the SDK needs of whatever carries its words to a broker and back.
+
+Two things do: `FlightTransport` (a connection to a broker process) and `EmbeddedTransport` (a
+broker inside this process). Both take and give exactly what docs/protocol.md says: JSON objects as
+dicts, rows as Arrow, errors as `FastiError`; so everything above this line is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from fasti.errors import FastiError
+
+Header = dict[str, Any]
+Ended = Callable[[FastiError | None], None]
+
+
+class BrokerClock(Protocol):
+    """The broker's clock as this side knows it. Any thread may ask.
+
+    Virtual time, in tests, is another implementation: there `seconds_until` is infinite for what
+    has not come, and whoever moves the time on calls the listeners.
+    """
+
+    def now_us(self) -> int:
+        """The lower end of what the broker's clock shows now: nobody who waits for it is early."""
+
+    def seconds_until(self, at_us: int) -> float:
+        """How long to sleep until `now_us()` has reached it; 0 or less if it has."""
+
+    def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
+        """Calls `moved` whenever the time has leapt; returns how to stop that."""
+
+
+class Stream(Protocol):
+    """One direction of an open call; the other comes in by callbacks, from a thread of its own."""
+
+    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+        """Writes; for one thread at a time. Blocks while the broker doesn't take it.
+
+        Raises `unavailable` when the connection is lost.
+        """
+
+    def finish(self) -> None:
+        """No more will be written; what was is still answered, then `ended` is called."""
+
+    def cancel(self) -> None:
+        """Ends the call at once, on both sides."""
+
+
+class Transport(Protocol):
+    """A way to a broker. Any thread may call; each call raises `FastiError` and nothing else."""
+
+    clock: BrokerClock
+
+    def call(
+        self,
+        action: str,
+        header: Header | None = None,
+        parts: Sequence[pa.RecordBatch] = (),
+        timeout: float | None = None,
+    ) -> tuple[Header, list[pa.Table]]:
+        """An action of the protocol: its reply's header and parts. An `error` in it is raised."""
+
+    def produce(
+        self,
+        descriptor: Header,
+        schema: pa.Schema,
+        receipt: Callable[[Header], None],
+        ended: Ended,
+    ) -> Stream:
+        """Opens a stream of batches. `receipt` gets each receipt in order, errors included.
+
+        `ended` is called once, last: None after `finish`, else what broke the stream.
+        """
+
+    def consume(
+        self,
+        descriptor: Header,
+        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        ended: Ended,
+    ) -> Stream:
+        """Opens a session. `arrived` gets what the broker writes, in order."""
+
+    def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
+        """The batches that a ticket stands for. At least one, maybe empty, so the schema is known."""
+
+    def plan(self, descriptor: Header) -> list[Header]:
+        """The tickets of a read: one consistent state, to be read in parallel."""
+
+    def close(self) -> None:
+        """Ends everything that is open; an embedded broker is shut down with it."""
