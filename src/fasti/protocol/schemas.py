@@ -1,0 +1,67 @@
+"""The Arrow schemas of the protocol."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from fasti.core.keys import FIELDS, HEADERS
+
+VERSION = 1
+
+# What a produce stream may have; only `payload` must be there.
+PRODUCE_TYPES: dict[str, pa.DataType] = {
+    "payload": pa.binary(),
+    "due_us": pa.int64(),
+    "delay_us": pa.int64(),
+    "key": pa.string(),
+    "headers": HEADERS,
+    "content_type": pa.string(),
+}
+
+# What a consumer writes.
+RETURNED = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("token", pa.int64()),
+        pa.field("started_us", pa.int64()),
+        pa.field("due_us", pa.int64()),
+    ]
+)
+
+_CONTENTS = [
+    pa.field("created_us", pa.int64()),
+    FIELDS["key"],
+    FIELDS["headers"],
+    FIELDS["content_type"],
+    FIELDS["payload"].with_nullable(True),
+]
+
+# What a consumer reads.
+LEASED = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("due_us", pa.int64()),
+        pa.field("version", pa.int64()),
+        pa.field("attempts", pa.int32()),
+        *_CONTENTS,
+    ]
+)
+
+# What reads tell of a message without opening its payload, and with it.
+METADATA = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("partition", pa.int32()),
+        pa.field("state", pa.string()),
+        pa.field("due_us", pa.int64()),
+        pa.field("version", pa.int64()),
+        pa.field("attempts", pa.int32()),
+        pa.field("owner", pa.string()),
+        pa.field("consumer", pa.string()),
+        pa.field("reason", pa.string()),
+    ]
+)
+MESSAGES = pa.schema([*METADATA, *_CONTENTS])
+STATUS = pa.field("status", pa.string())
+
+BUCKETS = pa.schema([pa.field("start_us", pa.int64()), pa.field("count", pa.int64())])
