@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fasti.broker.distribution import Distribution
 from fasti.config import Durability
 from fasti.core.replies import Step
 from fasti.errors import FastiError, StorageFailed
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 _BYTES_PER_SYNC = 1 << 20
 _STEPS_WAITING_MAX = 8
 _SYNCS_KEPT = 65_536
+_SYNC_BOUNDS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+)
 # After so long without anything to write the journal gets a mark that its last frame is synced.
 _MARK_AFTER_S = 1.0
 
@@ -67,6 +72,7 @@ class Committer:
         # and how long the last syncs took.
         self.written_bytes = store.tail_bytes
         self.sync_seconds: deque[float] = deque(maxlen=_SYNCS_KEPT)
+        self.sync_times = Distribution(_SYNC_BOUNDS_S)
         self._thread = threading.Thread(target=self._run, name="fasti-committer", daemon=True)
         self._thread.start()
 
@@ -84,6 +90,11 @@ class Committer:
                 self._changed.notify_all()
         if failed:
             self._fail(FastiError("the journal failed before"), [work])
+
+    @property
+    def waiting_steps(self) -> int:
+        """How many steps wait to be written."""
+        return len(self._waiting)
 
     def wait_durable(self, sequence: int) -> None:
         """Returns when the journal is synced up to there; raises if it failed instead."""
@@ -170,7 +181,9 @@ class Committer:
         if self._unsynced:
             begin = time.perf_counter()
             self._store.journal.sync()
-            self.sync_seconds.append(time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
+            self.sync_seconds.append(seconds)
+            self.sync_times.add(seconds)
         with self._changed:
             self._changed.notify_all()
 

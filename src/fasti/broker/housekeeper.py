@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from fasti.broker.distribution import Distribution
 from fasti.broker.futures import uncancellable
 from fasti.broker.memory import give_memory_back
 from fasti.core.commands import RunsInstalled, SliceLoaded
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _RETRY_S = 1.0
 _TIDY_PIECES_MAX = 10_000
+_CHECKPOINT_BOUNDS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
 
 class Housekeeper:
@@ -45,6 +47,12 @@ class Housekeeper:
         self._working_now = 0
         self.checkpoints = 0
         self.last_error: Exception | None = None
+        # For metrics: what checkpoints took and wrote, and which old blocks they made needless.
+        self.failures = 0
+        self.checkpoint_times = Distribution(_CHECKPOINT_BOUNDS_S)
+        self.written_bytes = 0
+        self.compacted_blocks = 0
+        self.compacted_bytes = 0
         self._threads = [
             threading.Thread(target=self._run_checkpoints, name="fasti-checkpoint", daemon=True),
             threading.Thread(target=self._run_slices, name="fasti-slices", daemon=True),
@@ -131,6 +139,7 @@ class Housekeeper:
                 self._checkpoint()
             except Exception as error:
                 self.last_error = error
+                self.failures += 1
                 for future in asked:
                     future.set_exception(error)
                 with self._changed:
@@ -154,6 +163,7 @@ class Housekeeper:
     def _checkpoint(self) -> None:
         """One checkpoint, of the engine as it is when it begins."""
         shard = self._shard
+        begin = time.monotonic()
         plan, engine, store, grown = shard.run(self._begin).result()
         try:
             written, finished = self._write(store, plan)
@@ -174,6 +184,7 @@ class Housekeeper:
         self._tidy_up(engine)
         give_memory_back()
         self.checkpoints += 1
+        self.checkpoint_times.add(time.monotonic() - begin)
 
     def _tidy_up(self, engine: Engine) -> None:
         """Lets the engine give back what traffic left behind, a piece between any two steps."""
@@ -194,7 +205,14 @@ class Housekeeper:
             if shard.store is not store:
                 # It has recovered since the plan was made: this is no longer the directory's.
                 raise StorageFailed("the shard has recovered: this checkpoint is void")
-            return store.write_checkpoint(plan, pacer.wait, shard.committer.wait_durable)
+            before = store.manifest.blocks
+            written = store.write_checkpoint(plan, pacer.wait, shard.committer.wait_durable)
+        kept = {block.number for block in written[0].manifest.blocks}
+        gone = [block for block in before if block.number not in kept]
+        self.written_bytes += written[0].written_bytes
+        self.compacted_blocks += len(gone)
+        self.compacted_bytes += sum(block.size_bytes for block in gone)
+        return written
 
     # While the shard recovers nobody may write into its directory
 

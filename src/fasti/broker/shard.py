@@ -165,6 +165,20 @@ class Shard:
             self._next_session += 1
         return session
 
+    @property
+    def inbox_rows(self) -> int:
+        """Rows that wait for the sequencer."""
+        return self._inbox_rows
+
+    @property
+    def failure(self) -> FastiError | None:
+        """What the shard is recovering from, or why it has ended."""
+        return self._failure
+
+    def wait_ended(self) -> None:
+        """Returns when the sequencer takes nothing any more: closed, or failed for good."""
+        self._thread.join()
+
     def checkpoint(self) -> None:
         """Writes a checkpoint now and returns when it is complete."""
         self.housekeeper.checkpoint_now().result()
