@@ -24,6 +24,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
     ├── Fenced                      fenced               somebody newer has taken this place
     ├── Closed                      closed
     ├── RowsFailed                  rows_failed          gathered rows came out otherwise than asked
+    ├── TransactionAborted          aborted              nothing of it happened; outcomes say why
     ├── Overloaded                  overloaded           retryable
     ├── Unavailable                 unavailable          retryable: no broker answers
     ├── TimedOut                    timed_out            retryable: no answer in the time allowed
@@ -64,6 +65,7 @@ __all__ = [
     "StorageFull",
     "TimedOut",
     "TopicMismatch",
+    "TransactionAborted",
     "Unauthenticated",
     "Unavailable",
     "UnknownProducer",
@@ -225,6 +227,29 @@ class RowsFailed(FastiError):
     @property
     def failures(self) -> list[Mapping[str, Any]]:
         """What failed: operation, topic, id or key, status."""
+        return list(self.details.get("failures", ()))
+
+
+class TransactionAborted(FastiError):
+    """A row of the transaction was not ok, so nothing of it happened.
+
+    `details` has up to the first hundred rows that were not ok.
+    """
+
+    code = "aborted"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failures: Iterable[Mapping[str, Any]] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, details={"failures": list(failures), **(details or {})})
+
+    @property
+    def failures(self) -> list[Mapping[str, Any]]:
+        """What stood in the way: command, row, operation, topic, id, status."""
         return list(self.details.get("failures", ()))
 
 

@@ -10,6 +10,7 @@ import pytest
 from fasti import errors
 
 PINNED = {
+    "aborted": "TransactionAborted",
     "already_exists": "AlreadyExists",
     "closed": "Closed",
     "corruption": "Corruption",
@@ -23,14 +24,18 @@ PINNED = {
     "not_found": "NotFound",
     "overloaded": "Overloaded",
     "permission_denied": "PermissionDenied",
+    "rows_failed": "RowsFailed",
     "storage_error": "StorageError",
     "storage_failed": "StorageFailed",
     "storage_full": "StorageFull",
+    "timed_out": "TimedOut",
     "topic_mismatch": "TopicMismatch",
+    "unauthenticated": "Unauthenticated",
+    "unavailable": "Unavailable",
     "unknown": "OutcomeUnknown",
     "unknown_producer": "UnknownProducer",
 }
-RETRYABLE = {"overloaded", "storage_full", "unknown"}
+RETRYABLE = {"overloaded", "storage_full", "timed_out", "unavailable", "unknown"}
 
 
 def test_names_and_codes_are_pinned() -> None:

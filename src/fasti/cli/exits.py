@@ -34,6 +34,7 @@ ERROR_EXITS: dict[str, int] = {
     "unauthenticated": 24,
     "timed_out": 25,
     "rows_failed": 26,
+    "aborted": 27,
     "storage_error": 30,
     "storage_full": 31,
     "storage_failed": 32,
