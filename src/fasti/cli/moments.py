@@ -1,0 +1,113 @@
+"""Times and lengths of time as people write them on a command line, and as they like to read them.
+
+Times are read in ISO 8601 with a zone, lengths as `5m` or `1h30m`; both become microseconds. They
+are shown in local time with its zone, and in JSON in UTC.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+import typer
+
+from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+
+_UNITS_US = {
+    "w": 7 * DAY_US,
+    "d": DAY_US,
+    "h": HOUR_US,
+    "m": MINUTE_US,
+    "min": MINUTE_US,
+    "s": SECOND_US,
+    "ms": 1_000,
+    "us": 1,
+}
+_SHOWN_UNITS = ("d", "h", "m", "s", "ms", "us")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def length_us(text: str) -> int:
+    """`5m`, `1h30m`, `50ms`, or seconds without a unit."""
+    written = text.strip()
+    parts = list(_PART.finditer(written))
+    if not parts or "".join(part.group(0) for part in parts) != written:
+        raise typer.BadParameter(f"{text!r} is no length of time: write 50ms, 30s, 5m, 1h30m or 7d")
+    total = 0.0
+    for part in parts:
+        unit = part.group(2).lower() or "s"
+        if unit not in _UNITS_US or (not part.group(2) and len(parts) > 1):
+            raise typer.BadParameter(f"{text!r}: the units are {', '.join(_UNITS_US)}")
+        total += float(part.group(1)) * _UNITS_US[unit]
+    return round(total)
+
+
+def moment(text: str) -> datetime:
+    """A time in ISO 8601 that says its zone."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no time in ISO 8601: write it like 2026-12-24T18:00+01:00"
+        ) from None
+    if found.tzinfo is None:
+        local = found.astimezone().isoformat(timespec="minutes")
+        raise typer.BadParameter(
+            f"{text!r} doesn't say in which zone: write {local} for the local time here,"
+            f" or {found.isoformat(timespec='minutes')}Z for UTC"
+        )
+    return found
+
+
+def moment_or_distance(text: str) -> datetime:
+    """A time as above, or how far it is from now: `+2h`, `-1d`."""
+    written = text.strip()
+    if written[:1] in ("+", "-"):
+        away = timedelta(microseconds=length_us(written[1:]))
+        return datetime.now(UTC) + (away if written[0] == "+" else -away)
+    if written == "now":
+        return datetime.now(UTC)
+    return moment(text)
+
+
+def microseconds(at: datetime) -> int:
+    """Since the epoch."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def shown_length(us: int) -> str:
+    """As one would write it: `30s`, `1h30m`, `50ms`."""
+    if us == 0:
+        return "0s"
+    said, left = "-" if us < 0 else "", abs(us)
+    for unit in _SHOWN_UNITS:
+        count, left = divmod(left, _UNITS_US[unit])
+        said += f"{count}{unit}" if count else ""
+    return said
+
+
+def shown_moment(at_us: int, *, digits: int = 3) -> str:
+    """Local time with its zone; a time beyond the calendar as the number that it is."""
+    try:
+        local = (_EPOCH + timedelta(microseconds=at_us)).astimezone()
+    except OverflowError:
+        return f"{at_us} us"
+    text = local.strftime("%Y-%m-%d %H:%M:%S")
+    fraction = f"{local.microsecond:06}"[:digits]
+    return f"{text}{'.' + fraction if digits else ''} {local.strftime('%Z')}"
+
+
+def iso(at_us: int) -> str:
+    """UTC in ISO 8601, for programs."""
+    try:
+        at = _EPOCH + timedelta(microseconds=at_us)
+    except OverflowError:
+        return str(at_us)
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def now_us() -> int:
+    """By the clock of this machine: for showing only, the broker's clock is what counts."""
+    return time.time_ns() // 1_000

@@ -1,0 +1,81 @@
+"""What `fasti consume` prints of a message: a named form, or a template with names in braces."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from fasti.cli import moments, payloads
+
+FIELDS = ("id", "key", "due", "attempts", "version", "created", "content_type", "payload")
+FORMS = ("text", "raw", "json")
+
+
+# The bytes to write for a message.
+Form = Callable[[Any], bytes]
+
+
+def form(name: str, terminal: bool) -> Form:
+    """The form of that name, or a template."""
+    if name == "raw":
+        return lambda message: message.payload
+    if name == "json":
+        return _json_line
+    return _template("{payload}" if name == "text" else name, terminal)
+
+
+def _json_line(message: Any) -> bytes:
+    return json.dumps(as_json(message), ensure_ascii=False).encode() + b"\n"
+
+
+def as_json(message: Any) -> dict[str, Any]:
+    """A delivered message for programs."""
+    return {
+        "id": message.id,
+        "key": message.key,
+        "due": moments.iso(message.due_us),
+        "attempts": message.attempts,
+        "version": message.version,
+        "created": moments.iso(message.created_us),
+        "headers": dict(message.headers or {}),
+        "content_type": message.content_type,
+        **payloads.as_json(message.payload),
+    }
+
+
+def _template(template: str, terminal: bool) -> Form:
+    written = template.replace("\\n", "\n").replace("\\t", "\t")
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(written) if name is not None}
+    except ValueError as error:
+        raise typer.BadParameter(f"{template!r} is no template: {error}") from None
+    unknown = names - set(FIELDS)
+    if unknown or not names:
+        said = f"there is no {{{min(unknown)}}}" if unknown else "it names nothing"
+        choice = " ".join(f"{{{name}}}" for name in FIELDS)
+        raise typer.BadParameter(
+            f"{template!r}: {said}; it is {', '.join(FORMS)}, or a template of {choice}"
+        )
+    readers = {name: _READERS[name] for name in names}
+
+    def lines(message: Any) -> bytes:
+        text = written.format_map({name: read(message) for name, read in readers.items()}) + "\n"
+        return (payloads.harmless(text) if terminal else text).encode()
+
+    return lines
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "id": lambda message: message.id,
+    "key": lambda message: message.key or "",
+    "due": lambda message: moments.shown_moment(message.due_us),
+    "attempts": lambda message: message.attempts,
+    "version": lambda message: message.version,
+    "created": lambda message: moments.shown_moment(message.created_us),
+    "content_type": lambda message: message.content_type or "",
+    "payload": lambda message: payloads.as_text(message.payload),
+}
