@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fasti.core.commands import Get, Redrive, Target, Update, When
 from fasti.core.keys import FIELDS, Keys, Rows
 from fasti.core.replies import Messages, Reply
-from fasti.errors import Closed, FastiError, Gone, NotFound
+from fasti.errors import Closed, FastiError, Gone, InvalidArgument, NotFound
 from fasti.model import Outcome
 
 if TYPE_CHECKING:
@@ -53,6 +53,15 @@ def update(
     shard: Shard, topic: str, target: Target, rows: Rows, versions: Int64s | int, owner: str
 ) -> Reply:
     """`Update`, with each message's own key and time of creation put into the rows."""
+    whole = refreshed(shard, topic, target, rows)
+    reply: Reply = shard.call(Update(topic, target, whole, versions, owner))
+    return reply
+
+
+def refreshed(shard: Shard, topic: str, target: Target, rows: Rows) -> Rows:
+    """New contents of messages, with the keys and times of creation that they have."""
+    if len(target) != len(rows):
+        raise InvalidArgument(f"{len(rows)} payloads for {len(target)} messages", field="payload")
     _, contents = fetch(shard, topic, target)
     columns = {name: rows.batch.column(name) for name in rows.batch.schema.names}
     for name in ("key", "created_us"):
@@ -61,9 +70,7 @@ def update(
         if kept.null_count < len(kept):
             columns[name] = kept
     schema = pa.schema([FIELDS[name] for name in columns])
-    whole = Rows(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
-    reply: Reply = shard.call(Update(topic, target, whole, versions, owner))
-    return reply
+    return Rows(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
 
 
 def redrive(shard: Shard, topic: str, ids: Int64s, when: When) -> Reply:

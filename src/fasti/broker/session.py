@@ -6,7 +6,7 @@ import queue
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,8 +39,9 @@ class Session:
     def __init__(self, number: int, shard: Shard) -> None:
         self.number = number
         self._shard = shard
-        self._arrived: queue.SimpleQueue[Deliver | ConsumerReplaced | None] = queue.SimpleQueue()
-        self._parts: deque[Deliver] = deque()
+        # What the committer brings; whoever wraps a session may put words of its own between.
+        self.arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.parts: deque[Deliver] = deque()
 
     def lease(self, topic: str, consumer: str, count: int, wait: bool = True) -> None:
         """Asks for messages; they arrive when they are due."""
@@ -50,19 +51,20 @@ class Session:
 
     def receive(self, timeout: float | None = None) -> Delivery | None:
         """The next delivery, or None when none came in time."""
-        if self._parts:
-            return self._join(self._parts.popleft())
+        if self.parts:
+            return self.join(self.parts.popleft())
         try:
-            arrived = self._arrived.get(timeout=timeout)
+            arrived = self.arrived.get(timeout=timeout)
         except queue.Empty:
             return None
         if arrived is None:
             raise Closed("the session was lost when the shard recovered or ended: lease again")
         if isinstance(arrived, ConsumerReplaced):
             raise Fenced(f"another session took the name {arrived.consumer!r}")
-        return self._join(arrived)
+        return self.join(arrived)
 
-    def _join(self, leased: Deliver) -> Delivery:
+    def join(self, leased: Deliver) -> Delivery:
+        """Leased messages with their payloads; what is too much at once is left in `parts`."""
         try:
             leased = self._part(leased)
             return Delivery(leased, self._shard.store.payloads.gather(leased.location))
@@ -78,7 +80,7 @@ class Session:
         ends = np.cumsum(self._shard.store.payloads.sizes(leased.location))
         fitting = max(1, int(np.searchsorted(ends, _DELIVERY_BYTES, side="right")))
         if fitting < count:
-            self._parts.appendleft(_rows_of(leased, np.arange(fitting, count)))
+            self.parts.appendleft(_rows_of(leased, np.arange(fitting, count)))
             leased = _rows_of(leased, np.arange(fitting))
         return leased
 
@@ -99,11 +101,11 @@ class Session:
 
     def arrive(self, effect: Deliver | ConsumerReplaced) -> None:
         """The committer brings something that is durable."""
-        self._arrived.put(effect)
+        self.arrived.put(effect)
 
     def lose(self) -> None:
         """The engine that knew this session is gone."""
-        self._arrived.put(None)
+        self.arrived.put(None)
 
 
 def _rows_of(leased: Deliver, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Deliver:

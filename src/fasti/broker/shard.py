@@ -225,6 +225,11 @@ class Shard:
             self.store.close()
             self._closed = True
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has given up: nothing will be answered any more."""
+        return self._stopped and self._failure is not None
+
     def _is_closed(self) -> Closed:
         if self._failure is not None:
             return Closed(f"the shard could not recover: {self._failure}")

@@ -1,0 +1,161 @@
+"""What a broker does for whoever speaks its protocol, whatever wire the words came over.
+
+A door hands over JSON objects and Arrow rows as docs/protocol.md has them and gets the same back.
+`call` carries out an action in the caller's thread; `intake` opens a producer's stream,
+`subscription` a consumer's session, `listings` reads. Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.broker import requests
+from fasti.broker.actions import ACTIONS
+from fasti.broker.intake import Intake
+from fasti.broker.lateness import LatenessBook
+from fasti.broker.listing import Listings
+from fasti.broker.subscription import Subscription
+from fasti.core.replies import Reply
+from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, Unavailable
+from fasti.model import TopicSettings
+
+if TYPE_CHECKING:
+    from fasti.broker.metrics import Metrics
+    from fasti.broker.shard import Shard
+
+Header = dict[str, Any]
+
+
+class Service:
+    """One per shard. Doors and an embedded client share it."""
+
+    def __init__(self, shard: Shard, metrics: Metrics) -> None:
+        self.shard = shard
+        self.metrics = metrics
+        self.lateness = LatenessBook()
+        self.listings = Listings(self)
+        self.stopping = False
+        # Changing a topic reads its settings first: two changes at once would lose one.
+        self.topic_lock = threading.Lock()
+        self._sessions: set[Subscription] = set()
+        self._sessions_lock = threading.Lock()
+
+    # For doors
+
+    def call(
+        self, action: str, header: Header, parts: Sequence[pa.Table] = ()
+    ) -> tuple[Header, list[pa.RecordBatch]]:
+        """Carries out an action. Raises what the caller is to be told."""
+        carry_out = ACTIONS.get(action)
+        if carry_out is None:
+            raise InvalidArgument(f"there is no action {action!r}", field="action")
+        if self.stopping and action not in ("health", "metrics", "hello", "clock"):
+            raise self.unavailable()
+        try:
+            return carry_out(self, requests.check_version(header), list(parts))
+        except FastiError as error:
+            self.metrics.refused(action, error.code)
+            raise
+
+    def intake(self, descriptor: Header) -> Intake:
+        """A producer's stream."""
+        return Intake(self, self._opened(descriptor, "produce"))
+
+    def subscription(self, descriptor: Header) -> Subscription:
+        """A consumer's session; to be given back to `leave`."""
+        session = Subscription(self, self._opened(descriptor, "consume"))
+        with self._sessions_lock:
+            self._sessions.add(session)
+        self.metrics.session_opened()
+        return session
+
+    def leave(self, session: Subscription) -> None:
+        """The session's wire is gone."""
+        session.close()
+        with self._sessions_lock:
+            self._sessions.discard(session)
+        self.metrics.session_closed()
+
+    def read(self, ticket: Header) -> Any:
+        """A schema and the batches that a ticket stands for."""
+        return self.listings.read(self._opened(ticket, "list"))
+
+    def plan(self, descriptor: Header) -> list[Header]:
+        """The tickets of a read."""
+        return self.listings.plan(self._opened(descriptor, "list"))
+
+    def _opened(self, descriptor: Header, call: str) -> Header:
+        if self.stopping:
+            raise self.unavailable()
+        rest = requests.check_version(descriptor)
+        found = rest.pop("call", None)
+        if found != call:
+            raise InvalidArgument(f"the call must be {call!r} here, not {found!r}", field="call")
+        return rest
+
+    def begin_stopping(self) -> None:
+        """Nothing new is taken; sessions are told, so that consumers look for another broker."""
+        self.stopping = True
+        with self._sessions_lock:
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.stop(Closed("the broker is stopping: connect again"))
+
+    def unavailable(self) -> Unavailable:
+        """What is answered while the broker stops."""
+        return Unavailable("the broker is stopping", retry_after_us=1_000_000)
+
+    # For the parts of the service
+
+    def submit(self, commands: Sequence[Any]) -> Future[list[Any]]:
+        """Hands commands to the shard."""
+        if self.stopping:
+            raise self.unavailable()
+        return self.shard.submit(commands)
+
+    def command(self, command: Any) -> Any:
+        """One command's reply; its error is raised."""
+        reply = self.shard.call(command)
+        if reply.error is not None:
+            raise reply.error
+        return reply
+
+    def mutation(self, op: str, topic: str, reply: Reply) -> Reply:
+        """Counts what became of the rows."""
+        if reply.error is not None:
+            raise reply.error
+        self.metrics.mutated(op, topic, reply.status)
+        return reply
+
+    def note_started(self, topic: str, command: Any) -> None:
+        """User code got these messages at `started_us`: how late was that?"""
+        started = getattr(command, "started_us", 0)
+        if isinstance(started, np.ndarray):
+            late_us = self.lateness.started(command.ids, command.tokens, started)
+            if len(late_us):
+                self.metrics.lateness(topic, late_us)
+
+    def require_topic(self, name: str) -> TopicSettings:
+        """A topic's settings. Raises `not_found`."""
+        settings: TopicSettings | None = self.topics().get(name)
+        if settings is None:
+            raise NotFound(f"there is no topic {name!r}", details={"topic": name})
+        return settings
+
+    def topics(self) -> dict[str, TopicSettings]:
+        """All topics, of which each is durable by now."""
+        shard = self.shard
+        found: dict[str, TopicSettings] = shard.run(
+            lambda: {topic.name: topic.settings for topic in shard.engine.state.topics.values()}
+        ).result()
+        # Answered behind everything that was decided before it.
+        with suppress(FastiError):
+            shard.submit([]).result()
+        return found

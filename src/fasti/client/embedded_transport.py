@@ -1,0 +1,236 @@
+"""A broker inside this process: the SDK's words go to its service without a wire.
+
+Answers come from threads of their own, as they do over Flight, so that everything above behaves
+alike; but nothing is encoded, and the broker's clock is asked directly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fasti.broker.clock import Clock
+from fasti.broker.intake import Intake
+from fasti.broker.metrics import Metrics
+from fasti.broker.service import Service
+from fasti.broker.shard import Shard
+from fasti.broker.subscription import Subscription
+from fasti.client.transport import BrokerClock, Ended, Header
+from fasti.config import ShardSettings
+from fasti.errors import Closed, FastiError, Unavailable
+from fasti.storage.files import Files, LocalFiles
+
+VERSION = {"version": 1}
+
+
+class LocalClock:
+    """The broker's own clock: there is nothing to estimate."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now_us(self) -> int:
+        """Exactly what the broker goes by."""
+        return self._clock.now_us()
+
+    def seconds_until(self, at_us: int) -> float:
+        """How long to sleep."""
+        return (at_us - self._clock.now_us()) / 1e6
+
+    def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
+        """Real time doesn't leap here: waits are short, and are looked at again when they end."""
+        return lambda: None
+
+
+class EmbeddedTransport:
+    """Opens a data directory, or takes a broker that somebody else made (and will close)."""
+
+    clock: BrokerClock
+
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        *,
+        files: Files | None = None,
+        settings: ShardSettings | None = None,
+        service: Service | None = None,
+        clock: BrokerClock | None = None,
+    ) -> None:
+        self._owns_shard = service is None
+        if service is None:
+            if files is None:
+                if data is None:
+                    raise ValueError("data, files or service must be given")
+                files = LocalFiles(data)
+            service = Service(Shard(files, settings), Metrics())
+        self.service = service
+        self.clock = clock or LocalClock(service.shard.clock)
+        self._open: set[_ProduceStream | _ConsumeStream] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def call(
+        self,
+        action: str,
+        header: Header | None = None,
+        parts: Sequence[pa.RecordBatch] = (),
+        timeout: float | None = None,
+    ) -> tuple[Header, list[pa.Table]]:
+        """Carried out in this thread."""
+        tables = [_table(part) for part in parts]
+        reply, found = self.service.call(action, {**VERSION, **(header or {})}, tables)
+        return reply, [_table(part) for part in found]
+
+    def produce(
+        self,
+        descriptor: Header,
+        schema: pa.Schema,
+        receipt: Callable[[Header], None],
+        ended: Ended,
+    ) -> _ProduceStream:
+        """Receipts come from a thread of the stream's own."""
+        intake = self.service.intake({**VERSION, "call": "produce", **descriptor})
+        return self._started(_ProduceStream(intake, receipt, ended, self._forget))
+
+    def consume(
+        self,
+        descriptor: Header,
+        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        ended: Ended,
+    ) -> _ConsumeStream:
+        """Messages and answers come from a thread of the stream's own."""
+        session = self.service.subscription({**VERSION, "call": "consume", **descriptor})
+        return self._started(_ConsumeStream(self.service, session, arrived, ended, self._forget))
+
+    def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
+        """Pages are read as they are asked for."""
+        yield from self.service.read({**VERSION, "call": "list", **ticket})[1]
+
+    def plan(self, descriptor: Header) -> list[Header]:
+        """The tickets of a read."""
+        return self.service.plan({**VERSION, "call": "list", **descriptor})
+
+    def close(self) -> None:
+        """Ends every stream; shuts the broker down if it is ours."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            streams = list(self._open)
+        for stream in streams:
+            stream.cancel()
+        if self._owns_shard:
+            self.service.begin_stopping()
+            self.service.shard.close()
+
+    def _started(self, stream: Any) -> Any:
+        with self._lock:
+            if self._closed:
+                raise Closed("the client is closed")
+            self._open.add(stream)
+        stream.start()
+        return stream
+
+    def _forget(self, stream: _ProduceStream | _ConsumeStream) -> None:
+        with self._lock:
+            self._open.discard(stream)
+
+
+class _ProduceStream:
+    """A producer's stream without a wire."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        receipt: Callable[[Header], None],
+        ended: Ended,
+        forget: Callable[[Any], None],
+    ) -> None:
+        self._intake, self._receipt, self._ended = intake, receipt, ended
+        self._forget = forget
+        self._cancelled = False
+        self._thread = threading.Thread(target=self._run, name="fasti-receipts", daemon=True)
+
+    def start(self) -> None:
+        """Receipts may come from now on."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while (receipt := self._intake.next_receipt()) is not None and not self._cancelled:
+                self._receipt(receipt)
+        finally:
+            self._intake.end()
+            self._forget(self)
+            self._ended(Unavailable("the stream was cancelled") if self._cancelled else None)
+
+    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+        """Waits while too much has no receipt yet."""
+        assert batch is not None, "a produce stream carries batches"
+        try:
+            self._intake.put(metadata, batch)
+        except Closed as error:
+            raise Unavailable("the stream has ended") from error
+
+    def finish(self) -> None:
+        """No more batches."""
+        self._intake.finish()
+
+    def cancel(self) -> None:
+        """Ends it; what was taken is carried out all the same."""
+        self._cancelled = True
+        self._intake.finish()
+        self._intake.end()
+
+
+class _ConsumeStream:
+    """A consumer's session without a wire."""
+
+    def __init__(
+        self,
+        service: Service,
+        session: Subscription,
+        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        ended: Ended,
+        forget: Callable[[Any], None],
+    ) -> None:
+        self._service, self._session = service, session
+        self._arrived, self._ended, self._forget = arrived, ended, forget
+        self._cancelled = False
+        self._thread = threading.Thread(target=self._run, name="fasti-session", daemon=True)
+
+    def start(self) -> None:
+        """Messages may come from now on."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while (written := self._session.next()) is not None and not self._cancelled:
+                self._arrived(*written)
+        finally:
+            self._service.leave(self._session)
+            self._forget(self)
+            self._ended(Unavailable("the stream was cancelled") if self._cancelled else None)
+
+    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+        """Carried out at once; answered by `arrived`."""
+        self._session.take(metadata, batch)
+
+    def finish(self) -> None:
+        """What was asked is answered, then the session ends."""
+        self._session.finish()
+
+    def cancel(self) -> None:
+        """Ends it at once."""
+        self._cancelled = True
+        with suppress(FastiError):
+            self._session.close()
+
+
+def _table(part: pa.RecordBatch | pa.Table) -> pa.Table:
+    return part if isinstance(part, pa.Table) else pa.Table.from_batches([part])

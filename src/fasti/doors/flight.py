@@ -1,0 +1,239 @@
+"""The Arrow Flight door: gRPC in, the service's words out, and back.
+
+Every call runs in a thread of gRPC's. A stream has one writer thread of its own beside the thread
+that reads it, because two writers at once abort the process; the handler joins its writer before
+it returns. All refusals are `FastiError`s and become Flight errors with the code in front and the
+whole of it, as JSON, in `extra_info`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from fasti.broker.requests import check_columns
+from fasti.broker.service import Service
+from fasti.errors import (
+    FastiError,
+    InvalidArgument,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
+from fasti.protocol.envelope import dump, pack, parse, unpack
+from fasti.protocol.problems import error_to_json
+from fasti.protocol.schemas import LEASED, MESSAGES, METADATA, PRODUCE_TYPES
+
+_log = logging.getLogger("fasti.doors.flight")
+
+_BEARER = "Bearer "
+_FLIGHT_ERRORS: dict[type[FastiError], Any] = {
+    Unavailable: fl.FlightUnavailableError,
+    Unauthenticated: fl.FlightUnauthenticatedError,
+    PermissionDenied: fl.FlightUnauthorizedError,
+}
+
+
+class Credentials(Protocol):
+    """Who may come in."""
+
+    def check(self, token: str) -> str | None:
+        """The name behind a token, or None."""
+
+
+class FlightDoor(fl.FlightServerBase):
+    """Listens as soon as it is made."""
+
+    def __init__(
+        self,
+        service: Service,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: tuple[bytes, bytes] | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        scheme = "grpc+tls" if tls else "grpc"
+        shown = f"[{host}]" if ":" in host else host
+        super().__init__(
+            f"{scheme}://{shown}:{port}",
+            tls_certificates=[tls] if tls else None,
+            middleware={"credentials": _Guard(credentials)} if credentials else None,
+        )
+        self._service = service
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Serves in a thread of its own."""
+        self._thread = threading.Thread(target=self.serve, name="fasti-flight", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when every call that was under way has ended."""
+        self.shutdown()
+        if self._thread is not None:
+            self._thread.join()
+
+    # Calls, each in a thread of gRPC's
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        """Control and mutations by name."""
+        with _refusals():
+            try:
+                header, parts = unpack(action.body)
+                reply, found = self._service.call(action.type, header, parts)
+                body = pack(reply, found)
+            except FastiError as error:
+                body = pack({"error": error_to_json(error)})
+            return iter([fl.Result(pa.py_buffer(body))])
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Produce: batches in, receipts out."""
+        with _refusals():
+            intake = self._service.intake(_command(descriptor))
+            check_columns(reader.schema, PRODUCE_TYPES, "payload")
+
+            def write_receipts() -> None:
+                try:
+                    while (receipt := intake.next_receipt()) is not None:
+                        writer.write(pa.py_buffer(dump(receipt)))
+                finally:
+                    intake.end()
+
+            with _writing(write_receipts):
+                try:
+                    for metadata, batch in _chunks(reader):
+                        if batch is None:
+                            raise InvalidArgument("metadata without a batch", field="batch")
+                        intake.put(metadata, batch)
+                finally:
+                    intake.finish()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Consume: credits and returns in, leased messages and answers out."""
+        with _refusals():
+            session = self._service.subscription(_command(descriptor))
+            try:
+                writer.begin(LEASED)
+
+                def write_all() -> None:
+                    try:
+                        while (written := session.next()) is not None:
+                            header, batch = written
+                            if batch is None:
+                                writer.write_metadata(pa.py_buffer(dump(header)))
+                            else:
+                                writer.write_with_metadata(batch, pa.py_buffer(dump(header)))
+                    finally:
+                        session.close()
+
+                with _writing(write_all):
+                    try:
+                        for metadata, batch in _chunks(reader):
+                            session.take(metadata, batch)
+                        session.finish()
+                    except BaseException:
+                        session.close()
+                        raise
+            finally:
+                self._service.leave(session)
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        """A plan: an endpoint for each partition, all on one snapshot."""
+        with _refusals():
+            command = _command(descriptor)
+            endpoints = [
+                fl.FlightEndpoint(dump(ticket), []) for ticket in self._service.plan(command)
+            ]
+            schema = MESSAGES if command.get("payload") else METADATA
+            return fl.FlightInfo(schema, descriptor, endpoints, -1, -1)
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Reads what a ticket stands for."""
+        with _refusals():
+            schema, batches = self._service.read(parse(ticket.ticket))
+            return fl.GeneratorStream(schema, _guarded(batches))
+
+
+class _Guard(fl.ServerMiddlewareFactory):
+    """Lets in only calls with a token that is known."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        super().__init__()
+        self._credentials = credentials
+
+    def start_call(self, info: Any, headers: Any) -> None:
+        """Called by gRPC before each call."""
+        values = headers.get("authorization") or [""]
+        token = values[0].removeprefix(_BEARER) if values[0].startswith(_BEARER) else ""
+        if not token or self._credentials.check(token) is None:
+            raise _as_flight(Unauthenticated("the call has no token that is known here"))
+
+
+def _command(descriptor: Any) -> dict[str, Any]:
+    if descriptor.descriptor_type != fl.DescriptorType.CMD:
+        raise InvalidArgument("the descriptor must be a command", field="descriptor")
+    return parse(descriptor.command)
+
+
+def _chunks(reader: Any) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None]]:
+    """What the other side writes, until it has finished."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        metadata = chunk.app_metadata
+        yield parse(metadata.to_pybytes()) if metadata is not None else {}, chunk.data
+
+
+@contextmanager
+def _writing(write: Callable[[], None]) -> Iterator[None]:
+    """Runs the stream's one writer beside the body, and outlives neither."""
+
+    def run() -> None:
+        try:
+            write()
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            # The other side is gone; the thread that reads notices by itself.
+            _log.debug("a stream ended: %s", error)
+
+    thread = threading.Thread(target=run, name="fasti-writer", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _refusals():
+        yield from batches
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Our errors as Flight's. Others that come from a stream that broke pass as they are."""
+    try:
+        yield
+    except FastiError as error:
+        raise _as_flight(error) from error
+    except (fl.FlightError, pa.ArrowException, OSError, StopIteration, GeneratorExit):
+        raise
+    except Exception as error:
+        _log.exception("a call failed")
+        raise _as_flight(FastiError(f"the broker failed: {error!r}")) from error
+
+
+def _as_flight(error: FastiError) -> Exception:
+    kind = next((made for ours, made in _FLIGHT_ERRORS.items() if isinstance(error, ours)), None)
+    made = (kind or fl.FlightServerError)(
+        f"{error.code}: {error.message}", extra_info=dump(error_to_json(error))
+    )
+    assert isinstance(made, Exception)
+    return made
