@@ -7,7 +7,7 @@ error tree, the settings. `tests/unit/test_docs.py` fails when a page and the co
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,8 @@ from fasti.config import ShardSettings
 from fasti.core.lifecycle import TRANSITIONS, draw
 from fasti.errors import error_codes
 from fasti.model import Limits, Outcome, RetryPolicy, State, TopicSettings
+from fasti.settings.declared import BROKER, LIMITS, SHARD, Setting
+from fasti.settings.page import as_table
 
 DOCS = Path(__file__).parent
 _NOTE = "<!-- Made from the code by `make docs`; edit docs/generate.py instead. -->\n\n"
@@ -25,14 +27,7 @@ _NOTE = "<!-- Made from the code by `make docs`; edit docs/generate.py instead. 
 # What a setting is for. A test fails when one is missing here, or is no setting any more.
 MEANINGS: dict[str, dict[str, str]] = {
     "ShardSettings": {
-        "durability": "When a mutation is answered: `always` after its frame is synced, `interval` after it is written. See [operating](operating.md#durability).",
-        "sync_interval_ms": "With `interval`, how long written frames wait for their sync at most.",
-        "segment_bytes": "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
-        "memory_bytes": "Memory for the columns of pending messages (32 bytes a row) and for their keys. Beyond it produce answers `overloaded`. See [operating](operating.md#memory) for what comes on top.",
-        "leases_max": "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
-        "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one.",
-        "checkpoint_bytes_per_s": "How fast a checkpoint writes, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_bytes`.",
-        "inbox_rows_max": "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`, beyond twice as many everything does. At least `batch_rows_max`.",
+        **{setting.field: setting.meaning for setting in SHARD},
         "limits": "Bounds on what a caller may send: the table below.",
     },
     "TopicSettings": {
@@ -54,22 +49,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "limit_us": "No delay is longer.",
         "jitter": "A delay is shortened by up to this share of it, 0 to 1. By how much follows from the message's id and attempt, not from a random source.",
     },
-    "Limits": {
-        "payload_bytes_max": "Bytes of one payload.",
-        "headers_bytes_max": "Bytes of one message's header names and values together.",
-        "key_bytes_max": "Bytes of a key, as UTF-8.",
-        "batch_bytes_max": "Bytes of one batch.",
-        "batch_rows_max": "Rows of one batch.",
-        "reason_bytes_max": "Bytes of the reason of a nack or reject.",
-        "name_bytes_max": "Bytes of a topic's, owner's or consumer's name.",
-        "topics_max": "Topics of a shard.",
-        "lease_us_min": "The shortest lease.",
-        "lease_us_max": "The longest lease.",
-        "page_rows_max": "Rows of one page of a list.",
-        "consumers_waiting_max": "Sessions that may wait for messages of one topic.",
-        "snapshots_max": "Snapshots that may be open.",
-        "stages_max": "Stages that may be open.",
-    },
+    "Limits": {setting.field: setting.meaning for setting in LIMITS},
 }
 
 
@@ -161,13 +141,24 @@ def settings_page() -> str:
     """Every setting, its default and its meaning."""
     return f"""# Settings
 
-{_NOTE}Settings are frozen objects; a value that can't be raises `invalid_argument`, which names the field and the limit. Units stand last in a name: `_us` is microseconds.
+{_NOTE}The settings of a broker are given to `fasti serve` as flags, as environment variables or in a TOML file (`--config FILE`, or `FASTI_CONFIG`); a flag beats the environment, which beats the file, which beats the default. Unknown keys are refused, and everything that is wrong is reported at once. `fasti serve --print-config` shows the settings in force as such a file, with where each came from; `--check` only looks whether they are good.
 
+Sizes are written as `64MiB` (B, KiB, MiB, GiB, TiB, and KB to TB for powers of ten), lengths of time as `100ms` (us, ms, s, m, h, d), addresses as `HOST:PORT`. Keys with a dot stand in a table: `limits.payload_max` is `payload_max` below `[limits]`.
+
+None of these are stored: each start may use others. A topic's settings are stored with the topic.
+
+## Broker
+
+{as_table(BROKER)}
 ## Shard
 
-`fasti.config.ShardSettings`, given to `Shard` when a directory is opened. They are not stored: each opening may use others.
+How a broker keeps its data. In a program they are the fields of `fasti.config.ShardSettings`, which is given to `Shard` when a directory is opened; there, as in all names here, units stand last (`_us` is microseconds), and a value that can't be raises `invalid_argument`, which names the field and the limit.
 
-{_settings(ShardSettings)}
+{as_table(SHARD)}
+| key | field of `ShardSettings` | default |
+| --- | --- | --- |
+{_fields(SHARD, ShardSettings)}| `limits` | `limits` | see [limits](#limits) |
+
 ## Topic
 
 `fasti.model.TopicSettings`, stored with the topic. `CreateTopic` with the same settings again is fine, with others it answers `topic_mismatch` and names the differences; `ChangeTopic` changes all but `kind` and `partitions`.
@@ -180,9 +171,21 @@ def settings_page() -> str:
 {_settings(RetryPolicy)}
 ## Limits
 
-`fasti.model.Limits`. A command beyond one is refused as a whole.
+A command beyond one is refused as a whole. In a program they are the fields of `fasti.model.Limits`.
 
-{_settings(Limits)}"""
+{as_table(LIMITS)}
+| key | field of `Limits` | default |
+| --- | --- | --- |
+{_fields(LIMITS, Limits)}"""
+
+
+def _fields(settings: Sequence[Setting], kind: type[Any]) -> str:
+    """What a setting is called in a program, and its default there."""
+    defaults = {each.name: each.default for each in fields(kind)}
+    return "".join(
+        f"| `{setting.key}` | `{setting.field}` | {_shown(setting.field, defaults[setting.field])} |\n"
+        for setting in settings
+    )
 
 
 def _settings(kind: type[Any]) -> str:

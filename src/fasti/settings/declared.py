@@ -1,0 +1,193 @@
+"""Every setting of the broker, declared once.
+
+A declaration gives the key in TOML (`limits.payload_max` is `payload_max` in `[limits]`), the flag
+(`--limits-payload-max`), the environment variable (`FASTI_LIMITS_PAYLOAD_MAX`), the line in the
+help and the row in docs/settings.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasti.config import Durability, ShardSettings
+from fasti.model import Limits
+from fasti.settings.values import Address, Choice, Count, Kind, Length, Listen, Place, Size, Switch
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `field` is its name in `ShardSettings` or `Limits`, if it is one of theirs."""
+
+    key: str
+    kind: Kind
+    default: Any
+    meaning: str
+    field: str = ""
+
+    @property
+    def flag(self) -> str:
+        """As it is given on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """As it is given in the environment."""
+        return "FASTI_" + self.name.upper()
+
+    @property
+    def name(self) -> str:
+        """The key as an identifier."""
+        return self.key.replace(".", "_")
+
+    @property
+    def section(self) -> str:
+        """The TOML table it stands in; empty for the top."""
+        return self.key.rpartition(".")[0]
+
+
+_SHARD, _LIMITS = ShardSettings(), Limits()
+
+
+def _shard(key: str, field: str, kind: Kind, meaning: str) -> Setting:
+    return Setting(key, kind, getattr(_SHARD, field), meaning, field)
+
+
+def _limit(key: str, field: str, kind: Kind, meaning: str) -> Setting:
+    return Setting(f"limits.{key}", kind, getattr(_LIMITS, field), meaning, field)
+
+
+BROKER: tuple[Setting, ...] = (
+    Setting(
+        "data", Place(), Path("fasti-data"), "The data directory; it is made if it isn't there."
+    ),
+    Setting(
+        "listen",
+        Listen(),
+        Address("127.0.0.1", 7170),
+        "Where clients connect (Arrow Flight). Port 0: any free one. Beyond loopback it asks for `tls_cert`, `tls_key` and `credentials`, or `insecure`.",
+    ),
+    Setting(
+        "http",
+        Listen(may_be_off=True),
+        Address("127.0.0.1", 7180),
+        "The port for `/healthz`, `/readyz` and `/metrics`, with the same rule; or `off`.",
+    ),
+    Setting(
+        "tls_cert", Place(), None, "Certificate chain in PEM; with it both ports speak TLS only."
+    ),
+    Setting("tls_key", Place(), None, "Private key of the certificate, in PEM."),
+    Setting(
+        "credentials",
+        Place(),
+        None,
+        "The file of tokens that `fasti token create` writes; with it every call needs one. Changes count from the next call on.",
+    ),
+    Setting(
+        "insecure",
+        Switch(),
+        False,
+        "Listen beyond loopback without TLS or credentials: anybody who reaches the port may do anything.",
+    ),
+    Setting(
+        "stop_within",
+        Length("us"),
+        20_000_000,
+        "After SIGTERM: how long calls may finish and the last checkpoint may take. Nothing is lost beyond it; the next start replays more.",
+    ),
+    Setting(
+        "log_level",
+        Choice(("debug", "info", "warning", "error")),
+        "info",
+        "What is logged, to stderr.",
+    ),
+    Setting(
+        "log_format",
+        Choice(("text", "json")),
+        "text",
+        "`text` for people, `json` for programs: an object per line.",
+    ),
+)
+
+SHARD: tuple[Setting, ...] = (
+    _shard(
+        "memory",
+        "memory_bytes",
+        Size(least=1 << 20),
+        "Memory for the columns of pending messages (32 bytes a row) and for their keys. Beyond it produce answers `overloaded`. See [operating](operating.md#memory) for what comes on top.",
+    ),
+    Setting(
+        "durability",
+        Choice(tuple(Durability)),
+        str(_SHARD.durability),
+        "When a mutation is answered: `always` after its frame is synced, `interval` after it is written. See [operating](operating.md#durability).",
+        "durability",
+    ),
+    _shard(
+        "sync_interval",
+        "sync_interval_ms",
+        Length("ms"),
+        "With `interval`, how long written frames wait for their sync at most.",
+    ),
+    _shard(
+        "segment_size",
+        "segment_bytes",
+        Size(least=1 << 16),
+        "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
+    ),
+    _shard(
+        "checkpoint_size",
+        "checkpoint_bytes",
+        Size(),
+        "A checkpoint begins when the journal has grown by this much since the last one.",
+    ),
+    _shard(
+        "checkpoint_rate",
+        "checkpoint_bytes_per_s",
+        Size(),
+        "How fast a checkpoint writes, per second, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_size`.",
+    ),
+    _shard(
+        "leases_max",
+        "leases_max",
+        Count(),
+        "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
+    ),
+    _shard(
+        "inbox_rows_max",
+        "inbox_rows_max",
+        Count(),
+        "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`, beyond twice as many everything does. At least `limits.batch_rows_max`.",
+    ),
+)
+
+LIMITS: tuple[Setting, ...] = (
+    _limit("payload_max", "payload_bytes_max", Size(), "Bytes of one payload."),
+    _limit(
+        "headers_max",
+        "headers_bytes_max",
+        Size(),
+        "Bytes of one message's header names and values together.",
+    ),
+    _limit("key_max", "key_bytes_max", Size(), "Bytes of a key, as UTF-8."),
+    _limit("batch_max", "batch_bytes_max", Size(), "Bytes of one batch."),
+    _limit("batch_rows_max", "batch_rows_max", Count(), "Rows of one batch."),
+    _limit("reason_max", "reason_bytes_max", Size(), "Bytes of the reason of a nack or reject."),
+    _limit("name_max", "name_bytes_max", Size(), "Bytes of a topic's, owner's or consumer's name."),
+    _limit("topics_max", "topics_max", Count(), "Topics of a shard."),
+    _limit("lease_min", "lease_us_min", Length("us"), "The shortest lease."),
+    _limit("lease_max", "lease_us_max", Length("us"), "The longest lease."),
+    _limit("page_rows_max", "page_rows_max", Count(), "Rows of one page of a list."),
+    _limit(
+        "consumers_waiting_max",
+        "consumers_waiting_max",
+        Count(),
+        "Sessions that may wait for messages of one topic.",
+    ),
+    _limit("snapshots_max", "snapshots_max", Count(), "Snapshots that may be open."),
+    _limit("stages_max", "stages_max", Count(), "Stages that may be open."),
+)
+
+SETTINGS: tuple[Setting, ...] = (*BROKER, *SHARD, *LIMITS)
+BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}

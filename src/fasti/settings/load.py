@@ -1,0 +1,202 @@
+"""What the broker was told, gathered: flags before environment before file before defaults.
+
+Everything that is wrong is found before anything is said: unknown keys, values that can't be read
+(also where another source overrides them), settings that contradict each other, files that can't
+be opened. Each fault names where it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fasti.config import Durability, ShardSettings
+from fasti.errors import FastiError, InvalidArgument
+from fasti.model import Limits
+from fasti.settings.declared import BROKER, BY_KEY, LIMITS, SETTINGS, SHARD
+from fasti.settings.values import Address
+
+CONFIG_VARIABLE = "FASTI_CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong, and where it was said."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """All that a broker needs to start. `sources` says where each key's value came from."""
+
+    data: Path
+    listen: Address
+    http: Address | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    credentials: Path | None
+    insecure: bool
+    stop_within_us: int
+    log_level: str
+    log_format: str
+    shard: ShardSettings
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> ServeSettings:
+    """The effective settings. `flags` are by key; None stands for one that was not given.
+
+    Raises `invalid_argument` with every fault in its message and, as texts, in its details.
+    """
+    environment = os.environ if environment is None else environment
+    faults: list[Fault] = []
+    values = {setting.key: setting.default for setting in SETTINGS}
+    sources = dict.fromkeys(values, "default")
+    for key, given, where in _given(flags or {}, environment, config, faults):
+        try:
+            values[key] = BY_KEY[key].kind.read(given)
+            sources[key] = where
+        except ValueError as error:
+            faults.append(Fault(where, str(error)))
+    faults += _contradictions(values, sources)
+    shard = _shard(values, faults)
+    if faults or shard is None:
+        raise _refusal(faults)
+    own = {key: values[key] for key in _OWN}
+    stop = values["stop_within"]
+    return ServeSettings(**own, stop_within_us=stop, shard=shard, values=values, sources=sources)
+
+
+_OWN = tuple(setting.key for setting in BROKER if setting.key != "stop_within")
+
+
+def _given(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    config: Path | None,
+    faults: list[Fault],
+) -> Iterator[tuple[str, Any, str]]:
+    """Everything that was given, the strongest source last."""
+    path = config or (
+        Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None
+    )
+    if path is not None:
+        yield from _in_file(path, faults)
+    for setting in SETTINGS:
+        # An empty variable is one that was left blank in somebody's template.
+        if environment.get(setting.variable):
+            yield setting.key, environment[setting.variable], f"variable {setting.variable}"
+    for key, given in flags.items():
+        if given is not None:
+            yield key, given, f"flag {BY_KEY[key].flag}"
+
+
+def _in_file(path: Path, faults: list[Fault]) -> Iterator[tuple[str, Any, str]]:
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        faults.append(Fault(f"file {path}", error.strerror or str(error)))
+        return
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        faults.append(Fault(f"file {path}", f"not TOML: {error}"))
+        return
+    for key, given in _flat(tables):
+        if key in BY_KEY:
+            yield key, given, f"file {path}, {key}"
+        else:
+            close = difflib.get_close_matches(key, BY_KEY, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            faults.append(Fault(f"file {path}", f"there is no setting {key!r}{hint}"))
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator[Fault]:
+    """What each value allows and all of them together don't."""
+    if (values["tls_cert"] is None) != (values["tls_key"] is None):
+        one, other = (
+            ("tls_key", "tls_cert") if values["tls_cert"] is None else ("tls_cert", "tls_key")
+        )
+        yield Fault(sources[one], f"{one} is given but {other} isn't: TLS needs both")
+    safe = values["tls_cert"] is not None and values["credentials"] is not None
+    for key in ("listen", "http"):
+        address: Address | None = values[key]
+        if address is None or address.is_loopback or safe or values["insecure"]:
+            continue
+        yield Fault(
+            sources[key],
+            f"{address} can be reached from other machines: give tls_cert, tls_key and credentials, "
+            "or say insecure",
+        )
+    for key in ("tls_cert", "tls_key", "credentials"):
+        if values[key] is not None and (reason := _unreadable(values[key])):
+            yield Fault(sources[key], f"{values[key]}: {reason}")
+    if values["inbox_rows_max"] < values["limits.batch_rows_max"]:
+        yield Fault(
+            _source_of(sources, "inbox_rows_max", "limits.batch_rows_max"),
+            "inbox_rows_max must hold a whole batch: at least limits.batch_rows_max, "
+            f"{values['limits.batch_rows_max']}",
+        )
+    if values["limits.lease_min"] > values["limits.lease_max"]:
+        yield Fault(
+            _source_of(sources, "limits.lease_min", "limits.lease_max"),
+            "limits.lease_min is more than limits.lease_max",
+        )
+
+
+def _source_of(sources: dict[str, str], *keys: str) -> str:
+    given = [sources[key] for key in keys if sources[key] != "default"]
+    return " and ".join(given) or "default"
+
+
+def _unreadable(path: Path) -> str:
+    try:
+        with path.open("rb"):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _shard(values: dict[str, Any], faults: list[Fault]) -> ShardSettings | None:
+    if faults:
+        return None
+    fields = {setting.field: values[setting.key] for setting in SHARD}
+    fields["durability"] = Durability(fields["durability"])
+    try:
+        limits = Limits(**{setting.field: values[setting.key] for setting in LIMITS})
+        return ShardSettings(**fields, limits=limits)
+    except FastiError as error:
+        faults.append(Fault("settings", error.message))
+        return None
+
+
+def _refusal(faults: list[Fault]) -> InvalidArgument:
+    texts = [str(fault) for fault in faults]
+    if len(texts) == 1:
+        return InvalidArgument(texts[0], field="settings", details={"faults": texts})
+    listed = "".join(f"\n  - {text}" for text in texts)
+    return InvalidArgument(
+        f"{len(texts)} settings are wrong:{listed}", field="settings", details={"faults": texts}
+    )

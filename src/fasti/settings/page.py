@@ -1,0 +1,58 @@
+"""Settings written out: as a TOML file that gives the same settings again, and as docs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fasti.settings.declared import SETTINGS, Setting
+from fasti.settings.load import ServeSettings
+from fasti.settings.values import Count, Switch
+
+
+def as_toml(settings: ServeSettings) -> str:
+    """The effective settings, each with where it came from."""
+    return "\n".join(_lines(settings)) + "\n"
+
+
+def _lines(settings: ServeSettings) -> Iterator[str]:
+    section = ""
+    for setting in SETTINGS:
+        if setting.section != section:
+            section = setting.section
+            yield ""
+            yield f"[{section}]"
+        key = setting.key.rpartition(".")[2]
+        value = settings.values[setting.key]
+        if value is None and setting.default is None:
+            yield f"# {key} is not set"
+        else:
+            yield f"{key} = {_literal(setting, value)}  # {settings.sources[setting.key]}"
+
+
+def _literal(setting: Setting, value: Any) -> str:
+    shown = setting.kind.show(value)
+    if isinstance(setting.kind, (Count, Switch)):
+        return shown
+    # What JSON escapes, TOML's basic strings escape alike.
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def as_table(settings: Sequence[Setting]) -> str:
+    """Rows of Markdown: key, flag, variable, default, meaning."""
+    rows = "".join(
+        f"| `{setting.key}` | `{setting.flag}` | `{setting.variable}` "
+        f"| {shown_default(setting)} | {setting.meaning} |\n"
+        for setting in settings
+    )
+    return (
+        f"| key | flag | environment | default | meaning |\n| --- | --- | --- | --- | --- |\n{rows}"
+    )
+
+
+def shown_default(setting: Setting) -> str:
+    """The default as a person would write it, for the docs."""
+    if setting.default is None:
+        return "none" if setting.key != "http" else "`off`"
+    return f"`{setting.kind.show(setting.default)}`"
