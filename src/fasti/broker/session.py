@@ -77,8 +77,7 @@ class Session:
         count = len(leased.ids)
         if count * (limits.payload_bytes_max + limits.headers_bytes_max) <= _DELIVERY_BYTES:
             return leased
-        ends = np.cumsum(self._shard.store.payloads.sizes(leased.location))
-        fitting = max(1, int(np.searchsorted(ends, _DELIVERY_BYTES, side="right")))
+        fitting = self._shard.store.payloads.fitting(leased.location, _DELIVERY_BYTES)
         if fitting < count:
             self.parts.appendleft(_rows_of(leased, np.arange(fitting, count)))
             leased = _rows_of(leased, np.arange(fitting))

@@ -230,7 +230,11 @@ class Subscription:
             return self._stamped(header), None
         assert isinstance(reply, Reply)
         self._service.metrics.mutated(found.op, self._topic, reply.status)
-        header = {"kind": "outcomes", "request": found.request, **outcomes.encode(reply)}
+        header = {
+            "kind": "outcomes",
+            "request": found.request,
+            **outcomes.encode(reply, with_ids=False),
+        }
         return self._stamped(header), None
 
     def _answered(self) -> None:

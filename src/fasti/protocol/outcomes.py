@@ -36,13 +36,14 @@ class Outcomes:
         return len(self.status)
 
 
-def encode(reply: Reply) -> dict[str, Any]:
-    """A reply that is not an error, as JSON."""
+def encode(reply: Reply, with_ids: bool = True) -> dict[str, Any]:
+    """A reply that is not an error, as JSON; without ids where the asker has named them itself."""
     found: dict[str, Any] = {
         "status": [[_WORDS[code], count] for code, count in _equal_runs(reply.status)],
-        "ids": _counting_runs(reply.ids),
         "versions": _equal_runs(reply.versions),
     }
+    if with_ids:
+        found["ids"] = _counting_runs(reply.ids)
     if reply.at_us is not None:
         told = np.flatnonzero(reply.at_us)
         found["at_us"] = dict(zip(map(str, told.tolist()), reply.at_us[told].tolist(), strict=True))
@@ -53,15 +54,22 @@ def encode(reply: Reply) -> dict[str, Any]:
     return found
 
 
-def decode(found: dict[str, Any]) -> Outcomes:
-    """Back to columns. Raises `invalid_argument` if a broker wrote nonsense."""
+def decode(found: dict[str, Any], ids: Int64s | None = None) -> Outcomes:
+    """Back to columns; `ids` are those that were asked for, where the answer leaves them out.
+
+    Raises `invalid_argument` if a broker wrote nonsense.
+    """
     try:
         status = found["status"]
         counts = [count for _, count in status]
         codes = np.array([_CODES[word] for word, _ in status], dtype=np.uint8)
+        if "ids" in found:
+            ids = _spread(found["ids"], counting=True)
+        elif ids is None:
+            ids = np.zeros(sum(counts), dtype=np.int64)
         return Outcomes(
             np.repeat(codes, counts),
-            _spread(found["ids"], counting=True),
+            ids,
             _spread(found["versions"], counting=False),
             {int(row): at_us for row, at_us in found.get("at_us", {}).items()},
             {int(row): name for row, name in found.get("by", {}).items()},

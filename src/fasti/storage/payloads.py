@@ -31,6 +31,41 @@ from fasti.storage.runs import PAYLOAD_SCHEMA, unseal
 Int64s = NDArray[np.int64]
 
 _CACHED_BATCHES = 4096
+# The function behind `Array.take`, without the look-ups and checks around it: many small calls.
+_TAKE = pc.get_function("array_take")
+_UNCHECKED = pc.TakeOptions(boundscheck=False)
+
+
+class _Stored:
+    """A frame's or block's rows as they were written. Never changed."""
+
+    __slots__ = ("_widest", "at_us", "batch", "columns")
+
+    def __init__(self, batch: pa.RecordBatch, at_us: int) -> None:
+        self.batch = batch
+        # When the frame was written; 0 for a block, whose rows say it themselves.
+        self.at_us = at_us
+        self.columns: dict[str, pa.Array] = dict(
+            zip(batch.schema.names, batch.columns, strict=True)
+        )
+        self._widest = 0
+
+    @property
+    def widest(self) -> int:
+        """No row has more bytes than this, about."""
+        if not self._widest:
+            sizes = _row_bytes(self.columns, np.arange(self.batch.num_rows))
+            self._widest = int(sizes.max(initial=1))
+        return self._widest
+
+
+class _Place:
+    """Rows that are wanted of one frame or block, and where they stand among all."""
+
+    __slots__ = ("begin", "count", "stored")
+
+    def __init__(self, stored: _Stored, begin: int, count: int) -> None:
+        self.stored, self.begin, self.count = stored, begin, count
 
 
 class Payloads:
@@ -38,59 +73,70 @@ class Payloads:
 
     def __init__(self, journal: Journal, blocks: BlockStore, kept_bytes: int = 32 << 20) -> None:
         self._journal, self._blocks = journal, blocks
-        self._kept: OrderedDict[int, tuple[Rows, int]] = OrderedDict()
+        self._kept: OrderedDict[int, _Stored] = OrderedDict()
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes
-        self._cache: OrderedDict[tuple[bool, int], tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._cache: OrderedDict[tuple[bool, int], _Stored] = OrderedDict()
         self._lock = threading.Lock()
 
     def keep(self, frame: int, rows: Rows, at_us: int) -> None:
         """A frame that is on its way to the journal, and may be asked for before it is there."""
         with self._lock:
-            self._kept[frame] = (rows, at_us)
+            self._kept[frame] = _Stored(rows.batch, at_us)
             self._kept_bytes += rows.batch.nbytes
             written = self._journal.last_sequence
             while self._kept_bytes > self._kept_bytes_max:
                 oldest = next(iter(self._kept))
                 if oldest > written:
                     return
-                self._kept_bytes -= self._kept.pop(oldest)[0].batch.nbytes
+                self._kept_bytes -= self._kept.pop(oldest).batch.nbytes
 
     def gather(self, locations: Int64s) -> pa.RecordBatch:
         """The payload rows at these places, in this order, with every column of the schema."""
-        order = np.argsort(locations, kind="stable")
-        ordered = locations[order]
-        sources = ordered >> ROW_BITS
-        starts = np.flatnonzero(np.concatenate([[True], sources[1:] != sources[:-1]]))
-        starts = starts[: len(locations)]
-        in_run, numbers = is_in_run(ordered[starts]).tolist(), number_of(ordered[starts]).tolist()
-        rows = pa.array(row_of(ordered))
-        counts = np.diff([*starts.tolist(), len(ordered)])
-        found = [self._batch(*source) for source in zip(in_run, numbers, strict=True)]
-        parts = []
-        for (batch, _), start, count in zip(found, starts.tolist(), counts.tolist(), strict=True):
-            wanted = rows.slice(start, count)
-            names, columns = batch.schema.names, batch.columns
-            parts.append({n: c.take(wanted) for n, c in zip(names, columns, strict=True)})
-        written_us = np.repeat(np.array([at for _, at in found], dtype=np.int64), counts)
-        arrays = [_joined(field, parts, counts, written_us) for field in PAYLOAD_SCHEMA]
-        whole = pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
-        if (order[1:] > order[:-1]).all():
-            return whole
-        back = np.empty(len(order), dtype=np.int64)
-        back[order] = np.arange(len(order))
-        return whole.take(pa.array(back))
+        order, rows, places = self._find(locations)
+        columns = [_joined(field, places, rows, order) for field in PAYLOAD_SCHEMA]
+        return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
+
+    def fitting(self, locations: Int64s, bytes_max: int) -> int:
+        """How many of these rows, from the first on, have about so many bytes; at least one."""
+        _, _, places = self._find(locations)
+        if sum(place.count * place.stored.widest for place in places) <= bytes_max:
+            return len(locations)
+        ends = np.cumsum(self.sizes(locations))
+        return max(1, int(np.searchsorted(ends, bytes_max, side="right")))
 
     def sizes(self, locations: Int64s) -> Int64s:
         """About how many bytes each of these rows has, so that nobody gathers too many."""
-        order = np.argsort(locations, kind="stable")
-        sources = locations[order] >> ROW_BITS
+        order, rows, places = self._find(locations)
         sizes = np.zeros(len(locations), dtype=np.int64)
-        for rows in np.split(order, np.flatnonzero(sources[1:] != sources[:-1]) + 1):
-            if len(rows):
-                place = locations[rows]
-                batch, _ = self._batch(bool(is_in_run(place[:1])[0]), int(number_of(place[:1])[0]))
-                sizes[rows] = _row_bytes(batch, row_of(place))
+        for place in places:
+            end = place.begin + place.count
+            sizes[place.begin : end] = _row_bytes(place.stored.columns, rows[place.begin : end])
+        if order is not None:
+            sizes[order] = sizes.copy()
         return sizes
+
+    def _find(self, locations: Int64s) -> tuple[NDArray[np.intp] | None, Int64s, list[_Place]]:
+        """Rows by their place: the order in which they were sorted (None: as given), and where."""
+        if not len(locations):
+            return None, locations, []
+        sources = locations >> ROW_BITS
+        order = None
+        if (sources != sources[0]).any():
+            order = np.argsort(sources, kind="stable")
+            sources, locations = sources[order], locations[order]
+        starts = np.flatnonzero(np.concatenate([[True], sources[1:] != sources[:-1]]))
+        firsts = locations[starts]
+        places = [
+            _Place(self._stored(in_run, number), begin, end - begin)
+            for in_run, number, begin, end in zip(
+                is_in_run(firsts).tolist(),
+                number_of(firsts).tolist(),
+                starts.tolist(),
+                [*starts[1:].tolist(), len(locations)],
+                strict=True,
+            )
+        ]
+        return order, row_of(locations), places
 
     def forget(self, in_run: bool, wanted: Callable[[int], bool]) -> None:
         """Drops cached batches whose frame or block is not wanted any more."""
@@ -99,10 +145,10 @@ class Payloads:
                 del self._cache[key]
             if not in_run:
                 for frame in [f for f in self._kept if not wanted(f)]:
-                    self._kept_bytes -= self._kept.pop(frame)[0].batch.nbytes
+                    self._kept_bytes -= self._kept.pop(frame).batch.nbytes
 
-    def _batch(self, in_run: bool, number: int) -> tuple[pa.RecordBatch, int]:
-        """A frame's or block's batch as it was written, and when (0 for a block)."""
+    def _stored(self, in_run: bool, number: int) -> _Stored:
+        """A frame or block, from memory if it was asked for lately."""
         with self._lock:
             found = self._cache.get((in_run, number))
             if found is not None:
@@ -110,14 +156,14 @@ class Payloads:
                 return found
             kept = None if in_run else self._kept.get(number)
         if kept is not None:
-            return kept[0].batch, kept[1]
+            return kept
         if in_run:
             name = f"{number:012d}.payloads"
-            found = unseal(self._blocks.get(name), name), 0
+            found = _Stored(unseal(self._blocks.get(name), name), 0)
         else:
             rows, at_us = decode_rows(self._journal.body(number))
             assert rows is not None, "a location names a frame with payloads"
-            found = rows.batch, at_us
+            found = _Stored(rows.batch, at_us)
         with self._lock:
             self._cache[in_run, number] = found
             while len(self._cache) > _CACHED_BATCHES:
@@ -125,15 +171,15 @@ class Payloads:
         return found
 
 
-def _row_bytes(batch: pa.RecordBatch, rows: Int64s) -> Int64s:
+def _row_bytes(columns: dict[str, pa.Array], rows: Int64s) -> Int64s:
     """The bytes of rows, but for content types, which are short; read off the offsets alone."""
     total = np.full(len(rows), 64, dtype=np.int64)
     for name in ("payload", "key"):
-        if name in batch.schema.names:
-            ends = _offsets(batch.column(name))
+        if name in columns:
+            ends = _offsets(columns[name])
             total += ends[rows + 1] - ends[rows]
-    if "headers" in batch.schema.names:
-        headers = batch.column("headers")
+    if "headers" in columns:
+        headers = columns["headers"]
         entries = headers.offsets.to_numpy()
         for part in (headers.keys, headers.items):
             ends = _offsets(part)
@@ -149,19 +195,37 @@ def _offsets(array: pa.Array) -> NDArray[np.int32]:
 
 
 def _joined(
-    field: pa.Field, parts: list[dict[str, pa.Array]], counts: Int64s, written_us: Int64s
+    field: pa.Field, places: list[_Place], rows: Int64s, order: NDArray[np.intp] | None
 ) -> pa.Array:
-    """One column of all parts, some of which may have left it out."""
-    given = [part.get(field.name) for part in parts]
-    if all(array is None for array in given):
-        if field.name == "created_us":
-            return pa.array(written_us)
-        return pa.nulls(len(written_us), field.type)
-    arrays = [
-        pa.nulls(int(count), field.type) if array is None else array
-        for array, count in zip(given, counts, strict=True)
-    ]
+    """One column of all places, some of which may have left it out, in the order asked for."""
+    name = field.name
+    if not any(name in place.stored.columns for place in places):
+        if name == "created_us":
+            return _put_back(pa.array(_written_us(places)), order)
+        return pa.nulls(len(rows), field.type)
+    wanted = pa.array(rows)
+    arrays = []
+    for place in places:
+        column = place.stored.columns.get(name)
+        if column is None:
+            arrays.append(pa.nulls(place.count, field.type))
+        else:
+            arrays.append(_TAKE.call([column, wanted.slice(place.begin, place.count)], _UNCHECKED))
     joined = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-    if field.name == "created_us" and joined.null_count:
-        return pc.coalesce(joined, pa.array(written_us))
-    return joined
+    if name == "created_us" and joined.null_count:
+        joined = pc.coalesce(joined, pa.array(_written_us(places)))
+    return _put_back(joined, order)
+
+
+def _written_us(places: list[_Place]) -> Int64s:
+    moments = np.array([place.stored.at_us for place in places], dtype=np.int64)
+    return np.repeat(moments, [place.count for place in places])
+
+
+def _put_back(column: pa.Array, order: NDArray[np.intp] | None) -> pa.Array:
+    """From the order of places to the order asked for."""
+    if order is None:
+        return column
+    back = np.empty(len(order), dtype=np.int64)
+    back[order] = np.arange(len(order))
+    return _TAKE.call([column, pa.array(back)], _UNCHECKED)
