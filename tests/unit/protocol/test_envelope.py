@@ -1,0 +1,78 @@
+"""Envelopes carry a header and tables through bytes, and refuse everything else by name."""
+
+import contextlib
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasti.errors import InvalidArgument
+from fasti.protocol.envelope import pack, parse, unpack
+
+PART = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
+OTHER = pa.RecordBatch.from_pydict({"key": ["a", None]})
+
+
+def test_header_and_parts_come_back() -> None:
+    header, parts = unpack(pack({"topic": "emails", "n": 7}, [PART, OTHER]))
+    assert header == {"topic": "emails", "n": 7}
+    assert [part.to_pydict() for part in parts] == [PART.to_pydict(), OTHER.to_pydict()]
+
+
+def test_a_header_alone_needs_no_parts() -> None:
+    assert unpack(pack({"a": None})) == ({"a": None}, [])
+
+
+def test_a_part_without_rows_keeps_its_schema() -> None:
+    _, (part,) = unpack(pack({}, [PART.slice(0, 0)]))
+    assert part.schema == PART.schema
+    assert part.num_rows == 0
+
+
+def body(header: bytes, rest: bytes = b"", length: int | None = None) -> bytes:
+    return struct.pack("<I", len(header) if length is None else length) + header + rest
+
+
+@pytest.mark.parametrize(
+    ("bytes_in", "field"),
+    [
+        (b"", "body"),
+        (b"\x01", "body"),
+        (body(b"{}", length=99), "body"),
+        (body(b"nonsense"), "json"),
+        (body(b"[1]"), "json"),
+        (body(b'{"parts": 3}'), "parts"),
+        (body(b'{"parts": [-1]}'), "parts"),
+        (body(b'{"parts": [true]}', b"x"), "parts"),
+        (body(b'{"parts": [5]}', b"1234"), "parts"),
+        (body(b'{"parts": [4]}', b"1234"), "parts"),
+        (body(b"{}", b"more"), "parts"),
+    ],
+)
+def test_what_is_no_envelope_is_refused(bytes_in: bytes, field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        unpack(bytes_in)
+    assert refused.value.field == field
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_break_it(noise: bytes) -> None:
+    for attempt in (noise, body(b"{}", noise), body(b'{"parts":[%d]}' % len(noise), noise)):
+        with contextlib.suppress(InvalidArgument):
+            unpack(attempt)
+
+
+@given(st.data())
+def test_a_damaged_part_is_refused_or_read(data: st.DataObject) -> None:
+    whole = bytearray(pack({}, [OTHER]))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(InvalidArgument):
+        unpack(bytes(whole))
+
+
+def test_deep_json_is_refused() -> None:
+    with pytest.raises(InvalidArgument):
+        parse(b'{"a":' * 100_000)
