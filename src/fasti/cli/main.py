@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fasti.cli import bench, demo, storage
+from fasti.cli import bench, demo, serve, storage, token
 from fasti.cli.exits import ErrorsAsExits
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(storage.app)
 app.command()(demo.demo)
+app.command("serve")(serve.serve)
+app.add_typer(token.app)
 
 
 def _print_version(requested: bool) -> None:

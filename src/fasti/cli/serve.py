@@ -1,0 +1,120 @@
+"""`fasti serve`: the broker. Its flags are made from the declarations of the settings."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli.exits import ERROR_EXITS
+from fasti.errors import FastiError
+from fasti.settings.declared import BROKER, LIMITS, SETTINGS, SHARD, Setting
+from fasti.settings.load import ServeSettings, load
+from fasti.settings.page import as_toml
+from fasti.settings.values import Switch
+
+if TYPE_CHECKING:
+    from fasti.doors.process import Ready
+
+
+def run(
+    config: Path | None,
+    print_config: bool,
+    check: bool,
+    ready_fd: int | None,
+    until_stdin_ends: bool,
+    **flags: Any,
+) -> None:
+    """Serve a data directory to clients until a signal ends it.
+
+    Without any flag: the data is in ./fasti-data, clients connect to fasti://127.0.0.1:7170, and
+    http://127.0.0.1:7180 has health and metrics. Flags beat environment variables, which beat the
+    settings file.
+    """
+    settings = load({setting.key: flags[setting.name] for setting in SETTINGS}, config=config)
+    if print_config:
+        typer.echo(as_toml(settings), nl=False)
+    elif check:
+        typer.echo("The settings are good.")
+    else:
+        _serve(settings, ready_fd, until_stdin_ends)
+
+
+def _serve(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool) -> None:
+    # Imported late: looking at settings should not take half a second.
+    from fasti.broker.logs import set_up
+    from fasti.doors.process import end, serve
+
+    def ready(started: Ready) -> None:
+        http = f", http://{started.http}" if started.http else ""
+        typer.echo(f"Fasti listens at fasti://{started.listen}{http}. Ctrl-C stops it.")
+        if ready_fd is not None:
+            with os.fdopen(ready_fd, "w") as pipe:
+                pipe.write(started.to_json() + "\n")
+
+    set_up(settings.log_level, settings.log_format)
+    try:
+        serve(settings, ready, until_stdin_ends)
+    except FastiError as error:
+        typer.echo(f"error {error.code}: {error.message}", err=True)
+        end(ERROR_EXITS.get(error.code, ERROR_EXITS["error"]))
+    end(0)
+
+
+def _option(setting: Setting, panel: str) -> inspect.Parameter:
+    switch = isinstance(setting.kind, Switch)
+    names = [f"{setting.flag}/--no-{setting.flag[2:]}"] if switch else [setting.flag]
+    default = "none" if setting.default is None else setting.kind.show(setting.default)
+    option = typer.Option(
+        *names,
+        metavar=None if switch else setting.kind.metavar,
+        help=f"{_plain(setting.meaning)} [dim]\\[{setting.variable}][/dim]",
+        rich_help_panel=panel,
+        show_default=default,
+    )
+    kind: Any = bool | None if switch else str | None
+    return _parameter(setting.name, Annotated[kind, option], None)
+
+
+def _plain(meaning: str) -> str:
+    """A meaning without the links of the documentation."""
+    return meaning.partition(" See [")[0].replace("`", "")
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+
+
+def _parameters() -> list[inspect.Parameter]:
+    config = typer.Option("--config", metavar="FILE", help="Settings in TOML. \\[FASTI_CONFIG]")
+    shown = typer.Option("--print-config", help="Print the settings in force as TOML, and exit.")
+    check = typer.Option("--check", help="Look whether the settings are good, and exit.")
+    hidden = {
+        "ready_fd": Annotated[int | None, typer.Option("--ready-fd", hidden=True)],
+        "until_stdin_ends": Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)],
+    }
+    made = [
+        _parameter("config", Annotated[Path | None, config], None),
+        _parameter("print_config", Annotated[bool, shown], False),
+        _parameter("check", Annotated[bool, check], False),
+        _parameter("ready_fd", hidden["ready_fd"], None),
+        _parameter("until_stdin_ends", hidden["until_stdin_ends"], False),
+    ]
+    for panel, settings in (("Broker", BROKER), ("Shard", SHARD), ("Limits", LIMITS)):
+        made += [_option(setting, panel) for setting in settings]
+    return made
+
+
+def _with_flags(command: Any) -> Any:
+    """Gives the command a parameter for each setting, as if they stood in its definition."""
+    parameters = _parameters()
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+serve = _with_flags(run)

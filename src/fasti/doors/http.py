@@ -1,0 +1,114 @@
+"""The HTTP application: health, readiness and metrics of a broker that it reaches over Flight.
+
+It runs in a process of its own (http_process.py) and holds nothing: every answer is asked of the
+broker, so what it says is true at that moment. Each concern is a router of its own; the full door
+and its page are further routers. Refusals are problem details (RFC 9457) with our error code.
+
+Handlers are plain functions: FastAPI runs them in worker threads, where a Flight call may block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from fasti.doors.link import BrokerLink
+from fasti.errors import FastiError, Unauthenticated, Unavailable
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PROBLEM_TYPE = "application/problem+json"
+_BEARER = "bearer "
+_STATUS = {"unauthenticated": 401, "permission_denied": 403, "not_found": 404} | {
+    "invalid_argument": 400,
+    "overloaded": 429,
+    "unavailable": 503,
+    "timed_out": 503,
+    "closed": 503,
+}
+
+
+def build(link: BrokerLink) -> FastAPI:
+    """The application around one broker."""
+    app = FastAPI(title="Fasti", description="A broker's health and metrics.", redoc_url=None)
+    app.include_router(_health(link))
+    app.include_router(_metrics(link))
+    paths = sorted(app.openapi()["paths"])
+    app.include_router(_root(paths))
+    app.add_exception_handler(FastiError, _told)
+    app.add_exception_handler(HTTPException, _told)
+    return app
+
+
+def _root(paths: list[str]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", summary="What there is")
+    def root() -> dict[str, Any]:
+        return {"server": "fasti", "paths": [*paths, "/docs", "/openapi.json"]}
+
+    return router
+
+
+def _health(link: BrokerLink) -> APIRouter:
+    router = APIRouter(tags=["health"])
+
+    def answer(good: Callable[[dict[str, Any]], bool]) -> Response:
+        health = link.call("health")
+        if good(health):
+            return JSONResponse(health)
+        raise Unavailable(f"the broker is {health['state']}", details=health)
+
+    @router.get("/healthz", summary="The broker is alive: it answers, and its shard has not failed")
+    def healthz() -> Response:
+        return answer(lambda health: health["state"] != "failed")
+
+    @router.get("/readyz", summary="The broker takes work")
+    def readyz() -> Response:
+        return answer(lambda health: bool(health["ready"]))
+
+    return router
+
+
+def _metrics(link: BrokerLink) -> APIRouter:
+    router = APIRouter(tags=["metrics"])
+
+    @router.get("/metrics", summary="The broker's metrics in Prometheus' text format")
+    def metrics(request: Request) -> Response:
+        # Whoever asks for more than health does so in their own name.
+        text = link.call("metrics", _token(link, request))["text"]
+        return PlainTextResponse(text, media_type=_METRICS_TYPE)
+
+    return router
+
+
+def _token(link: BrokerLink, request: Request) -> str:
+    if not link.guarded:
+        return ""
+    given = request.headers.get("authorization", "")
+    if not given.lower().startswith(_BEARER):
+        raise Unauthenticated("this broker asks for `Authorization: Bearer TOKEN`")
+    return given[len(_BEARER) :].strip()
+
+
+def _told(request: Request, error: Exception) -> Response:
+    """Any refusal as problem details."""
+    if isinstance(error, FastiError):
+        return _problem(_STATUS.get(error.code, 500), error.code, error.message, error)
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else "invalid_argument"
+    return _problem(error.status_code, code, f"{request.url.path}: {error.detail}", None)
+
+
+def _problem(status: int, code: str, detail: str, error: FastiError | None) -> Response:
+    body: dict[str, Any] = {"type": "about:blank", "title": code, "status": status}
+    body |= {"detail": detail, "code": code}
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if error is not None:
+        body |= {"retryable": error.retryable, "details": error.details}
+        if error.retry_after_us is not None:
+            headers["Retry-After"] = str(-(-error.retry_after_us // 1_000_000))
+    return JSONResponse(body, status, headers, _PROBLEM_TYPE)

@@ -1,0 +1,106 @@
+"""Keeps the HTTP process running: starts it, starts it again when it dies, ends it.
+
+The listening socket is the broker's own and is handed down, so the port is known and taken before
+the process is there, stays the same when it is replaced, and a caller that comes in between waits
+instead of being refused. One thread, which sleeps until the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from fasti.broker.logs import fields
+from fasti.settings.values import Address
+
+_log = logging.getLogger("fasti.doors.http")
+_PAUSE_S = 0.2
+_PAUSE_MAX_S = 30.0
+# One that ran for so long was well: the pauses begin anew.
+_WELL_S = 60.0
+_END_S = 2.0
+
+
+class HttpChild:
+    """`orders` are what http_process.py reads, but for the socket."""
+
+    def __init__(self, listener: socket.socket, orders: Mapping[str, Any]) -> None:
+        self._listener = listener
+        self._orders = {**orders, "descriptor": listener.fileno()}
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="fasti-http", daemon=True)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        host, port = self._listener.getsockname()[:2]
+        return Address(host, port)
+
+    @property
+    def pid(self) -> int | None:
+        """The process that serves now."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it, softly if it lets us."""
+        with self._lock:
+            self._ending.set()
+            process = self._process
+            if process is not None and process.stdin is not None:
+                with suppress(OSError):
+                    process.stdin.close()
+        if process is not None:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._thread.join()
+        self._listener.close()
+
+    def _keep(self) -> None:
+        pause = _PAUSE_S
+        while not self._ending.is_set():
+            begin = time.monotonic()
+            process = self._spawn()
+            if process is None:
+                return
+            code = process.wait()
+            if self._ending.is_set():
+                return
+            pause = _PAUSE_S if time.monotonic() - begin > _WELL_S else min(pause * 2, _PAUSE_MAX_S)
+            told = fields(code=code, again_in_s=pause)
+            _log.warning("the HTTP process ended and will be started again", extra=told)
+            self._ending.wait(pause)
+
+    def _spawn(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._ending.is_set():
+                return None
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fasti.doors.http_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[self._listener.fileno()],
+                # Ctrl-C in a terminal is for the broker, which then ends this one.
+                start_new_session=True,
+            )
+            assert self._process.stdin is not None
+            with suppress(OSError):
+                self._process.stdin.write(json.dumps(self._orders).encode() + b"\n")
+                self._process.stdin.flush()
+            return self._process

@@ -1,0 +1,96 @@
+"""The HTTP process: `python -m fasti.doors.http_process`, started by the broker and by nobody else.
+
+Its orders come as a line of JSON on stdin, so that a token is never seen on a command line or in
+an environment; the listening socket comes as an inherited descriptor. Stdin stays open as long as
+the broker lives: its end is the sign to end, whatever happened to the broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+def main() -> None:
+    """Reads the orders and serves."""
+    orders: dict[str, Any] = json.loads(_read_line(sys.stdin.fileno()))
+    # Before anything that takes long: the next broker may want the port.
+    threading.Thread(target=_end_with_stdin, name="fasti-parent", daemon=True).start()
+    _serve(orders)
+
+
+def _read_line(descriptor: int) -> bytes:
+    """Up to the line's end and no further."""
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(descriptor, 1)
+        if not piece:
+            # Somebody tries it by hand, or the broker died before it gave its orders.
+            by_hand = "this is started by the broker: see `fasti serve --http`"
+            sys.exit(by_hand if os.isatty(descriptor) else 0)
+        line += piece
+    return line
+
+
+def _end_with_stdin() -> None:
+    """The broker is gone, or wants us gone: nothing here needs saving."""
+    with contextlib.suppress(OSError):
+        os.read(sys.stdin.fileno(), 1)
+    os._exit(0)
+
+
+def _serve(orders: dict[str, Any]) -> None:
+    from fasti.broker.logs import set_up
+    from fasti.doors.http import build
+    from fasti.doors.link import BrokerLink
+
+    set_up(orders["log_level"], orders["log_format"])
+    # What uvicorn tells of its own comings and goings is told better by the broker.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    link = BrokerLink(orders["broker"], tls=orders["tls"] is not None, token=orders["token"])
+    server = _server(build(link), orders["tls"] or (None, None))
+    server.run(sockets=[socket.socket(fileno=orders["descriptor"])])
+
+
+def _server(app: Any, tls: tuple[str | None, str | None]) -> uvicorn.Server:
+    """Serves for ever, and sleeps while nobody asks for anything."""
+    import asyncio
+
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def main_loop(self) -> None:
+            """Instead of looking ten times a second whether it should end."""
+            await self.on_tick(0)
+            await asyncio.Event().wait()
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Signals do what they always do."""
+            yield
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        date_header=False,
+        server_header=False,
+        lifespan="off",
+        ssl_certfile=tls[0],
+        ssl_keyfile=tls[1],
+    )
+    return Server(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""How the HTTP process reaches its broker: actions of the protocol over Arrow Flight.
+
+Any thread may call. A connection that is lost is made again by gRPC at the next call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow.flight as fl
+
+from fasti.errors import FastiError, TimedOut, Unauthenticated, Unavailable
+from fasti.protocol.envelope import pack, unpack
+from fasti.protocol.problems import error_from_json
+from fasti.protocol.schemas import VERSION
+
+_TIMEOUT_S = 5.0
+
+
+class BrokerLink:
+    """A broker on the same machine. `token` is this process's own, if the broker asks for any."""
+
+    def __init__(self, address: str, *, tls: bool = False, token: str = "") -> None:
+        scheme = "grpc+tls" if tls else "grpc"
+        # The certificate is made for the name that others use; here both ends are one machine's,
+        # and the other end is this process's parent.
+        options: dict[str, Any] = {"disable_server_verification": True} if tls else {}
+        self._client = fl.FlightClient(f"{scheme}://{address}", **options)
+        self._token = token
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the broker asks for tokens."""
+        return bool(self._token)
+
+    def call(self, action: str, token: str = "", timeout: float = _TIMEOUT_S) -> dict[str, Any]:
+        """The header of an action's reply. Raises `FastiError` and nothing else."""
+        used = token or self._token
+        headers = [(b"authorization", f"Bearer {used}".encode())] if used else []
+        options = fl.FlightCallOptions(timeout=timeout, headers=headers)
+        try:
+            (result,) = self._client.do_action((action, pack({"version": VERSION})), options)
+        except fl.FlightUnauthenticatedError as error:
+            raise Unauthenticated("the token is not known here") from error
+        except fl.FlightTimedOutError as error:
+            raise TimedOut(f"the broker did not answer within {timeout:g} s") from error
+        except (fl.FlightError, OSError, ValueError) as error:
+            raise Unavailable(f"the broker does not answer: {_first_line(error)}") from error
+        header, _ = unpack(result.body)
+        if "error" in header:
+            raise _broker_said(header["error"])
+        return header
+
+    def close(self) -> None:
+        """Lets the connection go."""
+        self._client.close()
+
+
+def _broker_said(problem: Any) -> FastiError:
+    return error_from_json(problem if isinstance(problem, dict) else {})
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200]

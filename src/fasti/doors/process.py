@@ -1,0 +1,285 @@
+"""The broker as a process: one shard behind its doors, from the first line of the log to the last.
+
+It starts in an order in which nobody is told anything that isn't so: what can be wrong with
+addresses, certificates and credentials is looked at first; then the directory is opened and
+recovered, every path is run once, and only then do the ports answer and `ready` is said.
+
+A signal ends it softly: readiness goes, sessions are told, what was handed over is answered, a
+checkpoint is written. A second one ends it at once, which is as safe, and slower to start from. A
+shard that has failed for good ends the process with the shard's error.
+
+The main thread only waits for one of these. Everything else runs in the threads of the parts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from fasti.broker.clock import WatchedClock, watch_settings
+from fasti.broker.logs import fields
+from fasti.broker.metrics import Metrics
+from fasti.broker.service import Service
+from fasti.broker.shard import Shard
+from fasti.doors.credentials import Credentials
+from fasti.doors.flight import FlightDoor
+from fasti.doors.http_child import HttpChild
+from fasti.doors.listening import bind, check_free, read_certificate
+from fasti.doors.warmup import warm_up
+from fasti.errors import AlreadyExists, FastiError
+from fasti.settings.load import ServeSettings
+from fasti.settings.values import Address
+from fasti.storage.files import LocalFiles
+
+_log = logging.getLogger("fasti.broker")
+
+# Without it a thread in Python code may keep the others waiting for 5 ms.
+_SWITCH_INTERVAL_S = 0.0005
+_FILES_WANTED = 65_536
+_HTTP_PATIENCE_S = 1.0
+# How long streams have to end by themselves; those of clients that don't react end with us.
+_STREAMS_END_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Said once everything answers."""
+
+    listen: Address
+    http: Address | None
+    pid: int
+    recovery_seconds: float
+
+    def to_json(self) -> str:
+        """For whoever started this process and waits."""
+        http = None if self.http is None else str(self.http)
+        made = {"listen": str(self.listen), "http": http, "pid": self.pid}
+        return json.dumps({**made, "recovery_seconds": self.recovery_seconds})
+
+
+class Broker:
+    """A shard, its service and its doors. `start` and `stop` are for one thread."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self.metrics = Metrics()
+        self.shard: Shard
+        self.service: Service
+        self._door: FlightDoor
+        self._http: HttpChild | None = None
+
+    def start(self) -> Ready:
+        """Returns when clients are served. Raises what a person can act on."""
+        settings = self._settings
+        tls = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            tls = read_certificate(settings.tls_cert, settings.tls_key)
+        credentials = Credentials(settings.credentials) if settings.credentials else None
+        check_free(settings.listen)
+        listener = bind(settings.http, _HTTP_PATIENCE_S) if settings.http else None
+        seconds = self._open()
+        try:
+            self.service = Service(self.shard, self.metrics)
+            warm_up()
+            self._door = self._open_door(tls, credentials)
+        except BaseException:
+            self.shard.close(checkpoint=False)
+            raise
+        listen = Address(settings.listen.host, self._door.port)
+        if listener is not None:
+            token = credentials.add("fasti-http") if credentials else ""
+            self._http = HttpChild(listener, self._orders(listen, token))
+            self._http.start()
+        http = self._http.address if self._http else None
+        return Ready(listen, http, os.getpid(), seconds)
+
+    def _open(self) -> float:
+        begin = time.monotonic()
+        clock = WatchedClock(self._clock_stepped)
+        self.shard = Shard(LocalFiles(self._settings.data), self._settings.shard, clock)
+        # A sequencer that sleeps until something is due must learn that it is due already.
+        watch_settings(lambda: self._wake(clock))
+        self.metrics.recovery_seconds = time.monotonic() - begin
+        return self.metrics.recovery_seconds
+
+    def _clock_stepped(self, by_us: int) -> None:
+        self.metrics.clock_stepped(by_us)
+        way = "ahead: what was due meanwhile is due now" if by_us > 0 else "back: time is held"
+        _log.warning("the wall clock leapt %s", way, extra=fields(by_seconds=by_us / 1e6))
+
+    def _wake(self, clock: WatchedClock) -> None:
+        clock.now_us()
+        with suppress(FastiError):
+            self.shard.run(lambda: None)
+
+    def _open_door(self, tls: tuple[bytes, bytes] | None, known: Credentials | None) -> FlightDoor:
+        address = self._settings.listen
+        try:
+            door = FlightDoor(self.service, address.host, address.port, tls, known)
+        except Exception as error:
+            # It was free a moment ago: somebody was faster, or gRPC wants something else.
+            check_free(address)
+            reason = (str(error).splitlines() or [repr(error)])[0]
+            raise AlreadyExists(f"{address}: gRPC could not listen: {reason}") from error
+        door.start()
+        return door
+
+    def _orders(self, listen: Address, token: str) -> dict[str, Any]:
+        settings = self._settings
+        tls = None
+        if settings.tls_cert is not None:
+            tls = [str(settings.tls_cert), str(settings.tls_key)]
+        return {
+            "broker": str(listen.near),
+            "token": token,
+            "tls": tls,
+            "log_level": settings.log_level,
+            "log_format": settings.log_format,
+        }
+
+    def stop(self) -> None:
+        """Answers what was handed over, writes a checkpoint, ends the doors."""
+        self.service.begin_stopping()
+        # Calls that are under way end here; streams of clients that don't react would never.
+        ended = threading.Thread(target=self._door.stop, name="fasti-flight-stop", daemon=True)
+        ended.start()
+        ended.join(_STREAMS_END_S)
+        self.shard.close()
+        ended.join(_STREAMS_END_S / 4)
+        self._end_http()
+
+    def abandon(self) -> None:
+        """The shard has failed: whoever is connected is told, and nothing is written."""
+        self.service.begin_stopping()
+        self._end_http()
+        with suppress(FastiError):
+            self.shard.close(checkpoint=False)
+
+    def _end_http(self) -> None:
+        if self._http is not None:
+            self._http.stop()
+
+
+def serve(
+    settings: ServeSettings,
+    ready: Callable[[Ready], None],
+    until_stdin_ends: bool = False,
+) -> None:
+    """Runs a broker until a signal ends it. Raises what kept it from starting or ended it.
+
+    For the main thread. `until_stdin_ends`: as if by a signal, when whoever started it is gone.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _raise_file_limit()
+    told = fields(version=version("fasti"), pid=os.getpid(), data=settings.data)
+    _log.info("starting", extra=told)
+    broker = Broker(settings)
+    started = broker.start()
+    _log_recovery(broker.shard, started.recovery_seconds)
+    asks: queue.SimpleQueue[str] = queue.SimpleQueue()
+    _handle_signals(asks)
+    _watch(lambda: broker.shard.wait_ended(), asks, "failure")
+    if until_stdin_ends:
+        _watch(_read_stdin_to_its_end, asks, "end of stdin")
+    security = {"tls": settings.tls_cert is not None, "credentials": bool(settings.credentials)}
+    _log.info("ready", extra=fields(listen=started.listen, http=started.http or "off", **security))
+    ready(started)
+    why = asks.get()
+    if why == "failure":
+        failure = broker.shard.failure or FastiError("the shard ended")
+        _log.critical("the shard failed for good", extra=fields(code=failure.code, why=failure))
+        broker.abandon()
+        raise failure
+    _log.info("stopping", extra=fields(because=why, within_s=settings.stop_within_us / 1e6))
+    _stop_within(broker, settings.stop_within_us / 1e6)
+    _log.info("stopped")
+
+
+def _log_recovery(shard: Shard, seconds: float) -> None:
+    topics = list(shard.engine.state.topics.values())
+    live = sum(int(part.counts[1:5].sum()) for topic in topics for part in topic.partitions)
+    _log.info(
+        "recovered",
+        extra=fields(
+            seconds=round(seconds, 3),
+            topics=len(topics),
+            messages=live,
+            leases=shard.engine.memory.leases.active,
+            replayed_bytes=shard.store.tail_bytes,
+        ),
+    )
+
+
+def _stop_within(broker: Broker, seconds: float) -> None:
+    """Stops; if that takes too long the process ends as it is, with everything in the journal."""
+
+    def give_up() -> None:
+        _log.warning("not done in time: the next start has more to replay")
+        end(0)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    broker.stop()
+    timer.cancel()
+
+
+def _handle_signals(asks: queue.SimpleQueue[str]) -> None:
+    seen = 0
+
+    def asked(number: int, frame: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            end(128 + number)
+        # A simple queue may be filled from a signal handler, whatever the thread is doing.
+        asks.put(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, asked)
+
+
+def _watch(wait: Callable[[], None], asks: queue.SimpleQueue[str], word: str) -> None:
+    def run() -> None:
+        wait()
+        asks.put(word)
+
+    threading.Thread(target=run, name="fasti-watch", daemon=True).start()
+
+
+def _read_stdin_to_its_end() -> None:
+    with suppress(OSError):
+        while os.read(0, 4096):
+            pass
+
+
+def end(code: int) -> None:
+    """Ends the process now: gRPC's threads may wait for clients that will never answer."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _raise_file_limit() -> None:
+    """A thousand sessions and as many mapped files need more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(_FILES_WANTED, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        _log.warning("few files may be open", extra=fields(limit=soft))
