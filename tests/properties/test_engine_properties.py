@@ -30,10 +30,11 @@ from fasti.core import (
     outcomes,
     partition,
     ready,
+    slices,
     staging,
+    turns,
 )
 from fasti.core import commands as co
-from fasti.core import engine as engine_module
 from fasti.model import (
     DAY_US,
     HOUR_US,
@@ -528,7 +529,9 @@ class EngineMachine(RuleBasedStateMachine):
 SMALL: tuple[tuple[Any, str, int], ...] = (
     (staging, "LANDED_PER_STEP", LANDED_PER_STEP),
     (leasing, "TURN_ROWS", 2),
-    (engine_module, "SERVED_PER_STEP", 5),
+    (turns, "SERVED_PER_STEP", 5),
+    (turns, "_SHARE_MIN", 2),
+    (slices, "ASKED_PER_STEP", 1),
     (calendar, "ROWS_PER_CALL", 3),
     (calendar, "_CHUNK_FIRST", 2),
     (calendar, "_CHUNK_MAX", 4),

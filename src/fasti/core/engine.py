@@ -20,21 +20,18 @@ import numpy as np
 from fasti.core import change, commands, leasing, produce, reads, staging
 from fasti.core import events as ev
 from fasti.core.leases import NEVER
-from fasti.core.leasing import Line
 from fasti.core.memory import Memory
-from fasti.core.partition import FOREVER, Partition
-from fasti.core.replies import Done, LoadSlice, Reply, Step, TransactionReply
+from fasti.core.partition import FOREVER
+from fasti.core.replies import Done, Reply, Step, TransactionReply
+from fasti.core.slices import Slices
 from fasti.core.snapshot import Snapshot
-from fasti.core.state import ShardState, Topic
+from fasti.core.state import ShardState
 from fasti.core.topics import change_topic, create_topic, delete_topic
+from fasti.core.turns import Turns
 from fasti.core.work import Work
 from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
 from fasti.model import Limits, OnConflict, Outcome
 
-SERVED_PER_STEP = 10_000
-LOADED_PER_CALL = 65_536
-# Rows of runs are read back this long before they are due: two slices of about a minute.
-LOADED_AHEAD_US = 2 * (1 << 26)
 _IN_TRANSACTIONS = (
     commands.Produce,
     commands.Update,
@@ -69,10 +66,9 @@ class Engine:
         self.memory = Memory(memory_bytes, leases_max)
         self.state = ShardState(self.memory)
         self.snapshots: dict[int, Snapshot] = {}
-        self._lines: dict[int, Line] = {}
         self._next_snapshot = 1
-        self.runs_version = 0
-        self._next_ask_us = 0
+        self.turns = Turns(self.state)
+        self.slices = Slices(self.state)
         self._decide: dict[type, Callable[[Work, Any], Any]] = {
             commands.CreateTopic: create_topic,
             commands.ChangeTopic: change_topic,
@@ -83,7 +79,7 @@ class Engine:
             commands.Cancel: change.cancel,
             commands.Redrive: change.redrive,
             commands.Purge: change.purge,
-            commands.Lease: self._lease,
+            commands.Lease: self.turns.lease,
             commands.Detach: self._detach,
             commands.Heartbeat: leasing.heartbeat,
             commands.Extend: leasing.extend,
@@ -100,9 +96,9 @@ class Engine:
             commands.TakeSnapshot: self._take_snapshot,
             commands.DropSnapshot: self._drop_snapshot,
             commands.Transaction: self._transaction,
-            commands.SliceLoaded: self._slice_loaded,
+            commands.SliceLoaded: self.slices.loaded,
             commands.RowsInstalled: self._rows_installed,
-            commands.RunsInstalled: self._runs_installed,
+            commands.RunsInstalled: self.slices.installed,
         }
 
     # Recovery
@@ -127,6 +123,8 @@ class Engine:
             start = tick + np.maximum(due - self.state.last_at_us, 0)
             hold_us = self.state.topics[topic].settings.hold_us
             leases.arm(held, start + leases.length[held], start + hold_us)
+        self.memory.news.clear()
+        self.slices.start()
 
     # Steps
 
@@ -141,9 +139,10 @@ class Engine:
             step.replies.append(self._execute(work, command))
         if self.state.stages:
             step.more |= self._grouped(work, staging.land)
-        self._drop_old_snapshots(now_us)
-        step.more |= self._serve(work)
-        self._ask_for_slices(work)
+        if self.snapshots:
+            self._drop_old_snapshots(now_us)
+        step.more |= self.turns.serve(work)
+        step.more |= self.slices.ask(work)
         self.tidy()
         self._plan_wake(work, step)
         return step
@@ -204,71 +203,15 @@ class Engine:
             reply.status[reply.status == Outcome.OK] = Outcome.ABORTED
         return TransactionReply(False, replies, error)
 
-    # Consumers
-
-    def _line(self, topic: Topic) -> Line:
-        return self._lines.setdefault(topic.number, Line())
-
-    def _lease(self, work: Work, command: commands.Lease) -> Done:
-        topic = work.topic(command.topic)
-        line = self._line(topic)
-        waiting = line.find(command.session)
-        before = waiting.credit if waiting is not None else 0
-        done = leasing.lease(work, command, line)
-        if not command.wait:
-            work.end_group()
-            work.begin_group()
-            while leasing.serve(work, topic, line, SERVED_PER_STEP)[1] and line.find(
-                command.session
-            ):
-                pass
-            # What it waited for before, it still waits for.
-            waiting = line.find(command.session)
-            if waiting is not None and before:
-                waiting.credit = min(waiting.credit, before)
-            elif waiting is not None:
-                line.waiting.remove(waiting)
-        return done
-
     def _detach(self, work: Work, command: commands.Detach) -> Done:
-        for line in self._lines.values():
-            line.leave(command.session)
+        self.turns.detach(command.session)
         return Done()
 
     def _delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
         topic = work.topic(command.name)
         done = delete_topic(work, command)
-        self._lines.pop(topic.number, None)
+        self.turns.forget(topic)
         return done
-
-    def _serve(self, work: Work) -> bool:
-        more, budget = False, SERVED_PER_STEP
-        for number, line in list(self._lines.items()):
-            if not line.waiting or (line.wake_us > work.now_us and number not in work.touched):
-                continue
-            topic = self.state.topics[number]
-            work.begin_group()
-            handed, busy = leasing.serve(work, topic, line, budget)
-            work.end_group()
-            budget -= handed
-            more |= busy
-            line.wake_us = self._next_turn_us(topic)
-            if handed:
-                # Whoever got something comes last next time, so that no topic starves another.
-                self._lines[number] = self._lines.pop(number)
-        return more
-
-    def _next_turn_us(self, topic: Topic) -> int:
-        """When the next message may go out, if nothing happens to the topic before."""
-        moments = [
-            moment_us
-            for partition in topic.partitions
-            if (moment_us := partition.next_us()) is not None
-            # What lies beyond must wait for a slice, whose arrival touches the topic.
-            and moment_us < partition.loaded_until_us
-        ]
-        first_us = min(moments, default=FOREVER)
-        return first_us if first_us == FOREVER else first_us - topic.settings.lookahead_us
 
     # Snapshots
 
@@ -328,47 +271,9 @@ class Engine:
         for number in [n for n, s in self.snapshots.items() if s.deadline_us <= now_us]:
             self.release_snapshot(number)
 
-    # Runs
-
-    def _ask_for_slices(self, work: Work) -> None:
-        """What runs hold must be in memory before it is due."""
-        if not self.runs_version or work.now_us < self._next_ask_us:
-            return
-        ahead_us = work.now_us + LOADED_AHEAD_US
-        next_us = FOREVER
-        for topic in self.state.topics.values():
-            for partition in topic.partitions:
-                if partition.loading:
-                    continue
-                if partition.loaded_until_us > ahead_us:
-                    next_us = min(next_us, partition.loaded_until_us - LOADED_AHEAD_US)
-                    continue
-                partition.loading = True
-                until_us = ahead_us + LOADED_AHEAD_US
-                place = (topic.number, partition.number, self.runs_version)
-                effect = LoadSlice(*place, partition.loaded_until_us, until_us, LOADED_PER_CALL)
-                work.effects.append(effect)
-        self._next_ask_us = next_us
-
-    def _find(self, topic: int, partition: int) -> Partition | None:
-        known = self.state.topics.get(topic)
-        return known.partitions[partition] if known else None
-
-    def _slice_loaded(self, work: Work, command: commands.SliceLoaded) -> Done:
-        partition = self._find(command.topic, command.partition)
-        if partition is None:
-            return Done()
-        partition.loading = False
-        self._next_ask_us = 0
-        work.touched.add(command.topic)
-        if command.version == self.runs_version:
-            partition.restore_entries(command.sequences, command.due_us)
-            partition.loaded_until_us = max(partition.loaded_until_us, command.through_us)
-        return Done()
-
     def _rows_installed(self, work: Work, command: commands.RowsInstalled) -> Done:
         """Payloads moved from the journal, or from older blocks, into a new run."""
-        partition = self._find(command.topic, command.partition)
+        partition = self.slices.find(command.topic, command.partition)
         gone = command.new_locations
         if partition is not None:
             arena = self.memory.arena
@@ -385,25 +290,6 @@ class Engine:
         self.memory.marks.kill(gone)
         return Done()
 
-    def _runs_installed(self, work: Work, command: commands.RunsInstalled) -> Done:
-        """Entries that runs hold now are read back when their time comes near."""
-        self.runs_version = command.version
-        self._next_ask_us = 0
-        for number in set(self.memory.marks.blocks()) - command.blocks:
-            self.memory.marks.remove_block(number)
-        horizon_us = work.now_us + 2 * LOADED_AHEAD_US
-        for (topic, number), first_due_us in command.first_due_us.items():
-            partition = self._find(topic, number)
-            if partition is None:
-                continue
-            partition.loading = False
-            if partition.loaded_until_us == FOREVER:
-                partition.loaded_until_us = max(horizon_us, partition.calendar.cursor_us)
-            partition.calendar.forget(command.epoch, partition.loaded_until_us)
-            if first_due_us == FOREVER:
-                partition.loaded_until_us = FOREVER
-        return Done()
-
     # Housekeeping
 
     def tidy(self) -> bool:
@@ -415,16 +301,11 @@ class Engine:
         return bool(untidy)
 
     def _plan_wake(self, work: Work, step: Step) -> None:
-        moments: list[int] = []
-        # Without room for a lease there is nothing to wake up for: one must end first.
-        if self.memory.leases.free:
-            moments += [line.wake_us for line in self._lines.values() if line.waiting]
-        if self.runs_version:
-            moments.append(self._next_ask_us)
+        first_us = min(self.turns.next_us(), self.slices.next_us())
         if self.state.stages:
-            moments.append(staging.next_expiry_us(work))
-        moments += [snapshot.deadline_us for snapshot in self.snapshots.values()]
-        first_us = min(moments, default=FOREVER)
+            first_us = min(first_us, staging.next_expiry_us(work))
+        for snapshot in self.snapshots.values():
+            first_us = min(first_us, snapshot.deadline_us)
         step.wake_at_us = max(first_us, work.now_us) if first_us < FOREVER else None
         bound = self.memory.leases.expiry_bound
         step.wake_at_tick = bound if bound < NEVER else None

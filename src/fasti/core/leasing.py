@@ -1,14 +1,11 @@
 """Deciding leases: handing messages out, and everything that is done under a lease.
 
-Consumers wait in a line per topic, first come first served; one whose credit outlasts its turn
-goes to the end of the line. Messages leave in (due, sequence) order of their partition. A lease is
-journaled before the message leaves, so there is never a second live one.
+Consumers wait in a line per topic (lines.py), first come first served; one whose credit outlasts
+its turn goes to the end of the line. Messages leave in (due, sequence) order of their partition. A
+lease is journaled before the message leaves, so there is never a second live one.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +13,7 @@ from numpy.typing import NDArray
 from fasti.core import events as ev
 from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Release, Target
 from fasti.core.judging import Piece, blank, explain, judge_lease, locate
+from fasti.core.lines import Line, Waiting
 from fasti.core.partition import Partition
 from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
 from fasti.core.retry import retry_delays
@@ -30,35 +28,6 @@ TURN_ROWS = 5_000
 _EXPIRED_PER_STEP = 5_000
 
 
-@dataclass(slots=True)
-class Waiting:
-    """A session in the line, and how many messages it can still take."""
-
-    session: int
-    consumer: str
-    credit: int
-
-
-@dataclass(slots=True)
-class Line:
-    """Who waits for a topic's messages. Session state: never journaled."""
-
-    waiting: deque[Waiting] = field(default_factory=deque)
-    sessions: dict[str, int] = field(default_factory=dict)
-    # Nothing is due before, unless the topic is touched.
-    wake_us: int = 0
-
-    def find(self, session: int) -> Waiting | None:
-        """The session's place, if it waits."""
-        return next((w for w in self.waiting if w.session == session), None)
-
-    def leave(self, session: int) -> None:
-        """The session waits no more."""
-        self.waiting = deque(w for w in self.waiting if w.session != session)
-        for consumer in [c for c, s in self.sessions.items() if s == session]:
-            del self.sessions[consumer]
-
-
 def lease(work: Work, command: Lease, line: Line) -> Done:
     """Takes a session's wish; the messages follow as `Deliver` effects of this step or a later."""
     topic = work.topic(command.topic)
@@ -66,27 +35,22 @@ def lease(work: Work, command: Lease, line: Line) -> Done:
         raise InvalidArgument("a consumer needs a name", field="consumer")
     if command.count < 1:
         raise InvalidArgument("count must be at least 1", field="count", limit=1)
-    if len(line.waiting) >= work.limits.consumers_waiting_max:
-        raise Overloaded("too many consumers are waiting")
     waiting = line.find(command.session)
+    if waiting is None and len(line) >= work.limits.consumers_waiting_max:
+        raise Overloaded("too many consumers are waiting")
     if waiting is not None and waiting.consumer != command.consumer:
         # Its credit is one: nobody could tell to which of the names a message should go.
         raise InvalidArgument(
             f"the session waits as {waiting.consumer!r} already", field="consumer"
         )
-    before = line.sessions.get(command.consumer)
+    before = line.session_of(command.consumer)
     if before != command.session:
         if before is not None:
             line.leave(before)
             work.effects.append(ConsumerReplaced(before, topic.name, command.consumer))
-        line.sessions[command.consumer] = command.session
+        line.give_name(command.consumer, command.session)
         _resume(work, topic, command)
-    waiting = line.find(command.session)
-    if waiting is None:
-        line.waiting.append(Waiting(command.session, command.consumer, command.count))
-    else:
-        waiting.credit += command.count
-    work.touched.add(topic.number)
+    line.join(command.session, command.consumer, command.count)
     return Done()
 
 
@@ -116,19 +80,16 @@ def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]
     for partition in topic.partitions:
         busy |= partition.advance(limit_us)
     handed = 0
-    while line.waiting and handed < budget:
-        waiting = line.waiting[0]
+    while line and handed < budget:
+        waiting = line.first()
         room = work.state.memory.leases.free
         count = min(waiting.credit, TURN_ROWS, budget - handed, room)
         taken = _take(work, topic, waiting, count, limit_us) if count else 0
-        handed += taken
-        waiting.credit -= taken
         if not taken:
             return handed, busy
-        line.waiting.popleft()
-        if waiting.credit:
-            line.waiting.append(waiting)
-    return handed, busy or bool(line.waiting)
+        handed += taken
+        line.end_turn(taken)
+    return handed, busy or bool(line)
 
 
 def _take(work: Work, topic: Topic, waiting: Waiting, count: int, limit_us: int) -> int:

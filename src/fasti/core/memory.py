@@ -36,11 +36,18 @@ class Memory:
         self.epoch = 1
         # Partitions that have memory to give back.
         self.untidy: set[Tidied] = set()
+        # By topic: the earliest due time of what became scheduled since somebody looked.
+        self.news: dict[int, int] = {}
 
     @property
     def used_bytes(self) -> int:
         """What the metadata of pending messages takes: rows and keys."""
         return self.arena.frames_used * FRAME_BYTES + self.keys_bytes
+
+    def note_due(self, topic: int, due_us: int) -> None:
+        """From this moment on there may be something to hand out that was not there before."""
+        if due_us < self.news.get(topic, due_us + 1):
+            self.news[topic] = due_us
 
     def names(self) -> dict[str, list[str]]:
         """Owners, consumers and reasons by the numbers that rows and leases have for them."""

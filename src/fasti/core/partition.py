@@ -224,10 +224,22 @@ class Partition:
         """How far the ready line is complete: beyond, something may still come in between."""
         return min(limit_us, self.calendar.cursor_us - 1, self.loaded_until_us - 1)
 
-    def next_us(self) -> int | None:
-        """When something may be due next; None if nothing is pending."""
-        moments = [self.ready.first_due(), self.calendar.next_us()]
-        return min((moment for moment in moments if moment is not None), default=None)
+    def next_us(self) -> int:
+        """When something may be due next; FOREVER if nothing is pending.
+
+        What must be read from runs first doesn't count: its arrival is noted.
+        """
+        first, coming = self.ready.first_due(), self.calendar.next_us()
+        if first is None or (coming is not None and coming < first):
+            first = coming
+        return FOREVER if first is None or first >= self.loaded_until_us else first
+
+    def load_until(self, until_us: int) -> None:
+        """Everything that runs hold is in memory now up to this moment."""
+        if until_us > self.loaded_until_us:
+            # What was in memory before, but beyond, may go out now.
+            self._memory.note_due(self.topic, self.loaded_until_us)
+            self.loaded_until_us = until_us
 
     def ready_count(self, now_us: int) -> int:
         """How many scheduled messages are due. The caller has advanced to `now_us`."""
@@ -319,8 +331,11 @@ class Partition:
         self._schedule_entries(sequences, slots, due)
 
     def _schedule_entries(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
-        cursor_us = self.calendar.cursor_us
-        if not len(due) or int(due.min()) >= cursor_us:
+        if not len(due):
+            return
+        cursor_us, first_us = self.calendar.cursor_us, int(due.min())
+        self._memory.note_due(self.topic, first_us)
+        if first_us >= cursor_us:
             self.calendar.insert(sequences, due)
             return
         late = due < cursor_us

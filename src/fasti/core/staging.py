@@ -44,8 +44,6 @@ def land(work: Work) -> bool:
     for name, stage in list(work.state.publishing.items()):
         count = min(budget, stage.rows)
         work.emit(ev.Landed(work.now_us, name, count))
-        # The event names the stage only: whoever waits for its topic has something to get.
-        work.touched.add(stage.topic)
         budget -= count
         if budget <= 0:
             return True

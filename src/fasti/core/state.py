@@ -105,6 +105,8 @@ class ShardState:
 
     def _topic_changed(self, event: ev.TopicChanged, _: int) -> None:
         self.topics[event.topic].settings = TopicSettings.from_dict(event.settings)
+        # With another lookahead, more of what is there may be near.
+        self.memory.note_due(event.topic, 0)
 
     def _topic_deleted(self, event: ev.TopicDeleted, _: int) -> None:
         topic = self.topics.pop(event.topic)

@@ -30,8 +30,6 @@ class Work:
         self.now_us, self.tick = now_us, tick
         self.frames: list[Frame] = []
         self.effects: list[Any] = []
-        # Topics whose messages changed: their consumers may have something to get.
-        self.touched: set[int] = set()
         self._group: list[Frame] = []
         self._open: Frame | None = None
 
@@ -71,7 +69,6 @@ class Work:
             self._open = self._new_frame(None)
         self.state.apply(event, self._open.sequence, self.tick, slots)
         self._open.events.append(event)
-        self.touched.add(getattr(event, "topic", 0))
 
     def _drop_empty(self) -> None:
         """A frame that brings payloads nobody wants is not written; its number serves the next."""

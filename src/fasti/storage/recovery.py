@@ -210,7 +210,7 @@ def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
     """Counts, forecasts and uses of names; and that everything in runs is yet to be loaded."""
     memory = engine.memory
     memory.epoch = manifest.checkpoint + 1
-    engine.runs_version = version
+    engine.slices.version = version
     for topic in engine.state.topics.values():
         for partition in topic.partitions:
             partition.recount()

@@ -553,6 +553,11 @@ class Model:
             key=lambda m: m.order,
         )
 
+    def pressing(self, topic: str, partition: int) -> list[Message]:
+        """What can't wait for the next batch: two thirds of the lookahead are left, or less."""
+        limit_us = self.now_us + self.topics[topic].settings.lookahead_us * 2 // 3
+        return [m for m in self.available(topic, partition) if m.due_us <= limit_us]
+
     def handed_out(
         self,
         topic: str,

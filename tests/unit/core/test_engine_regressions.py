@@ -122,7 +122,7 @@ def test_a_message_due_at_the_beginning_of_time_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A moment of 0 was taken for no moment at all: the rest of a long line waited for ever."""
-    monkeypatch.setattr("fasti.core.engine.SERVED_PER_STEP", 2)
+    monkeypatch.setattr("fasti.core.turns.SERVED_PER_STEP", 2)
     shard = Shard()
     shard.produce(b"1", b"2", b"3", due_us=0)
     shard.lease(count=10)
