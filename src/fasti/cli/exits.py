@@ -1,11 +1,14 @@
 """Exit codes of the `fasti` command: one for each error code, and never changed.
 
 0 means that all is well, 1 that the command ran and found something wrong, 2 that the command line
-was not understood. The codes of errors begin at 10; a new error takes a new number.
+was not understood. The codes of errors begin at 10; a new error takes a new number. As with other
+commands, 130 means Ctrl-C, 143 SIGTERM, and 141 that whoever read the output had enough of it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import typer
@@ -16,6 +19,8 @@ from fasti.errors import FastiError
 OK = 0
 FOUND_SOMETHING = 1
 USAGE = 2
+BROKEN_PIPE = 141
+TERMINATED = 143
 ERROR_EXITS: dict[str, int] = {
     "error": 10,
     "invalid_argument": 11,
@@ -54,3 +59,7 @@ class ErrorsAsExits(TyperGroup):
         except FastiError as error:
             typer.echo(f"error {error.code}: {error.message}", err=True)
             raise typer.Exit(ERROR_EXITS.get(error.code, ERROR_EXITS["error"])) from error
+        except BrokenPipeError as error:
+            # What is still buffered goes nowhere, or else Python would complain at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from error

@@ -14,9 +14,17 @@ from rich.table import Table
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+class _Console(Console):
+    """A console that leaves a broken pipe to whoever ends the command."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output, as wide as its terminal; made anew because tests replace the stream."""
-    return Console(highlight=False)
+    return _Console(highlight=False)
 
 
 def print_json(value: Any) -> None:
