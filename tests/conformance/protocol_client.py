@@ -21,7 +21,7 @@ import pyarrow.flight as fl
 import pyarrow.ipc
 
 VERSION = 1
-WAIT_S = 30.0
+WAIT_S = 10.0
 HEADERS = pa.map_(pa.string(), pa.string())
 RETURNED = pa.schema([(name, pa.int64()) for name in ("id", "token", "started_us", "due_us")])
 COLUMNS: dict[str, pa.DataType] = {
@@ -108,14 +108,16 @@ def unpack(body: bytes) -> tuple[Header, list[pa.Table]]:
 
 
 def expand(outcomes: Header) -> list[Outcome]:
-    """The rows that a reply's runs stand for."""
+    """The rows that a reply's runs stand for; in a session they have no ids (0 here)."""
     status = [word for word, count in outcomes["status"] for _ in range(count)]
-    ids = [first + n for first, count in outcomes["ids"] for n in range(count)]
+    ids = [first + n for first, count in outcomes.get("ids", []) for n in range(count)]
     versions = [value for value, count in outcomes["versions"] for _ in range(count)]
     at_us, by = outcomes.get("at_us") or {}, outcomes.get("by") or {}
     return [
         Outcome(word, id_, version, at_us.get(str(row)), by.get(str(row)))
-        for row, (word, id_, version) in enumerate(zip(status, ids, versions, strict=True))
+        for row, (word, id_, version) in enumerate(
+            zip(status, ids or [0] * len(status), versions, strict=True)
+        )
     ]
 
 
@@ -158,7 +160,7 @@ class Client:
     def __init__(self, address: str, token: str | None = None) -> None:
         location = address if "://" in address else f"grpc://{address}"
         limit = 80 << 20
-        self._client = fl.FlightClient(
+        self.flight = fl.FlightClient(
             location,
             generic_options=[
                 ("grpc.max_receive_message_length", limit),
@@ -171,14 +173,14 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.flight.close()
 
     def options(self, timeout_s: float = WAIT_S) -> fl.FlightCallOptions:
         return fl.FlightCallOptions(timeout=timeout_s, headers=self._headers)
 
     def raw_call(self, action: str, body: bytes) -> bytes:
         """An action, with any bytes for a body."""
-        results = list(self._client.do_action(fl.Action(action, body), self.options()))
+        results = list(self.flight.do_action(fl.Action(action, body), self.options()))
         assert len(results) == 1, "an action has one result"
         return results[0].body.to_pybytes()
 
@@ -210,7 +212,7 @@ class Client:
         """What a ticket stands for."""
         body = ticket if isinstance(ticket, bytes) else json.dumps(ticket).encode()
         with status_as_error():
-            return self._client.do_get(fl.Ticket(body), self.options()).read_all()
+            return self.flight.do_get(fl.Ticket(body), self.options()).read_all()
 
     def list(self, topic: str, **filters: Any) -> list[Header]:
         """The messages of a topic."""
@@ -221,7 +223,7 @@ class Client:
         """The tickets of a read, an endpoint each."""
         body = descriptor if isinstance(descriptor, bytes) else json.dumps(descriptor).encode()
         with status_as_error():
-            info = self._client.get_flight_info(
+            info = self.flight.get_flight_info(
                 fl.FlightDescriptor.for_command(body), self.options()
             )
         return [endpoint.ticket.ticket for endpoint in info.endpoints]
@@ -233,7 +235,7 @@ class Client:
 
     def open_put(self, command: bytes, schema: pa.Schema) -> tuple[Any, Any]:
         descriptor = fl.FlightDescriptor.for_command(command)
-        return self._client.do_put(descriptor, schema, self.options())
+        return self.flight.do_put(descriptor, schema, self.options())
 
     def send(
         self, topic: str, *batches: pa.RecordBatch, metadata: Header | None = None, **more: Any
@@ -244,14 +246,14 @@ class Client:
             stream.write(batch, metadata)
         return [expand(receipt) for receipt in stream.finish()]
 
-    def consume(self, topic: str, consumer: str, **descriptor: Any) -> Session:
+    def consume(self, topic: str, consumer: Any, schema: pa.Schema = RETURNED) -> Session:
         """Opens a session."""
         command = {"version": VERSION, "call": "consume", "topic": topic, "consumer": consumer}
-        return Session(*self.open_exchange(json.dumps({**command, **descriptor}).encode()))
+        return Session(*self.open_exchange(json.dumps(command).encode()), schema)
 
     def open_exchange(self, command: bytes) -> tuple[Any, Any]:
         descriptor = fl.FlightDescriptor.for_command(command)
-        return self._client.do_exchange(descriptor, self.options(55.0))
+        return self.flight.do_exchange(descriptor, self.options(55.0))
 
 
 class status_as_error:  # noqa: N801 (reads as a verb in a with statement)
@@ -297,6 +299,9 @@ class ProduceStream:
         """The next receipt, errors and all."""
         with status_as_error():
             buffer = self._reader.read()
+            if buffer is None:
+                # pyarrow tells here why a stream ended.
+                self._writer.close()
         assert buffer is not None, "the stream ended without a receipt"
         return json.loads(buffer.to_pybytes())
 
@@ -330,7 +335,7 @@ class ProduceStream:
 class Session:
     """A consumer's session. What the broker writes is read by a thread of its own."""
 
-    def __init__(self, writer: Any, reader: Any) -> None:
+    def __init__(self, writer: Any, reader: Any, schema: pa.Schema = RETURNED) -> None:
         self._writer, self._reader = writer, reader
         self._arrived: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
         self._requests = 0
@@ -339,7 +344,8 @@ class Session:
         # Every token by its message's id, as they arrive.
         self.tokens: dict[int, int] = {}
         self.schema: pa.Schema | None = None
-        writer.begin(RETURNED)
+        with status_as_error():
+            writer.begin(schema)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -361,10 +367,11 @@ class Session:
 
     def write(self, metadata: Header | bytes, batch: pa.RecordBatch | None = None) -> None:
         raw = metadata if isinstance(metadata, bytes) else json.dumps(metadata).encode()
-        if batch is None:
-            self._writer.write_metadata(raw)
-        else:
-            self._writer.write_with_metadata(batch, raw)
+        with status_as_error():
+            if batch is None:
+                self._writer.write_metadata(raw)
+            else:
+                self._writer.write_with_metadata(batch, raw)
 
     def credit(self, count: Any) -> None:
         self.write({"op": "credit", "count": count})
@@ -459,6 +466,7 @@ class Session:
         chunk = self.expect(
             lambda chunk: chunk.kind == "error" and chunk.metadata.get("request") is None
         )
+        self._writer.done_writing()
         assert list(iter(self._next, None)) == [], "nothing comes after the end"
         self.join()
         return Refused(chunk.metadata["error"])

@@ -60,11 +60,13 @@ def _hello(service: Service, header: Header, parts: Parts) -> Answer:
 
 def _clock(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
+    _none(parts)
     return {"now_us": service.shard.clock.now_us()}, []
 
 
 def _health(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
+    _none(parts)
     state = "serving"
     if service.shard.failed:
         state = "failed"
@@ -75,11 +77,13 @@ def _health(service: Service, header: Header, parts: Parts) -> Answer:
 
 def _metrics(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
+    _none(parts)
     return {"text": service.metrics.text(service.shard)}, []
 
 
 def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
+    _none(parts)
     service.shard.checkpoint()
     return {}, []
 
@@ -88,6 +92,7 @@ def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, topic=str, settings={})
     settings = requests.settings(fields["settings"], TopicSettings())
     with service.topic_lock:
@@ -97,6 +102,7 @@ def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, topic=str, settings=dict)
     with service.topic_lock:
         current = service.require_topic(fields["topic"])
@@ -106,13 +112,16 @@ def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, topic=str)
     with service.topic_lock:
         service.command(co.DeleteTopic(fields["topic"]))
+        service.topic_gone(fields["topic"])
     return {}, []
 
 
 def _topic(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, topic=str)
     settings = service.require_topic(fields["topic"])
     counts = service.command(co.Count(fields["topic"])).states
@@ -121,6 +130,7 @@ def _topic(service: Service, header: Header, parts: Parts) -> Answer:
 
 def _topics(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
+    _none(parts)
     found = service.topics()
     names = sorted(found)
     replies = service.shard.submit([co.Count(name) for name in names]).result() if names else []
@@ -215,11 +225,13 @@ def _purge(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _count(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, topic=str)
     return {"counts": service.command(co.Count(fields["topic"])).states}, []
 
 
 def _forecast(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, topic=str, from_us=int, to_us=int, bucket_us=int)
     found = service.command(co.Forecast(**fields))
     arrays = [pa.array(found.start_us), pa.array(found.count)]
@@ -265,6 +277,7 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
 
 
 def _publish(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, stage=str, skip_conflicts=False)
     rows, taken = service.command(co.Publish(**fields)).value
     skipped = pa.RecordBatch.from_arrays([pa.array(taken, type=pa.int64())], names=["id"])
@@ -272,11 +285,13 @@ def _publish(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     fields = requests.checked(header, stage=str)
     return {"rows": int(service.command(co.DropStage(**fields)).value)}, []
 
 
 def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
+    _none(parts)
     service.listings.drop(requests.checked(header, snapshot=int)["snapshot"])
     return {}, []
 

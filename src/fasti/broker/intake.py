@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fasti.broker import requests
 from fasti.core.replies import Reply
-from fasti.errors import Closed, FastiError
+from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.protocol import outcomes
 from fasti.protocol.problems import error_to_json
 
@@ -79,6 +79,8 @@ class Intake:
         fields = requests.checked(
             metadata, sequence=0, on_conflict="reject", atomic=False, partition=None, stage=""
         )
+        if fields["sequence"] and not self._producer:
+            raise InvalidArgument("only a producer numbers its batches", field="sequence")
         shard = self._service.shard
         command = requests.produce(
             batch,

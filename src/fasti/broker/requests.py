@@ -58,8 +58,18 @@ def _check_type(name: str, value: Any, wanted: type) -> None:
     fits = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
     if not fits:
         raise InvalidArgument(f"{name!r} must be a JSON {_WORDS[wanted]}", field=name)
+    if wanted is str and not _is_text(value):
+        raise InvalidArgument(f"{name!r} can't be written as UTF-8", field=name)
     if wanted is int and abs(value) > INT64_MAX:
         raise InvalidArgument(f"{name!r} must fit 64 bits", field=name, limit=INT64_MAX)
+
+
+def _is_text(value: str) -> bool:
+    """JSON may name half of a pair of surrogates, which is no character."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 _WORDS = {str: "string", int: "integer", bool: "boolean", dict: "object", list: "list"}
@@ -69,7 +79,8 @@ def check_version(header: Header) -> Header:
     """The header without its version, which must be ours."""
     rest = dict(header)
     version = rest.pop("version", None)
-    if version != VERSION:
+    # JSON's true and 1.0 are equal to 1 here, but they are not the number of a version.
+    if type(version) is not int or version != VERSION:
         raise InvalidArgument(
             f"this broker speaks version {VERSION} of the protocol, not {version!r}",
             field="version",
@@ -129,6 +140,10 @@ def produce(
     check_columns(batch.schema, PRODUCE_TYPES, "payload")
     check_contents(batch)
     fields["on_conflict"] = _conflict(fields.get("on_conflict") or "reject")
+    for name in ("producer", "stage"):
+        if len(fields.get(name, "").encode()) > limits.name_bytes_max:
+            limit = limits.name_bytes_max
+            raise InvalidArgument(f"{name} has more than {limit} bytes", field=name, limit=limit)
     rows = _rows(batch, limits)
     when = _when(batch, now_us)
     return co.Produce(rows=rows, when=when, keys=rows.keys(seed), **fields)
@@ -252,6 +267,7 @@ RETURNS = frozenset(_RETURNED_FIELDS)
 def returned(op: str, topic: str, header: Header, batch: pa.RecordBatch) -> Any:
     """The command of an ack, nack, reject, release or extend."""
     check_columns(batch.schema, _RETURNED_TYPES, "id")
+    check_contents(batch)
     if "token" not in batch.schema.names:
         raise InvalidArgument("the column 'token' is missing", field="token")
     ids, tokens = batch.column("id"), batch.column("token")

@@ -108,6 +108,13 @@ class Service:
         for session in sessions:
             session.stop(Closed("the broker is stopping: connect again"))
 
+    def topic_gone(self, topic: str) -> None:
+        """The topic was deleted: whoever waits for its messages is told."""
+        with self._sessions_lock:
+            sessions = [session for session in self._sessions if session.topic == topic]
+        for session in sessions:
+            session.stop(NotFound(f"the topic {topic!r} was deleted", details={"topic": topic}))
+
     def unavailable(self) -> Unavailable:
         """What is answered while the broker stops."""
         return Unavailable("the broker is stopping", retry_after_us=1_000_000)

@@ -67,7 +67,13 @@ class Subscription:
         self._session = self._shard.open_session()
         self._changed = threading.Condition()
         self._unanswered = 0
-        self._finishing = self._ended = False
+        # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
+        self._finishing = self._ended = self._closed = False
+
+    @property
+    def topic(self) -> str:
+        """Whose messages come here."""
+        return self._topic
 
     # The thread that reads from the wire
 
@@ -82,7 +88,7 @@ class Subscription:
         except FastiError as error:
             known = op if op in requests.RETURNS else "consume"
             self._service.metrics.refused(known, error.code)
-            self._tell(_Told(_problem(request, error)))
+            self._tell(_Told(_problem(request, error), last=request is None))
 
     def _carry_out(
         self, op: Any, request: int | None, fields: Header, batch: pa.RecordBatch | None
@@ -153,9 +159,9 @@ class Subscription:
     def close(self) -> None:
         """The wire is gone, or done: no more credit. Leases stay."""
         with self._changed:
-            if self._ended:
+            if self._closed:
                 return
-            self._ended = True
+            self._ended = self._closed = True
             self._changed.notify_all()
         self._session.arrived.put(None)
         with suppress(FastiError):
@@ -171,6 +177,8 @@ class Subscription:
             if self._session.parts:
                 return self._delivery(self._session.parts.popleft())
             found = self._session.arrived.get()
+            if self._closed:
+                return None
             if isinstance(found, Deliver):
                 return self._delivery(found)
             if isinstance(found, _Answered):
@@ -216,9 +224,8 @@ class Subscription:
                 if reply.error is not None:
                     raise reply.error
         except FastiError as error:
-            if found.op == "credit":
-                self._ended = True
-                return self._stamped(_problem(None, error)), None
+            # Without a request nobody would know what failed: that ends the session.
+            self._ended = self._ended or found.request is None
             return self._stamped(_problem(found.request, error)), None
         except Exception as error:  # A future that failed in an unknown way is still answered.
             return self._stamped(_problem(found.request, OutcomeUnknown(repr(error)))), None

@@ -60,12 +60,17 @@ def unpack(body: pa.Buffer | bytes) -> tuple[Header, list[pa.Table]]:
 def parse(text: bytes) -> Header:
     """A JSON object."""
     try:
-        value = json.loads(text)
+        # As text: json would take bytes for UTF-16 or UTF-32 too.
+        value = json.loads(str(text, "utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"this is not JSON: {error}", field="json") from error
     if not isinstance(value, dict):
         raise InvalidArgument("this is JSON, but not an object", field="json")
     return value
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"JSON has no {word}")
 
 
 def dump(value: Header) -> bytes:
