@@ -110,6 +110,35 @@ def test_a_long_listing_is_whole(client: Client, make_topic: MakeTopic) -> None:
     assert full.column("payload").to_pylist() == batch.column("payload").to_pylist() * 2
 
 
+def test_large_payloads_come_in_batches_that_fit(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic(max_attempts=1)
+    megabytes = [bytes([n]) * (1 << 20) for n in range(50)]
+    for _ in range(2):
+        client.send(topic, rows(payload=megabytes, due_us=[5] * 50))
+    # More than one gRPC message may have, which is 80 MiB here.
+    full = client.read(listing(topic, payload=True))
+    assert full.column("payload").to_pylist() == megabytes * 2
+    (ticket,) = client.plan(listing(topic, payload=True))
+    assert client.read(ticket).num_rows == 100
+    ids = ids_of(full)
+    with pytest.raises(Refused) as info:
+        client.get(topic, rows(id=ids))
+    assert info.value.code == "invalid_argument"
+    assert len(client.get(topic, rows(id=ids[:60]))) == 60
+    assert len(client.get(topic, rows(id=ids), payload=False)) == 100
+    # What reads them only for their keys takes any number.
+    session = client.consume(topic, "worker")
+    got = session.take(100)
+    assert sorted(m["id"] for m in got) == ids
+    assert set(statuses(session.use("reject", ids))) == {"ok"}
+    session.finish()
+    part = rows(id=ids)
+    header = {"topic": topic, "delay_us": 3_600_000_000}
+    assert set(statuses(client.call("redrive", header, part))) == {"ok"}
+    part = rows(id=ids, payload=[b"small"] * 100)
+    assert set(statuses(client.call("update", {"topic": topic}, part))) == {"ok"}
+
+
 @pytest.mark.parametrize(
     "filters",
     [

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from fasti.broker import requests
 from fasti.broker.listing import metadata, with_payloads, with_status
-from fasti.broker.reading import fetch, refreshed
+from fasti.broker.reading import fetch, gather_bounded, refreshed
 from fasti.core import commands as co
 from fasti.core.keys import HEADERS
 from fasti.errors import InvalidArgument
@@ -152,7 +152,7 @@ def _get(service: Service, header: Header, parts: Parts) -> Answer:
     shard = service.shard
     target = requests.target(_one(parts), shard.store.seed, shard.settings.limits)
     if fields["payload"]:
-        found, contents = fetch(shard, fields["topic"], target)
+        found, contents = fetch(shard, fields["topic"], target, gather_bounded)
         batch = with_payloads(metadata(found), contents)
     else:
         found = service.command(co.Get(fields["topic"], target))

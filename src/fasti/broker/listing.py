@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.broker import requests
-from fasti.broker.reading import MOVED, fetch
+from fasti.broker.reading import MOVED, PIECE_BYTES, fetch
 from fasti.core.commands import DropSnapshot, List, TakeSnapshot, Target
 from fasti.core.reads import STATE_WORDS
 from fasti.core.replies import Messages
@@ -104,7 +104,7 @@ class Listings:
             found = self._page(fields, after_id, left)
             if partition is not None and len(found.ids):
                 found = _within(found, partition)
-            yield self._batch(found, fields)
+            yield from self._batches(found, fields)
             if left is not None:
                 left -= len(found.ids)
             after_id = found.next_after_id
@@ -128,13 +128,29 @@ class Listings:
             )
         )
 
-    def _batch(self, found: Messages, fields: Header) -> pa.RecordBatch:
+    def _batches(self, found: Messages, fields: Header) -> Iterator[pa.RecordBatch]:
+        """A page as one batch; with payloads, as many as it takes to keep each small enough."""
         if fields["limit"] == 0:
             found = _within(found, -1)
-        batch = metadata(found)
         if not fields["payload"]:
-            return batch
-        return with_payloads(batch, self._payloads(fields["topic"], found))
+            yield metadata(found)
+            return
+        begin = 0
+        while begin < len(found.ids) or not begin:
+            part = _rows_from(found, begin, len(found.ids))
+            part = _rows_from(part, 0, self._fitting(part))
+            yield with_payloads(metadata(part), self._payloads(fields["topic"], part))
+            begin += max(1, len(part.ids))
+
+    def _fitting(self, found: Messages) -> int:
+        """How many of these may be gathered at once."""
+        shard = self._service.shard
+        if not found.columns:
+            return 0
+        try:
+            return shard.store.payloads.fitting(found.columns["location"], PIECE_BYTES)
+        except MOVED:
+            return max(1, PIECE_BYTES // shard.settings.limits.payload_bytes_max)
 
     def _payloads(self, topic: str, found: Messages) -> pa.RecordBatch:
         shard = self._service.shard
@@ -209,6 +225,11 @@ def _within(found: Messages, partition: int) -> Messages:
         return found
     columns = {name: values[keep] for name, values in found.columns.items()}
     return Messages(found.status[keep], found.ids[keep], columns, found.names, found.next_after_id)
+
+
+def _rows_from(found: Messages, begin: int, end: int) -> Messages:
+    columns = {name: values[begin:end] for name, values in found.columns.items()}
+    return Messages(found.status[begin:end], found.ids[begin:end], columns, found.names)
 
 
 def _again(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

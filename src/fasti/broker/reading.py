@@ -7,6 +7,7 @@ reader. Both are seen as an error of the read, and answered by asking the engine
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,14 +28,22 @@ Int64s = NDArray[np.int64]
 # What a read says when its place is gone. Each try asks anew, so a second is rarely needed.
 MOVED = (Closed, Gone, NotFound)
 _TRIES = 16
+# How much is gathered at once where all of it is not needed at once.
+PIECE_BYTES = 64 << 20
+
+Gather = Callable[["Shard", Int64s], pa.RecordBatch]
 
 
-def fetch(shard: Shard, topic: str, target: Target) -> tuple[Messages, pa.RecordBatch]:
+def fetch(
+    shard: Shard, topic: str, target: Target, gather: Gather | None = None
+) -> tuple[Messages, pa.RecordBatch]:
     """Messages and their payloads: a row of both for each of the target's.
 
-    Where `status` is not ok the payload is empty and the rest of its row null.
+    Where `status` is not ok the payload is empty and the rest of its row null. `gather` reads
+    the contents, all of them if nothing else is said.
     """
     error: FastiError | None = None
+    gather = gather or _gather_all
     for _ in range(_TRIES):
         found: Messages = shard.call(Get(topic, target))
         if found.error is not None:
@@ -42,11 +51,40 @@ def fetch(shard: Shard, topic: str, target: Target) -> tuple[Messages, pa.Record
         here = np.flatnonzero(found.status == Outcome.OK)
         locations = found.columns["location"][here] if len(here) else np.zeros(0, dtype=np.int64)
         try:
-            return found, _spread(shard.store.payloads.gather(locations), here, len(found.status))
+            return found, _spread(gather(shard, locations), here, len(found.status))
         except MOVED as moved:
             error = moved
     assert error is not None
     raise error
+
+
+def _gather_all(shard: Shard, locations: Int64s) -> pa.RecordBatch:
+    return shard.store.payloads.gather(locations)
+
+
+def gather_bounded(shard: Shard, locations: Int64s) -> pa.RecordBatch:
+    """For whoever asked by name: no more than fits one answer, however often a message is named."""
+    limit = shard.settings.limits.batch_bytes_max
+    if shard.store.payloads.fitting(locations, limit) < len(locations):
+        raise InvalidArgument(
+            f"the payloads have more than {limit} bytes together: ask for fewer at a time",
+            field="batch_bytes_max",
+            limit=limit,
+        )
+    return shard.store.payloads.gather(locations)
+
+
+def _gather_names(shard: Shard, locations: Int64s) -> pa.RecordBatch:
+    """Keys and times of creation. They lie beside the payloads, which are let go at once."""
+    pieces: list[pa.RecordBatch] = []
+    begin = 0
+    while begin < len(locations) or not pieces:
+        rest = locations[begin:]
+        count = shard.store.payloads.fitting(rest, PIECE_BYTES)
+        piece = shard.store.payloads.gather(rest[:count])
+        pieces.append(piece.select(["key", "created_us"]))
+        begin += count
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
 
 def update(
@@ -62,7 +100,7 @@ def refreshed(shard: Shard, topic: str, target: Target, rows: Rows) -> Rows:
     """New contents of messages, with the keys and times of creation that they have."""
     if len(target) != len(rows):
         raise InvalidArgument(f"{len(rows)} payloads for {len(target)} messages", field="payload")
-    _, contents = fetch(shard, topic, target)
+    _, contents = fetch(shard, topic, target, _gather_names)
     columns = {name: rows.batch.column(name) for name in rows.batch.schema.names}
     for name in ("key", "created_us"):
         columns.pop(name, None)
@@ -75,7 +113,7 @@ def refreshed(shard: Shard, topic: str, target: Target, rows: Rows) -> Rows:
 
 def redrive(shard: Shard, topic: str, ids: Int64s, when: When) -> Reply:
     """`Redrive`, with the keys of the dead, which the engine doesn't keep."""
-    _, contents = fetch(shard, topic, Target(ids=ids))
+    _, contents = fetch(shard, topic, Target(ids=ids), _gather_names)
     keys = Keys(contents.column("key"), shard.store.seed)
     reply: Reply = shard.call(Redrive(topic, ids, keys, when))
     return reply
@@ -88,5 +126,7 @@ def _spread(batch: pa.RecordBatch, rows: NDArray[np.intp], count: int) -> pa.Rec
     places: NDArray[Any] = np.full(count, -1, dtype=np.int64)
     places[rows] = np.arange(len(rows))
     spread = batch.take(pa.array(places, mask=places < 0))
+    if "payload" not in spread.schema.names:
+        return spread
     payloads = spread.column("payload").fill_null(b"")
     return spread.set_column(0, FIELDS["payload"], payloads)
