@@ -26,6 +26,7 @@ from fasti.core.replies import Done, Reply, Step, TransactionReply
 from fasti.core.slices import Slices
 from fasti.core.snapshot import Snapshot
 from fasti.core.state import ShardState
+from fasti.core.together import ack_together, find_acks
 from fasti.core.topics import change_topic, create_topic, delete_topic
 from fasti.core.turns import Turns
 from fasti.core.work import Work
@@ -134,9 +135,12 @@ class Engine:
         now_us = max(now_us, self.state.last_at_us)
         work = Work(self.state, self.limits, now_us, tick)
         step = Step(frames=work.frames, effects=work.effects)
-        step.more |= self._grouped(work, leasing.expire)
-        for command in inputs:
-            step.replies.append(self._execute(work, command))
+        if tick >= self.memory.leases.expiry_bound:
+            step.more |= self._grouped(work, leasing.expire)
+        if len(inputs) > 1:
+            step.replies += self._execute_all(work, inputs)
+        else:
+            step.replies += [self._execute(work, command) for command in inputs]
         if self.state.stages:
             step.more |= self._grouped(work, staging.land)
         if self.snapshots:
@@ -152,6 +156,22 @@ class Engine:
         more = task(work)
         work.end_group()
         return more
+
+    def _execute_all(self, work: Work, inputs: Sequence[Any]) -> list[Any]:
+        """The replies to commands, of which some may be decided together."""
+        replies: list[Any] = [None] * len(inputs)
+        together = find_acks(inputs, self.turns.is_credit)
+        for place, command in enumerate(inputs):
+            if place in together:
+                places = together[place]
+                work.begin_group()
+                answers = ack_together(work, [inputs[its] for its in places])
+                work.end_group()
+                for its, reply in zip(places, answers or (), strict=False):
+                    replies[its] = reply
+            if replies[place] is None:
+                replies[place] = self._execute(work, command)
+        return replies
 
     def _execute(self, work: Work, command: Any) -> Any:
         """One command; if it is refused nothing of it remains."""

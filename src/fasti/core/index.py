@@ -180,6 +180,11 @@ class HashIndex:
         tables = [table for table in (self._table, self._old, self._next) if table is not None]
         return sum(table.buckets * _WIDTH * slot_bytes for table in tables)
 
+    @property
+    def is_rebuilding(self) -> bool:
+        """Whether there is something for `tidy` to do."""
+        return self._old is not None
+
     def find(self, keys: UInt64s, tails: UInt64s | None = None) -> Int64s:
         """The value of each key, 0 where there is none."""
         keys, tails = _contiguous(keys), None if tails is None else _contiguous(tails)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core import codes
 from fasti.core.commands import Target
 from fasti.core.partition import Partition
+from fasti.core.reductions import every, rows_where, some
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
 from fasti.core.work import Work, repeated, split_ids
@@ -41,7 +43,16 @@ class Piece:
     def versions(self) -> Int64s:
         """The version of each message; 0 where there is none (a finished row may linger)."""
         versions = self.partition.arena.version.take(self.slots).astype(np.int64)
-        return versions if self.states.all() else np.where(self.states != State.NONE, versions, 0)
+        if every(self.states != codes.NONE):
+            return versions
+        return np.where(self.states != codes.NONE, versions, 0)
+
+    def only(self, good: NDArray[np.intp] | NDArray[np.bool_], count: int) -> Piece:
+        """Of these rows some. `count` is how many the command has."""
+        rows = np.arange(count)[self.rows][good]
+        return Piece(
+            self.partition, rows, self.sequences[good], self.slots[good], self.states[good]
+        )
 
 
 def locate(topic: Topic, target: Target, reply: Reply) -> list[Piece]:
@@ -91,11 +102,11 @@ def judge_change(
     current = arena.version.take(piece.slots, mode="clip")
     status[(versions != 0) & (versions != current)] = Outcome.CONFLICT
     owners = arena.owner.take(piece.slots, mode="clip")
-    if owners.any():
+    if some(owners):
         mine = work.state.memory.owners.find(owner) if owner else None
         status[(owners != 0) & (owners != (-1 if mine is None else mine))] = Outcome.NOT_OWNER
-    if (piece.states != State.SCHEDULED).any():
-        others = np.flatnonzero(piece.states != State.SCHEDULED)
+    others = rows_where(piece.states != codes.SCHEDULED)
+    if len(others):
         status[others] = why_not(work, topic, piece, others, by_key)
     mark_repeated(piece, status)
     return status
@@ -106,9 +117,9 @@ def judge_lease(work: Work, topic: Topic, piece: Piece, tokens: Int64s) -> UInt8
     leases = work.state.memory.leases
     status = np.zeros(len(piece.sequences), dtype=np.uint8)
     held = piece.partition.arena.lease.take(piece.slots, mode="clip")
-    leased = piece.states == State.LEASED
-    if leased.all():
-        status[leases.token.take(held, mode="clip") != tokens] = Outcome.STALE_LEASE
+    leased = piece.states == codes.LEASED
+    if every(leased):
+        status[leases.token.take(held, mode="clip") != tokens] = codes.STALE_LEASE
         if not leases.repeats(held):
             return status
     else:

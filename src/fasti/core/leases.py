@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.reductions import every, highest, lowest
 from fasti.errors import Overloaded
 
 Int64s = NDArray[np.int64]
@@ -79,9 +80,11 @@ class LeaseTable:
         count = len(sequences)
         if count > self._free_count:
             raise Overloaded("too many leases are out")
+        if not count:
+            return np.zeros(0, dtype=np.int64)
         self._free_count -= count
         slots = self._free[self._free_count : self._free_count + count][::-1].copy()
-        self._top = max(self._top, int(slots.max(initial=0)) + 1)
+        self._top = max(self._top, highest(slots) + 1)
         rows = _range_or_slots(slots)
         self.sequence[rows] = sequences
         self.topic[rows] = topic
@@ -89,7 +92,8 @@ class LeaseTable:
         self.consumer[rows] = consumer
         self.token[rows] = token
         self.length[rows] = length
-        self.next_token = max(self.next_token, int(np.max(token, initial=0)) + 1)
+        last_token = token if isinstance(token, int) else highest(token)
+        self.next_token = max(self.next_token, last_token + 1)
         return slots
 
     def close(self, slots: Int64s) -> None:
@@ -111,7 +115,8 @@ class LeaseTable:
         if hold_until is not None:
             self.hold_until[rows] = hold_until
         if len(slots):
-            self.expiry_bound = min(self.expiry_bound, int(np.min(until)))
+            first = until if isinstance(until, int) else lowest(until)
+            self.expiry_bound = min(self.expiry_bound, first)
 
     def renew(self, slots: Int64s, tick: int) -> None:
         """A heartbeat: each lease gets its length again, up to its longest hold.
@@ -138,9 +143,11 @@ class LeaseTable:
 
     def repeats(self, slots: NDArray[np.integer[Any]]) -> bool:
         """Whether a slot stands twice. Each writes its number; who is overwritten isn't alone."""
+        if len(slots) < 2:
+            return False
         numbers = np.arange(len(slots), dtype=np.int32)
         self._seen[slots] = numbers
-        return not bool((self._seen.take(slots, mode="clip") == numbers).all())
+        return not every(self._seen.take(slots, mode="clip") == numbers)
 
     def expired(self, tick: int, count: int) -> Int64s:
         """Slots of up to `count` leases whose deadline has passed."""
@@ -164,6 +171,8 @@ class LeaseTable:
 
 def _range_or_slots(slots: Int64s) -> Int64s | slice:
     """Slots that follow one another as a range, which numpy writes ten times faster."""
-    if len(slots) > 1 and slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all():
-        return slice(int(slots[0]), int(slots[-1]) + 1)
+    if len(slots) > 1:
+        first, last = int(slots[0]), int(slots[-1])
+        if last - first == len(slots) - 1 and every(slots[1:] - slots[:-1] == 1):
+            return slice(first, last + 1)
     return slots

@@ -7,20 +7,24 @@ lease is journaled before the message leaves, so there is never a second live on
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core import codes
 from fasti.core import events as ev
 from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Release, Target
 from fasti.core.judging import Piece, blank, explain, judge_lease, locate
 from fasti.core.lines import Line, Waiting
 from fasti.core.partition import Partition
+from fasti.core.reductions import rows_where, some
 from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
 from fasti.core.retry import retry_delays
 from fasti.core.state import Topic
 from fasti.core.work import Work, column
 from fasti.errors import InvalidArgument, Overloaded
-from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome
+from fasti.model import DUE_MAX_US, SEQUENCE_BITS
 
 Int64s = NDArray[np.int64]
 
@@ -207,12 +211,9 @@ def extend(work: Work, command: Extend) -> Reply:
             limit=limits.lease_us_max,
         )
 
-    def decide(
-        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
-    ) -> None:
-        number = piece.partition.number
-        sequences = piece.sequences[good]
-        work.emit(ev.Extended(work.now_us, topic.number, number, command.length_us, sequences))
+    def decide(topic: Topic, piece: Piece) -> None:
+        event = ev.Extended(work.now_us, *_place(topic, piece), command.length_us, piece.sequences)
+        work.emit(event, piece.slots)
 
     return _under_lease(work, command, decide)
 
@@ -221,13 +222,10 @@ def ack(work: Work, command: Ack) -> Reply:
     """Done."""
     started = column(command.started_us, len(command.ids), "started")
 
-    def decide(
-        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
-    ) -> None:
-        number = piece.partition.number
-        sequences = piece.sequences[good]
-        event = ev.Acked(work.now_us, topic.number, number, sequences, started[places])
-        work.emit(event, piece.slots[good])
+    def decide(topic: Topic, piece: Piece) -> None:
+        begun = started[piece.rows]
+        event = ev.Acked(work.now_us, *_place(topic, piece), piece.sequences, begun)
+        work.emit(event, piece.slots)
 
     return _under_lease(work, command, decide)
 
@@ -237,56 +235,36 @@ def release(work: Work, command: Release) -> Reply:
     due = work.moments(command.when, len(command.ids))
     started = column(command.started_us, len(command.ids), "started")
 
-    def decide(
-        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
-    ) -> None:
-        work.emit(
-            ev.Released(
-                work.now_us,
-                topic.number,
-                piece.partition.number,
-                piece.sequences[good],
-                due[places],
-                started[places],
-            ),
-            piece.slots[good],
-        )
+    def decide(topic: Topic, piece: Piece) -> None:
+        to, begun = due[piece.rows], started[piece.rows]
+        event = ev.Released(work.now_us, *_place(topic, piece), piece.sequences, to, begun)
+        work.emit(event, piece.slots)
 
     return _under_lease(work, command, decide)
 
 
 def nack(work: Work, command: Nack) -> Reply:
     """Failed: again after the retry delay, or dead."""
-    started = column(command.started_us, len(command.ids), "started")
+    count = len(command.ids)
+    started = column(command.started_us, count, "started")
     _check_reason(work, command.reason)
 
-    def decide(
-        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
-    ) -> None:
-        partition = piece.partition
-        attempts = partition.arena.attempts.take(piece.slots[good])
+    def decide(topic: Topic, piece: Piece) -> None:
+        attempts = piece.partition.arena.attempts.take(piece.slots)
         spent = _spent(topic, attempts)
         if spent.any():
-            sequences = piece.sequences[good[spent]]
-            begun = started[places[spent]]
-            _die(work, topic, partition, sequences, command.reason, begun, exhausted=True)
+            last = piece.only(spent, count)
+            begun = started[last.rows]
+            _die(work, topic, piece.partition, last.sequences, command.reason, begun, True)
         left = ~spent
         if left.any():
-            sequences = piece.sequences[good[left]]
-            ids = sequences | partition.number << SEQUENCE_BITS
+            piece = piece.only(left, count)
+            ids = piece.sequences | piece.partition.number << SEQUENCE_BITS
             delays = retry_delays(topic.settings.retry, ids, attempts[left])
             due = np.minimum(work.now_us + delays, DUE_MAX_US)
-            work.emit(
-                ev.Nacked(
-                    work.now_us,
-                    topic.number,
-                    partition.number,
-                    command.reason,
-                    sequences,
-                    due,
-                    started[places[left]],
-                )
-            )
+            place, begun = _place(topic, piece), started[piece.rows]
+            event = ev.Nacked(work.now_us, *place, command.reason, piece.sequences, due, begun)
+            work.emit(event, piece.slots)
 
     return _under_lease(work, command, decide)
 
@@ -296,32 +274,37 @@ def reject(work: Work, command: Reject) -> Reply:
     started = column(command.started_us, len(command.ids), "started")
     _check_reason(work, command.reason)
 
-    def decide(
-        topic: Topic, piece: Piece, good: NDArray[np.intp], places: NDArray[np.intp]
-    ) -> None:
-        sequences, begun = piece.sequences[good], started[places]
-        _die(work, topic, piece.partition, sequences, command.reason, begun, exhausted=False)
+    def decide(topic: Topic, piece: Piece) -> None:
+        begun = started[piece.rows]
+        _die(work, topic, piece.partition, piece.sequences, command.reason, begun, False)
 
     return _under_lease(work, command, decide)
 
 
+def _place(topic: Topic, piece: Piece) -> tuple[int, int]:
+    return topic.number, piece.partition.number
+
+
 def _under_lease(
-    work: Work, command: Extend | Ack | Release | Nack | Reject, decide: object
+    work: Work,
+    command: Extend | Ack | Release | Nack | Reject,
+    decide: Callable[[Topic, Piece], None],
 ) -> Reply:
+    """Judges the rows of a command; `decide` gets those, by partition, that may be used."""
     topic = work.topic(command.topic)
-    tokens = column(command.tokens, len(command.ids), "token")
-    reply = blank(len(command.ids))
+    count = len(command.ids)
+    tokens = column(command.tokens, count, "token")
+    reply = blank(count)
     for piece in locate(topic, Target(ids=command.ids), reply):
         status = judge_lease(work, topic, piece, tokens[piece.rows])
-        reply.status[piece.rows] = status
-        good = np.flatnonzero(status == Outcome.OK)
-        if len(good) < len(status):
+        if some(status):
+            reply.status[piece.rows] = status
             explain(work, topic, piece, reply)
             reply.versions[piece.rows] = piece.versions()
-        if len(good):
-            places = np.arange(len(reply.status))[piece.rows][good]
-            decide(topic, piece, good, places)  # type: ignore[operator]
-            reply.versions[places] = piece.partition.arena.version.take(piece.slots[good])
+            piece = piece.only(rows_where(status == codes.OK), count)
+        if len(piece.sequences):
+            decide(topic, piece)
+            reply.versions[piece.rows] = piece.partition.arena.version.take(piece.slots)
     return reply
 
 

@@ -13,12 +13,14 @@ void can still be undone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.arena import COLUMNS, FRAME_BITS, FRAME_ROWS, ROW_MASK, Arena
 from fasti.core.index import HashIndex, UInt64s, mix
+from fasti.core.reductions import highest, lowest
 
 Int64s = NDArray[np.int64]
 
@@ -60,22 +62,30 @@ class Ledger:
 
     def slots(self, sequences: Int64s) -> Int64s:
         """The slot of each sequence; 0 where none was ever given or its page is gone."""
+        if len(sequences) < 2:
+            return self._slot(int(sequences[0])) if len(sequences) else sequences
         pages = (sequences >> FRAME_BITS) - self._base
-        if not len(pages):
-            return pages
-        if int(pages.min()) >= 0 and int(pages.max()) < len(self._frames):
-            frames = self._frames.take(pages, mode="clip")
-        else:
-            frames = self._frames.take(pages, mode="clip")
+        frames = self._frames.take(pages, mode="clip")
+        if lowest(pages) < 0 or highest(pages) >= len(self._frames):
             frames[pages < 0] = _PACKED
             frames[pages >= len(self._frames)] = 0
         slots = (frames.astype(np.int64) << FRAME_BITS) | (sequences & ROW_MASK)
-        if int(frames.min()) <= 0:
+        if lowest(frames) <= 0:
             slots[frames == 0] = 0
             packed = np.flatnonzero(frames == _PACKED)
             if len(packed):
                 slots[packed] = self._packed_slots(sequences[packed])
         return slots
+
+    def _slot(self, sequence: int) -> Int64s:
+        page = (sequence >> FRAME_BITS) - self._base
+        frame = _PACKED
+        if page >= 0:
+            frame = int(self._frames[page]) if page < len(self._frames) else 0
+        if frame == _PACKED:
+            return self._packed_slots(np.array([sequence], dtype=np.int64))
+        slot = (frame << FRAME_BITS) | (sequence & ROW_MASK) if frame else 0
+        return np.array([slot], dtype=np.int64)
 
     def _packed_slots(self, sequences: Int64s) -> Int64s:
         slots = self._packed.find(mix(sequences))
@@ -89,13 +99,18 @@ class Ledger:
     def append(self, count: int) -> Int64s:
         """Rows for the next `count` sequences, in order. Raises `Overloaded`, changing nothing."""
         first = self.next_sequence
-        self._reserve(first, first + count - 1)
+        last = first + count - 1
+        self._reserve(first, last)
+        self.next_sequence = first + count
+        if first >> FRAME_BITS == last >> FRAME_BITS:
+            page = (first >> FRAME_BITS) - self._base
+            self._count_page(page, count)
+            slot = (int(self._frames[page]) << FRAME_BITS) | (first & ROW_MASK)
+            return np.arange(slot, slot + count, dtype=np.int64)
         sequences = np.arange(first, first + count, dtype=np.int64)
         pages = (sequences >> FRAME_BITS) - self._base
-        slots = (self._frames.take(pages).astype(np.int64) << FRAME_BITS) | (sequences & ROW_MASK)
         self._count(pages, 1)
-        self.next_sequence = first + count
-        return slots
+        return (self._frames.take(pages).astype(np.int64) << FRAME_BITS) | (sequences & ROW_MASK)
 
     def place(self, sequences: Int64s) -> Int64s:
         """Rows for sequences read back from storage, in any order. Each counts once."""
@@ -117,7 +132,7 @@ class Ledger:
     def finish(self, sequences: Int64s, slots: Int64s, sign: int = -1) -> None:
         """Counts rows off whose state just became NONE. `sign=1` takes that back."""
         pages = (sequences >> FRAME_BITS) - self._base
-        if int(pages.min(initial=0)) < 0 or self._packed_frames:
+        if self._packed_frames or (len(pages) and lowest(pages) < 0):
             packed = (pages < 0) | (self._frames.take(pages, mode="clip") == _PACKED)
             if packed.any():
                 if sign < 0:
@@ -130,16 +145,18 @@ class Ledger:
     def tidy(self) -> bool:
         """Gives back what is no longer needed: a few pages a call. True if there is more."""
         self._free_packed()
-        for page in list(self._empty)[:_PAGES_PER_TIDY]:
-            if not self._is_filling(page):
-                self._empty.discard(page)
-                self._drop(page)
-        thin = list(self._thin)[: max(0, len(self._thin) - _THIN_PAGES_KEPT)]
-        for page in thin[:_PAGES_PER_TIDY]:
-            if not self._is_filling(page):
+        done = [page for page in islice(self._empty, _PAGES_PER_TIDY) if not self._is_filling(page)]
+        self._empty.difference_update(done)
+        if len(self._thin) > _THIN_PAGES_KEPT:
+            spare = min(_PAGES_PER_TIDY, len(self._thin) - _THIN_PAGES_KEPT)
+            thin = [page for page in islice(self._thin, spare) if not self._is_filling(page)]
+            for page in thin:
                 del self._thin[page]
-                self._drop(page)
-        self._advance_base()
+            done += thin
+        for page in done:
+            self._drop(page)
+        if done:
+            self._advance_base()
         return len(self._empty) > 1 or len(self._thin) > _THIN_PAGES_KEPT + 1
 
     def _is_filling(self, page: int) -> bool:
@@ -189,6 +206,8 @@ class Ledger:
             more = max(end - len(self._frames), len(self._frames))
             self._frames = np.concatenate([self._frames, np.zeros(more, dtype=np.int32)])
             self._live = np.concatenate([self._live, np.zeros(more, dtype=np.int32)])
+        if end - begin == 1 and self._frames[begin]:
+            return
         missing = begin + np.flatnonzero(self._frames[begin:end] == 0)
         if len(missing) > self._arena.frames_left:
             self._arena_is_full()
@@ -203,7 +222,10 @@ class Ledger:
     def _count(self, pages: Int64s, sign: int) -> None:
         if not len(pages):
             return
-        low, high = int(pages.min()), int(pages.max()) + 1
+        low, high = lowest(pages), highest(pages) + 1
+        if high - low == 1:
+            self._count_page(low, len(pages) * sign)
+            return
         change = np.bincount(pages - low, minlength=high - low)
         live = self._live[low:high]
         live += (change * sign).astype(np.int32)
@@ -213,6 +235,14 @@ class Ledger:
                 named = (thin + low + self._base).tolist()
                 self._thin.update(dict.fromkeys(named))
                 self._empty.update(p for p, left in zip(named, live[thin], strict=True) if not left)
+
+    def _count_page(self, at: int, change: int) -> None:
+        left = int(self._live[at]) + change
+        self._live[at] = left
+        if change < 0 and left <= _PACK_AT:
+            self._thin[at + self._base] = None
+            if not left:
+                self._empty.add(at + self._base)
 
     def _pack(self, page: int, frame: int) -> int:
         first = frame << FRAME_BITS

@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.reductions import every
 from fasti.errors import IllegalTransition
 from fasti.model import State
 
@@ -82,12 +83,13 @@ def advance(states: NDArray[np.uint8], verb: Verb) -> NDArray[np.uint8]:
 
 def advance_all(states: NDArray[np.uint8], verb: Verb) -> tuple[State, State]:
     """From which state to which, for rows that are all in one: the rows of an event are."""
-    source = int(states[0])
-    target = int(_NEXT[verb, source])
-    if target == _ILLEGAL or not (states == source).all():
+    code = int(states[0])
+    source = State(code)
+    target = TRANSITIONS.get((source, verb))
+    if target is None or not every(states == code):
         advance(states, verb)
         raise IllegalTransition("the rows of one event are not all in one state")
-    return State(source), State(target)
+    return source, target
 
 
 def draw() -> str:

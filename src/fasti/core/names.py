@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.reductions import every
+
 
 class Names:
     """Names to numbers and back. Numbers mean nothing outside this process."""
@@ -54,7 +56,7 @@ class Names:
 
     def unuse_all(self, numbers: NDArray[np.integer[Any]]) -> None:
         """One use fewer for each row's name."""
-        if len(numbers) and (numbers == numbers[0]).all():
+        if len(numbers) and every(numbers == numbers[0]):
             self.use(int(numbers[0]), -len(numbers))
             return
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core import lifecycle
+from fasti.core import codes, lifecycle
 from fasti.core.arena import CHANGED, FRAME_BITS, NEAR, STATE_MASK
 from fasti.core.calendar import Calendar
 from fasti.core.hashing import UInt64s
@@ -25,6 +25,7 @@ from fasti.core.memory import Memory
 from fasti.core.outcomes import Outcomes
 from fasti.core.pairs import sort_pairs
 from fasti.core.ready import Ready
+from fasti.core.reductions import every, highest, lowest, some
 from fasti.model import SEQUENCE_MASK, State
 
 Int64s = NDArray[np.int64]
@@ -74,15 +75,15 @@ class Partition:
     def resolve(self, sequences: Int64s) -> tuple[Int64s, Int64s]:
         """Of entries in the time index, those that are scheduled, with their due times."""
         slots = self.ledger.slots(sequences)
-        scheduled = self.states(slots) == State.SCHEDULED
-        if not scheduled.all():
+        scheduled = self.states(slots) == codes.SCHEDULED
+        if not every(scheduled):
             sequences, slots = sequences[scheduled], slots[scheduled]
         return sequences, self.arena.due.take(slots, mode="clip")
 
     def keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
         """Which entries of the key index still mean something."""
         # The dead don't hold their key, but answer to it until somebody else has it.
-        kept = self.states(self.ledger.slots(sequences)) != State.NONE
+        kept = self.states(self.ledger.slots(sequences)) != codes.NONE
         rest = np.flatnonzero(~kept)
         if len(rest):
             kept[rest] = self.outcomes.find(sequences[rest], 0)[0] != 0
@@ -103,7 +104,7 @@ class Partition:
         arena.lease[slots] = 0
         arena.attempts[slots] = 0
         arena.epoch[slots] = self._memory.epoch_byte
-        arena.flags[slots] = state
+        arena.flags[slots] = int(state)
         if undo.active:
             undo.note(lambda: self.ledger.unappend(first, slots))
             undo.note(lambda: self._clear(slots))
@@ -139,7 +140,7 @@ class Partition:
         source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
             self._unschedule(slots, flags)
-        self.write(slots, flags=target | CHANGED, **values)
+        self.write(slots, flags=int(target) | int(CHANGED), **values)
         self._count(source, target, len(slots))
 
     def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
@@ -199,13 +200,14 @@ class Partition:
             due, sequences = self.ready.take(count, limit_us)
             if not len(sequences):
                 break
+            last = len(sequences) < count
             slots = self.ledger.slots(sequences)
-            good = (self.states(slots) == State.SCHEDULED) & (
+            good = (self.states(slots) == codes.SCHEDULED) & (
                 self.arena.due.take(slots, mode="clip") == due
             )
-            if not good.all():
+            if not every(good):
                 sequences, slots, due = sequences[good], slots[good], due[good]
-            if len(due) > 1 and (sequences[1:] == sequences[:-1]).any():
+            if len(due) > 1 and some(sequences[1:] == sequences[:-1]):
                 once = np.concatenate([[True], sequences[1:] != sequences[:-1]])
                 sequences, slots, due = sequences[once], slots[once], due[once]
             if found and len(sequences) and found[-1][0][-1] == sequences[0]:
@@ -214,6 +216,8 @@ class Partition:
             if len(sequences):
                 found.append((sequences, slots, due))
                 count -= len(sequences)
+            if last:
+                break
         if len(found) == 1:
             return found[0]
         empty = np.zeros(0, dtype=np.int64)
@@ -263,10 +267,11 @@ class Partition:
 
     def tidy(self) -> bool:
         """Gives memory back, a bounded piece a call; True if there may be more."""
-        before_bytes = self.keys.size_bytes
-        more = self.keys.tidy()
-        self._memory.keys_bytes += self.keys.size_bytes - before_bytes
-        more |= self.ledger.tidy()
+        more = self.ledger.tidy()
+        if self.keys.is_rebuilding:
+            before_bytes = self.keys.size_bytes
+            more |= self.keys.tidy()
+            self._memory.keys_bytes += self.keys.size_bytes - before_bytes
         entries = self.ready.entries + self.calendar.entries
         if entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
             if self.ready.entries > 2 * self.near + _STALE_MIN // 2:
@@ -283,7 +288,7 @@ class Partition:
     def restore_entries(self, sequences: Int64s, due: Int64s) -> None:
         """Entries that storage read back from runs; stale ones are dropped."""
         slots = self.ledger.slots(sequences)
-        good = (self.states(slots) == State.SCHEDULED) & (
+        good = (self.states(slots) == codes.SCHEDULED) & (
             self.arena.due.take(slots, mode="clip") == due
         )
         self._schedule_entries(sequences[good], slots[good], due[good])
@@ -293,7 +298,7 @@ class Partition:
     def restore_rows(self, columns: dict[str, NDArray[Any]]) -> None:
         """Rows that storage read back, as they were at a checkpoint; a later row wins."""
         sequences = columns["sequence"]
-        known = self.states(self.ledger.slots(sequences)) != State.NONE
+        known = self.states(self.ledger.slots(sequences)) != codes.NONE
         if not known.all():
             self.ledger.place(sequences[~known])
         slots = self.ledger.slots(sequences)
@@ -333,10 +338,13 @@ class Partition:
     def _schedule_entries(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
         if not len(due):
             return
-        cursor_us, first_us = self.calendar.cursor_us, int(due.min())
+        cursor_us, first_us = self.calendar.cursor_us, lowest(due)
         self._memory.note_due(self.topic, first_us)
         if first_us >= cursor_us:
             self.calendar.insert(sequences, due)
+            return
+        if highest(due) < cursor_us:
+            self._enter_ready(sequences, due)
             return
         late = due < cursor_us
         self._enter_ready(sequences[late], due[late])
@@ -350,9 +358,11 @@ class Partition:
         slots = self.ledger.slots(sequences)
         flags = self.arena.flags.take(slots, mode="clip")
         new = flags & NEAR == 0
-        self.arena.before_write(slots[new])
-        self.arena.flags[slots[new]] = flags[new] | NEAR
-        self.near += int(np.count_nonzero(new))
+        if not every(new):
+            slots, flags = slots[new], flags[new]
+        self.arena.before_write(slots)
+        self.arena.flags[slots] = flags | NEAR
+        self.near += len(slots)
 
     def _unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
         due = self.arena.due.take(slots, mode="clip")
@@ -366,7 +376,7 @@ class Partition:
 
     def _erase(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
         self.arena.before_write(slots)
-        self.arena.flags[slots] = State.NONE
+        self.arena.flags[slots] = codes.NONE
         self._memory.undo.note(lambda: self._restore(slots, {"flags": flags}))
 
     def _kill(self, slots: Int64s) -> None:

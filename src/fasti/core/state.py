@@ -19,6 +19,7 @@ from fasti.core.location import in_frame
 from fasti.core.memory import Memory
 from fasti.core.partition import Partition
 from fasti.core.producers import Producer, Producers, Receipt
+from fasti.core.reductions import every
 from fasti.core.stages import Stage, StagedRows
 from fasti.model import State, TopicSettings
 
@@ -281,7 +282,7 @@ class ShardState:
         slots = self._slots(partition, sequences)
         held = partition.arena.lease.take(slots, mode="clip").astype(np.int64)
         leases, consumers = self.memory.leases, self.memory.consumers
-        assert (leases.sequence[held] == sequences).all(), "the lease is this message's"
+        assert every(leases.sequence[held] == sequences), "the lease is this message's"
         tokens = leases.token[held]
         leases.token[held] = 0
 

@@ -73,6 +73,14 @@ class Turns:
             self._due[topic.number] = None
         return done
 
+    def is_credit(self, command: Lease) -> bool:
+        """Whether the command does no more than add to its session's credit."""
+        topic = self._state.by_name.get(command.topic)
+        line = self._lines.get(topic.number) if topic is not None else None
+        if line is None or not command.wait:
+            return False
+        return line.session_of(command.consumer) == command.session
+
     def _serve_at_once(self, work: Work, topic: Topic, line: Line, session: int) -> None:
         work.end_group()
         work.begin_group()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fasti.core.commands import When
 from fasti.core.events import Event
 from fasti.core.keys import Rows
+from fasti.core.reductions import highest, lowest
 from fasti.core.replies import Frame
 from fasti.core.state import ShardState, Topic
 from fasti.errors import InvalidArgument, NotFound
@@ -96,24 +97,22 @@ class Work:
         """The due time of each row, checked."""
         if when.due_us is not None and when.delay_us is not None:
             raise InvalidArgument("either due or delay, not both", field="due")
-        if when.delay_us is not None:
-            delay = np.asarray(when.delay_us, dtype=np.int64)
-            _check_range(delay, "delay", DUE_MAX_US - self.now_us)
-            due = delay + self.now_us
-        else:
-            due = np.asarray(self.now_us if when.due_us is None else when.due_us, dtype=np.int64)
+        if when.due_us is None and when.delay_us is None:
+            return np.full(count, self.now_us, dtype=np.int64)
+        if when.due_us is not None:
+            due = column(when.due_us, count, "due")
             _check_range(due, "due", DUE_MAX_US)
-        if due.ndim == 0:
-            return np.full(count, int(due), dtype=np.int64)
-        if len(due) != count:
-            raise InvalidArgument(f"{len(due)} due times for {count} rows", field="due")
-        return due
+            return due
+        assert when.delay_us is not None
+        delay = column(when.delay_us, count, "due")
+        _check_range(delay, "delay", DUE_MAX_US - self.now_us)
+        return delay + self.now_us
 
 
-def _check_range(values: Int64s, field: str, highest: int) -> None:
-    if values.size and (int(values.min()) < 0 or int(values.max()) > highest):
+def _check_range(values: Int64s, field: str, limit: int) -> None:
+    if len(values) and (lowest(values) < 0 or highest(values) > limit):
         raise InvalidArgument(
-            f"{field} must lie between 0 and {highest} microseconds", field=field, limit=highest
+            f"{field} must lie between 0 and {limit} microseconds", field=field, limit=limit
         )
 
 
@@ -129,7 +128,7 @@ def column(values: Int64s | int, count: int, field: str) -> Int64s:
 
 def split_ids(ids: Int64s, partitions: int) -> list[tuple[int, NDArray[np.intp] | slice, Int64s]]:
     """(partition, its rows, their sequences) for each partition that the ids name."""
-    if partitions == 1 and (not len(ids) or int(ids.max()) <= SEQUENCE_MASK):
+    if partitions == 1 and (not len(ids) or highest(ids) <= SEQUENCE_MASK):
         return [(0, slice(None), ids)]
     numbers = ids >> SEQUENCE_BITS
     pieces: list[tuple[int, NDArray[np.intp] | slice, Int64s]] = []
