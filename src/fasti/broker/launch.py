@@ -57,7 +57,11 @@ class BrokerProcess:
         self.recovery_seconds = 0.0
         self.start_seconds = 0.0
         if started:
-            self.start()
+            try:
+                self.start()
+            except BaseException:
+                self._log.close()
+                raise
 
     # What it is
 

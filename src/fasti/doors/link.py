@@ -14,7 +14,7 @@ from fasti.protocol.envelope import pack, unpack
 from fasti.protocol.problems import error_from_json
 from fasti.protocol.schemas import VERSION
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 2.0
 
 
 class BrokerLink:

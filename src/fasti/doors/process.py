@@ -8,7 +8,7 @@ A signal ends it softly: readiness goes, sessions are told, what was handed over
 checkpoint is written. A second one ends it at once, which is as safe, and slower to start from. A
 shard that has failed for good ends the process with the shard's error.
 
-The main thread only waits for one of these. Everything else runs in the threads of the parts.
+The main thread only waits for one of these (`Asks`). Everything else runs in the threads of the parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 from fasti.broker.clock import WatchedClock, watch_settings
 from fasti.broker.logs import fields
@@ -51,6 +51,8 @@ _FILES_WANTED = 65_536
 _HTTP_PATIENCE_S = 1.0
 # How long streams have to end by themselves; those of clients that don't react end with us.
 _STREAMS_END_S = 2.0
+
+_FAILED, _STOPPED, _TOO_LATE = "failure", "stopped", "too late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,23 +190,44 @@ def serve(
     broker = Broker(settings)
     started = broker.start()
     _log_recovery(broker.shard, started.recovery_seconds)
-    asks: queue.SimpleQueue[str] = queue.SimpleQueue()
-    _handle_signals(asks)
-    _watch(lambda: broker.shard.wait_ended(), asks, "failure")
+    asks = Asks()
+    asks.listen_to_signals()
+    asks.when_ended(broker.shard.wait_ended, _FAILED)
     if until_stdin_ends:
-        _watch(_read_stdin_to_its_end, asks, "end of stdin")
+        asks.when_ended(_read_stdin_to_its_end, "end of stdin")
+    places = {"listen": str(started.listen), "http": str(started.http or "off")}
     security = {"tls": settings.tls_cert is not None, "credentials": bool(settings.credentials)}
-    _log.info("ready", extra=fields(listen=started.listen, http=started.http or "off", **security))
+    _log.info("ready", extra=fields(**places, **security))
     ready(started)
-    why = asks.get()
-    if why == "failure":
-        failure = broker.shard.failure or FastiError("the shard ended")
-        _log.critical("the shard failed for good", extra=fields(code=failure.code, why=failure))
-        broker.abandon()
-        raise failure
-    _log.info("stopping", extra=fields(because=why, within_s=settings.stop_within_us / 1e6))
-    _stop_within(broker, settings.stop_within_us / 1e6)
+    why = asks.next()
+    if why == _FAILED:
+        _give_up(broker)
+    within_s = settings.stop_within_us / 1e6
+    _log.info("stopping", extra=fields(because=why, within_s=within_s))
+    _stop(broker, asks, within_s)
     _log.info("stopped")
+
+
+def _give_up(broker: Broker) -> NoReturn:
+    failure = broker.shard.failure or FastiError("the shard ended")
+    _log.critical("the shard failed for good", extra=fields(code=failure.code, why=failure))
+    broker.abandon()
+    raise failure
+
+
+def _stop(broker: Broker, asks: Asks, within_s: float) -> None:
+    """Stops in a thread of its own, so that this one still hears signals: another one ends all."""
+    timer = threading.Timer(within_s, lambda: asks.put(_TOO_LATE))
+    timer.daemon = True
+    timer.start()
+    asks.when_ended(broker.stop, _STOPPED)
+    while (word := asks.next()) != _STOPPED:
+        if word == _TOO_LATE:
+            _log.warning("not done in time: the next start has more to replay")
+            return
+        if word in signal.Signals.__members__:
+            _log.warning("ending at once", extra=fields(because=word))
+            end(128 + signal.Signals[word])
 
 
 def _log_recovery(shard: Shard, seconds: float) -> None:
@@ -222,41 +245,48 @@ def _log_recovery(shard: Shard, seconds: float) -> None:
     )
 
 
-def _stop_within(broker: Broker, seconds: float) -> None:
-    """Stops; if that takes too long the process ends as it is, with everything in the journal."""
+class Asks:
+    """What the main thread waits for, in the order in which it came.
 
-    def give_up() -> None:
-        _log.warning("not done in time: the next start has more to replay")
-        end(0)
+    The kernel may give a signal to any thread, and then a main thread that waits for a lock never
+    hears of it: so it waits for a pipe, into which the interpreter writes with every signal.
+    """
 
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    broker.stop()
-    timer.cancel()
+    def __init__(self) -> None:
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._readable, self._writable = os.pipe()
+        os.set_blocking(self._writable, False)
 
+    def put(self, word: str) -> None:
+        """From any thread, and from signal handlers."""
+        self._words.put(word)
+        # A full pipe wakes the reader as well as one more byte would.
+        with suppress(BlockingIOError):
+            os.write(self._writable, b"\0")
 
-def _handle_signals(asks: queue.SimpleQueue[str]) -> None:
-    seen = 0
+    def next(self) -> str:
+        """Waits. For the main thread."""
+        while self._words.empty():
+            os.read(self._readable, 4096)
+        return self._words.get()
 
-    def asked(number: int, frame: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            end(128 + number)
-        # A simple queue may be filled from a signal handler, whatever the thread is doing.
-        asks.put(signal.Signals(number).name)
+    def listen_to_signals(self) -> None:
+        """SIGTERM and SIGINT become words."""
+        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda n, _: self.put(signal.Signals(n).name))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, asked)
+    def when_ended(self, wait: Callable[[], None], word: str) -> None:
+        """Puts the word when the function returns, which runs in a thread of its own."""
 
+        def run() -> None:
+            try:
+                wait()
+            except Exception:
+                _log.exception("the broker failed while it ended")
+            self.put(word)
 
-def _watch(wait: Callable[[], None], asks: queue.SimpleQueue[str], word: str) -> None:
-    def run() -> None:
-        wait()
-        asks.put(word)
-
-    threading.Thread(target=run, name="fasti-watch", daemon=True).start()
+        threading.Thread(target=run, name="fasti-watch", daemon=True).start()
 
 
 def _read_stdin_to_its_end() -> None:

@@ -1,0 +1,76 @@
+"""What the tests of the broker's process share."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tests.conformance.protocol_client import Client
+
+from fasti.broker.launch import BrokerProcess
+
+WAIT_S = 30.0
+SMALL = {"segment_size": "1MiB", "memory": "64MiB", "leases_max": 4096}
+
+
+def client_of(broker: BrokerProcess, token: str | None = None) -> Client:
+    return Client(f"{broker.host}:{broker.port}", token)
+
+
+class Answer(NamedTuple):
+    status: int
+    kind: str
+    body: bytes
+    headers: dict[str, str]
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class HasHttp(Protocol):
+    @property
+    def http(self) -> str | None: ...
+
+
+def ask(broker: HasHttp, path: str, token: str = "", trust: ssl.SSLContext | None = None) -> Answer:
+    """A GET; refusals are answers like any other."""
+    request = urllib.request.Request(f"{broker.http}{path}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S, context=trust) as reply:
+            return _answer(reply.status, reply)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return _answer(refused.code, refused)
+
+
+def _answer(status: int, reply: Any) -> Answer:
+    headers = {name.lower(): value for name, value in reply.headers.items()}
+    return Answer(status, reply.headers.get_content_type(), reply.read(), headers)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started and that run."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(word) for word in (task / "children").read_text().split()]
+    return found
+
+
+class Watched:
+    """A process that is not ours to wait for: tells when it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self._descriptor = os.pidfd_open(pid)
+
+    def wait(self) -> None:
+        ended, _, _ = select.select([self._descriptor], [], [], WAIT_S)
+        os.close(self._descriptor)
+        assert ended, "the process goes on"

@@ -1,0 +1,124 @@
+"""TLS and credentials, on both ports."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.error import URLError
+
+import pyarrow.flight as fl
+import pytest
+import trustme
+from tests.conformance.protocol_client import Client, Refused
+from tests.integration.serve_rig import SMALL, ask, children
+
+from fasti.broker.launch import BrokerProcess
+from fasti.doors.credentials import create, revoke
+from fasti.doors.link import BrokerLink
+from fasti.errors import Unauthenticated
+
+
+class Secured(NamedTuple):
+    broker: BrokerProcess
+    authority: Path
+    credentials: Path
+    token: str
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    certificate.private_key_pem.write_to_path(folder / "key.pem")
+    for blob in certificate.cert_chain_pems:
+        blob.write_to_path(folder / "cert.pem", append=True)
+    tokens = folder / "credentials.toml"
+    token = create(tokens, "billing")
+    settings = {
+        **SMALL,
+        "tls_cert": folder / "cert.pem",
+        "tls_key": folder / "key.pem",
+        "credentials": tokens,
+    }
+    # Any address, which would be refused without all of these.
+    places = {"listen": "0.0.0.0:0", "http": "0.0.0.0:0"}
+    with BrokerProcess(folder / "data", settings=settings, **places) as broker:  # type: ignore[arg-type]
+        yield Secured(broker, folder / "authority.pem", tokens, token)
+
+
+def flight(secured: Secured, token: str | None) -> Client:
+    client = Client(f"grpc+tls://localhost:{secured.broker.port}", token)
+    client.flight.close()
+    roots = secured.authority.read_bytes()
+    client.flight = fl.FlightClient(
+        f"grpc+tls://localhost:{secured.broker.port}", tls_root_certs=roots
+    )
+    return client
+
+
+def test_a_token_is_needed_for_every_call(secured: Secured) -> None:
+    with flight(secured, secured.token) as client:
+        assert client.call("hello")["protocol"] == 1
+    for token in (None, "wrong", secured.token[:-1]):
+        with flight(secured, token) as client:
+            with pytest.raises(fl.FlightUnauthenticatedError):
+                client.call("hello")
+            with pytest.raises(Refused, match="unauthenticated"):
+                client.read({"version": 1, "call": "list", "topic": "t"})
+
+
+def test_nobody_is_served_without_tls(secured: Secured) -> None:
+    with Client(f"grpc://localhost:{secured.broker.port}", secured.token) as client:
+        with pytest.raises(fl.FlightUnavailableError):
+            client.call("hello")
+
+
+def test_a_revoked_token_is_refused_from_the_next_call_on(secured: Secured) -> None:
+    token = create(secured.credentials, "leaver")
+    with flight(secured, token) as client:
+        assert client.call("hello")["protocol"] == 1
+        revoke(secured.credentials, "leaver")
+        with pytest.raises(fl.FlightUnauthenticatedError):
+            client.call("hello")
+
+
+def test_the_link_of_the_http_process_tells_a_bad_token(secured: Secured) -> None:
+    link = BrokerLink(f"127.0.0.1:{secured.broker.port}", tls=True, token="wrong")
+    with pytest.raises(Unauthenticated):
+        link.call("health")
+    link.close()
+
+
+def test_the_http_port_speaks_tls_and_asks_for_tokens_where_it_tells_more_than_health(
+    secured: Secured,
+) -> None:
+    broker = secured.broker
+    assert broker.http is not None
+    trust = ssl.create_default_context(cafile=str(secured.authority))
+    address = broker.http.replace("0.0.0.0", "localhost")
+    at = _At(address)
+    assert ask(at, "/healthz", trust=trust).status == 200
+    assert ask(at, "/readyz", trust=trust).json()["ready"]
+    refused = ask(at, "/metrics", trust=trust)
+    assert refused.status == 401
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert refused.json()["code"] == "unauthenticated"
+    assert ask(at, "/metrics", "wrong", trust).status == 401
+    assert b"fasti_up 1.0" in ask(at, "/metrics", secured.token, trust).body
+    with pytest.raises((URLError, ConnectionError)):
+        ask(_At(address.replace("https", "http")), "/healthz")
+
+
+class _At(NamedTuple):
+    http: str
+
+
+def test_no_token_is_on_a_command_line_or_in_an_environment(secured: Secured) -> None:
+    (child,) = children(secured.broker.pid)
+    for pid in (secured.broker.pid, child):
+        seen = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"fasti_" not in seen.replace(b"fasti_data", b"")
