@@ -42,6 +42,33 @@ def disk_limits(directory: Path) -> dict[str, Any]:
     }
 
 
+def sync_limits(directory: Path, syncs: int = 3_000) -> dict[str, Any]:
+    """How long the disk takes for a small durable append: 4 KiB and fdatasync, preallocated."""
+    path = directory / "sync.bin"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    piece = os.urandom(4096)
+    try:
+        for begin in range(0, syncs * 4096, _PIECE):
+            os.pwrite(descriptor, bytes(_PIECE), begin)
+        os.fsync(descriptor)
+        seconds = []
+        for number in range(syncs):
+            begin_s = time.perf_counter()
+            os.pwrite(descriptor, piece, number * 4096)
+            os.fdatasync(descriptor)
+            seconds.append(time.perf_counter() - begin_s)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return {
+        "how": "4 KiB appends, fdatasync each, preallocated (zero-filled) file",
+        **{
+            f"sync_{name}_ms": round(float(np.percentile(seconds, q)) * 1e3, 3)
+            for name, q in (("p50", 50), ("p99", 99), ("p999", 99.9))
+        },
+    }
+
+
 def resident_anonymous_mb() -> float:
     """RssAnon of this process: memory that is not a file's."""
     for line in Path("/proc/self/status").read_text().splitlines():

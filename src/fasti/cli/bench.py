@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,16 +12,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fasti.bench.run import run
-
 app = typer.Typer(help="Measure Fasti on this machine, beside the machine's own limits.")
 
 _PARTS = ["engine", "durable", "checkpoint", "pending"]
 
+Directory = Annotated[
+    Path | None, typer.Option(help="Where to write; by default the temporary directory.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
 
 @app.callback()
 def bench() -> None:
-    """Measure Fasti on this machine, beside the machine's own limits."""
+    """Measure Fasti on this machine, beside the machine's own limits.
+
+    All but `engine` start a broker and clients in processes of their own, on the loopback.
+    """
 
 
 @app.command()
@@ -30,26 +38,102 @@ def engine(
     rows: Annotated[
         int | None, typer.Option(min=1_500_000, help="Messages, instead of each part's own number.")
     ] = None,
-    directory: Annotated[
-        Path | None, typer.Option(help="Where to write; by default the temporary directory.")
-    ] = None,
-    table: Annotated[bool, typer.Option("--table", help="A table instead of JSON.")] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
 ) -> None:
     """Engine and storage in one process: speed, memory, opening after a kill."""
+    from fasti.bench.run import run
+
     parts = only or _PARTS
     for part in parts:
         if part not in _PARTS:
             raise typer.BadParameter(f"{part!r} is none of {', '.join(_PARTS)}")
-    results = run(parts, directory, rows)
-    if table:
-        _print_table(results)
+    _print(run(parts, directory, rows), as_json)
+
+
+@app.command()
+def throughput(
+    rows: Annotated[int, typer.Option(min=100_000, help="Messages of each measurement.")] = (
+        3_000_000
+    ),
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Messages a second over the wire: in batches and one by one, in, out and both at once."""
+    from fasti.bench.throughput import throughput as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, show)
+    _print(found, as_json)
+
+
+@app.command()
+def lateness(
+    seconds: Annotated[float, typer.Option(min=2, help="How long each measurement lasts.")] = 60.0,
+    rate: Annotated[int, typer.Option(min=100, help="Messages a second.")] = 10_000,
+    pending: Annotated[int, typer.Option(min=5_000, help="Others that stay pending.")] = 1_000_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """How late messages are: steady traffic, beside other work, bursts, one at a time."""
+    from fasti.bench.lateness import lateness as measure
+
+    with _showing() as show:
+        found = measure(directory, seconds, rate, pending, show)
+    _print(found, as_json)
+
+
+@app.command()
+def pending(
+    rows: Annotated[int, typer.Option(min=100_000, help="Messages pending.")] = 10_000_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """With many messages pending: the broker's memory, rates, and changes at random."""
+    from fasti.bench.recovery import pending as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, show)
+    _print(found, as_json)
+
+
+@app.command()
+def recovery(
+    rows: Annotated[int, typer.Option(min=5_000, help="Messages pending.")] = 1_000_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """How soon a broker that was killed is ready again, and whether anything was lost."""
+    from fasti.bench.recovery import recovery as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, show)
+    _print(found, as_json)
+
+
+@contextmanager
+def _showing() -> Iterator[Callable[[str], None]]:
+    """What is being measured, on stderr: a moving line on a terminal, lines elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda phase: status.update(phase)
     else:
+        yield lambda phase: console.print(f"{phase} ...")
+
+
+def _print(results: dict[str, Any], as_json: bool) -> None:
+    if as_json:
         typer.echo(json.dumps(results, indent=2))
+    else:
+        _print_table(results)
 
 
 def _print_table(results: dict[str, Any]) -> None:
     console = Console()
-    for part, figures in results.items():
+    plain = {name: value for name, value in results.items() if not isinstance(value, dict)}
+    parts = {name: value for name, value in results.items() if isinstance(value, dict)}
+    for part, figures in ({"settings": plain} | parts if plain else parts).items():
         drawn = Table("figure", "value", title=part, title_justify="left")
         for name, value in _flat(figures):
             drawn.add_row(name, f"{value:,}" if isinstance(value, int | float) else str(value))

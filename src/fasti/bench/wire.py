@@ -1,0 +1,117 @@
+"""What benchmarks over the wire share: a broker in one process, clients in others.
+
+`python -m fasti.bench.wire JOB ADDRESS {arguments}` is one client process: it says `ready`, waits
+for a line, does its job and prints the result as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasti.broker.launch import BrokerProcess
+
+Figures = dict[str, Any]
+Job = Callable[..., Figures]
+
+
+class ClientProcess:
+    """A job in a process of its own. It begins with `go`; `result` waits for what it found."""
+
+    def __init__(self, job: str, address: str, **arguments: Any) -> None:
+        self._job = job
+        command = [sys.executable, "-m", "fasti.bench.wire", job, address, json.dumps(arguments)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._line()
+
+    def go(self) -> None:
+        """Lets it begin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.flush()
+
+    def result(self) -> Figures:
+        """What it found."""
+        found: Figures = json.loads(self._line())
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        return found
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the client {self._job!r} ended with {self._process.wait()}")
+        return line
+
+
+def run_job(job: str, address: str, **arguments: Any) -> Figures:
+    """One client process from its beginning to its end."""
+    process = ClientProcess(job, address, **arguments)
+    process.go()
+    return process.result()
+
+
+@contextmanager
+def broker(directory: Path | None, **settings: Any) -> Iterator[BrokerProcess]:
+    """A broker on a free port and a directory that is deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fasti-bench-", dir=directory) as data:
+        with BrokerProcess(Path(data) / "data", settings=settings) as process:
+            yield process
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used of the cores so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid: int) -> float:
+    """A process's anonymous memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return round(int(line.split()[1]) / 1024, 1)
+    return float("nan")
+
+
+def percentiles_ms(microseconds: Any) -> Figures:
+    """As every figure of lateness is told."""
+    values = np.asarray(microseconds) / 1e3
+    if not len(values):
+        return {"count": 0}
+    names = {"p50_ms": 50, "p99_ms": 99, "p999_ms": 99.9}
+    return {
+        "count": len(values),
+        "earliest_ms": round(float(values.min()), 3),
+        **{name: round(float(np.percentile(values, q)), 3) for name, q in names.items()},
+        "max_ms": round(float(values.max()), 3),
+    }
+
+
+def main() -> None:
+    """One client, in this process."""
+    # Imported here: they import this module.
+    from fasti.bench import lateness_jobs, throughput_jobs
+
+    jobs: dict[str, Job] = {**throughput_jobs.JOBS, **lateness_jobs.JOBS}
+    job, address, arguments = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    print("ready", flush=True)  # noqa: T201
+    sys.stdin.readline()
+    print(json.dumps(jobs[job](address, **arguments)), flush=True)  # noqa: T201
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
