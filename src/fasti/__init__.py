@@ -1,1 +1,70 @@
-"""Fasti: a persistent, time-ordered message queue."""
+"""Fasti: a persistent, time-ordered message queue.
+
+    import fasti
+
+    with fasti.connect("fasti://127.0.0.1:7170") as client:
+        client.create_topic("emails")
+        client.producer("emails").send(b"hello", delay="5m")
+
+Names are loaded when they are first used, so that importing the package is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client as Client
+    from fasti.client.client import connect as connect
+    from fasti.client.consumer import Consumer as Consumer
+    from fasti.client.message import Batch as Batch
+    from fasti.client.message import Message as Message
+    from fasti.client.messages import Messages as Messages
+    from fasti.client.outcomes import Outcome as Outcome
+    from fasti.client.outcomes import Outcomes as Outcomes
+    from fasti.client.producer import Producer as Producer
+    from fasti.client.receipts import Receipt as Receipt
+    from fasti.client.topics import Backoff as Backoff
+    from fasti.client.topics import Topic as Topic
+    from fasti.client.transaction import Transaction as Transaction
+    from fasti.errors import FastiError as FastiError
+
+_HOMES = {
+    "Backoff": "fasti.client.topics",
+    "Batch": "fasti.client.message",
+    "Client": "fasti.client.client",
+    "Consumer": "fasti.client.consumer",
+    "FastiError": "fasti.errors",
+    "Message": "fasti.client.message",
+    "Messages": "fasti.client.messages",
+    "Outcome": "fasti.client.outcomes",
+    "Outcomes": "fasti.client.outcomes",
+    "Producer": "fasti.client.producer",
+    "Receipt": "fasti.client.receipts",
+    "Topic": "fasti.client.topics",
+    "Transaction": "fasti.client.transaction",
+    "connect": "fasti.client.client",
+}
+_MODULES = ("aio", "errors", "model", "testing")
+
+__all__ = [*_HOMES, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"fasti.{name}")
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("fasti")
+    else:
+        raise AttributeError(f"module 'fasti' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

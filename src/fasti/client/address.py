@@ -1,0 +1,68 @@
+"""Addresses: where a broker is, as people write it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from fasti.errors import InvalidArgument
+
+DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
+DEFAULT_PORT = 7170
+_EXAMPLES = "fasti://HOST:PORT[,HOST:PORT...], fasti+tls://HOST:PORT or embedded:DIRECTORY"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Hosts to try in their order, or a directory for a broker inside this process."""
+
+    hosts: tuple[tuple[str, int], ...] = ()
+    tls: bool = False
+    directory: str | None = None
+
+    def location(self, number: int) -> str:
+        """One of the hosts, as Flight wants it."""
+        host, port = self.hosts[number]
+        name = f"[{host}]" if ":" in host else host
+        return f"grpc+{'tls' if self.tls else 'tcp'}://{name}:{port}"
+
+    def __str__(self) -> str:
+        if self.directory is not None:
+            return f"embedded:{self.directory}"
+        hosts = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in self.hosts)
+        return f"fasti{'+tls' if self.tls else ''}://{hosts}"
+
+
+def parse_address(text: str | None) -> Address:
+    """Reads an address; None means FASTI_ADDRESS, or else the port of this machine.
+
+    Raises `invalid_argument` on anything else, with examples.
+    """
+    text = text or os.environ.get("FASTI_ADDRESS") or DEFAULT_ADDRESS
+    if text.startswith("embedded:"):
+        directory = text.removeprefix("embedded:")
+        if not directory:
+            raise InvalidArgument(
+                "embedded: needs a directory, as in embedded:./data", field="address"
+            )
+        return Address(directory=directory)
+    scheme, mark, rest = text.rpartition("://")
+    if mark and scheme not in ("fasti", "fasti+tls"):
+        raise InvalidArgument(f"address {text!r}: write {_EXAMPLES}", field="address")
+    hosts = tuple(_host(part.strip(), text) for part in rest.rstrip("/").split(","))
+    return Address(hosts, tls=scheme == "fasti+tls")
+
+
+def _host(part: str, text: str) -> tuple[str, int]:
+    if part.startswith("["):
+        host, bracket, after = part[1:].partition("]")
+        port = after.removeprefix(":") if bracket else "?"
+    else:
+        host, colon, port = part.partition(":")
+        port = port if colon else ""
+    if not host or not (port or str(DEFAULT_PORT)).isdecimal() or "/" in host or "@" in host:
+        raise InvalidArgument(f"address {text!r}: write {_EXAMPLES}", field="address")
+    number = int(port or DEFAULT_PORT)
+    if not 1 <= number <= 65_535:
+        raise InvalidArgument(f"there is no port {number}", field="address", limit=65_535)
+    return host, number

@@ -1,0 +1,338 @@
+"""The client: one connection to a broker, from which producers, consumers and the rest are made."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from fasti.client.address import parse_address
+from fasti.client.consumer import Consumer
+from fasti.client.durations import Duration, duration_us
+from fasti.client.messages import Messages
+from fasti.client.producer import Producer
+from fasti.client.topics import Topic, given_settings
+from fasti.client.transport import BrokerClock, Transport
+from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.model import Limits
+
+if TYPE_CHECKING:
+    from fasti.client.transaction import Transaction
+
+logger = logging.getLogger("fasti.client")
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def connect(
+    address: str | None = None,
+    *,
+    owner: str = "",
+    token: str | None = None,
+    tls_ca: str | os.PathLike[str] | bytes | None = None,
+    timeout: Duration = "30s",
+    **embedded: Any,
+) -> Client:
+    """Connects to a broker, or opens one inside this process.
+
+        client = fasti.connect("fasti://127.0.0.1:7170", owner="billing")
+        client = fasti.connect("fasti://one:7170,two:7170")       # the first that answers
+        client = fasti.connect("fasti+tls://broker:7170", token="…", tls_ca="ca.pem")
+        client = fasti.connect("embedded:./data")                 # no server; options as settings
+
+    Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
+    FASTI_TOKEN. `owner` is in whose name messages are made and changed. `timeout` is for each call.
+
+    Raises `unavailable` when no broker answers, `unauthenticated`, `locked` when another process
+    has the directory open, `invalid_argument`.
+    """
+    place = parse_address(address)
+    transport: Transport
+    if place.directory is not None:
+        from fasti.client.embedded_transport import EmbeddedTransport
+
+        transport = EmbeddedTransport(Path(place.directory), **embedded)
+        hello, _ = transport.call("hello")
+    else:
+        from fasti.client.flight_transport import FlightTransport
+
+        if embedded:
+            name = min(embedded)
+            raise InvalidArgument(f"connect has no option {name!r}", field=name)
+        over_flight = FlightTransport(
+            place,
+            token=token or os.environ.get("FASTI_TOKEN"),
+            tls_ca=_certificate(tls_ca),
+            timeout=duration_us(timeout, "timeout") / 1_000_000,
+        )
+        transport = over_flight
+        try:
+            hello = over_flight.connect()
+        except FastiError:
+            over_flight.close()
+            raise
+    return Client(transport, owner, hello)
+
+
+def _certificate(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    try:
+        return Path(given).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"tls_ca can't be read: {error}", field="tls_ca") from error
+
+
+class Client:
+    """Made by `fasti.connect`. A context manager; any thread may use it.
+
+    Closing it flushes its producers and gives back what its consumers have not started.
+    """
+
+    def __init__(
+        self, transport: Transport, owner: str = "", hello: dict[str, Any] | None = None
+    ) -> None:
+        self.owner = owner
+        self.transport = transport
+        hello = hello or {}
+        self.server: str = hello.get("server", "")
+        known = {name: value for name, value in hello.get("limits", {}).items() if name in _LIMITS}
+        self.limits = Limits(**known)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        _clients.add(self)
+
+    @property
+    def clock(self) -> BrokerClock:
+        """The broker's clock, as far as it is known here: its lower end."""
+        return self.transport.clock
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the client is closed")
+
+    # Topics
+
+    def create_topic(self, name: str, *, kind: str = "timeline", **settings: Any) -> Topic:
+        """Makes a topic. Again with the same settings: fine; with others: `topic_mismatch`.
+
+            client.create_topic("emails", lease="30s", max_attempts=5, partitions=4,
+                                retry=fasti.Backoff("1s", factor=2, limit="1h"))
+
+        Settings are those of `fasti.model.TopicSettings`: `partitions`, `lease`, `hold`,
+        `max_attempts`, `retry`, `lookahead`, `outcome_age`, `outcome_count`, `producer_age`,
+        `stage_age`; lengths of time as `"30s"`, or in microseconds as `lease_us`.
+        """
+        wire = given_settings({"kind": kind, **settings})
+        header, _ = self.transport.call("create_topic", {"topic": name, "settings": wire})
+        return Topic.of_reply(name, header)
+
+    def change_topic(self, name: str, **settings: Any) -> Topic:
+        """Changes the settings that are given; `kind` and `partitions` can't be changed."""
+        wire = given_settings(settings)
+        header, _ = self.transport.call("change_topic", {"topic": name, "settings": wire})
+        return Topic.of_reply(name, header)
+
+    def delete_topic(self, name: str) -> None:
+        """Removes a topic and all its messages. Raises `not_found`."""
+        self.transport.call("delete_topic", {"topic": name})
+
+    def topic(self, name: str) -> Topic:
+        """A topic's settings and counts. Raises `not_found`."""
+        header, _ = self.transport.call("topic", {"topic": name})
+        return Topic.of_reply(name, header)
+
+    def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        header, _ = self.transport.call("topics")
+        return [Topic.of_reply(each["topic"], each) for each in header["topics"]]
+
+    # Messages
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        owner: str | None = None,
+        max_block: Duration = "30s",
+        deadline: Duration = "2m",
+        buffer_rows: int = 200_000,
+        buffer_bytes: int = 64 << 20,
+    ) -> Producer:
+        """A producer of a topic's messages, in `owner`'s name (default: the client's).
+
+        At `buffer_rows` or `buffer_bytes` without a receipt `send` blocks up to `max_block`. While
+        the broker is full or away a send is repeated for up to `deadline`. Each producer has a
+        connection's stream and two threads while it is used: keep it rather than make one per
+        message.
+        """
+        self._check_open()
+        made = Producer(
+            self.transport,
+            topic,
+            self.owner if owner is None else owner,
+            limits=self.limits,
+            max_block=max_block,
+            deadline=deadline,
+            buffer_rows=buffer_rows,
+            buffer_bytes=buffer_bytes,
+        )
+        self._producers.add(made)
+        return made
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        prefetch: int = 32,
+        timeout: Duration | None = None,
+        time_limit: Duration | None = None,
+        group: str | None = None,
+    ) -> Consumer:
+        """A consumer: iterate over it for messages, each at its moment, under a lease.
+
+            for message in client.consumer("emails", name="worker-1"):
+                handle(message.payload)
+                message.ack()
+
+        `name` is its identity: one that comes back under its name gets its live leases again, and
+        ends an older session of that name (`fenced`). The default is unique. At most `prefetch`
+        messages are here unfinished. With `timeout` the iteration ends after that long without a
+        message. Leases renew themselves, for a message that your code has held for `time_limit` no
+        longer.
+        """
+        self._check_open()
+        if group is not None:
+            raise InvalidArgument("groups are for log topics", field="group")
+        made = Consumer(
+            self.transport,
+            topic,
+            name=name,
+            prefetch=prefetch,
+            timeout=timeout,
+            time_limit=time_limit,
+        )
+        self._consumers.add(made)
+        return made
+
+    def messages(self, topic: str, *, owner: str | None = None) -> Messages:
+        """The pending messages of a topic: read, move, cancel, update, count."""
+        self._check_open()
+        name = self.owner if owner is None else owner
+        return Messages(self.transport, topic, name, self._flushing(topic))
+
+    def _flushing(self, topic: str) -> Callable[[], None]:
+        def flush() -> None:
+            for producer in list(self._producers):
+                if producer.topic == topic:
+                    producer.settle()
+
+        return flush
+
+    def transaction(self) -> Transaction:
+        """Several changes that happen whole or not at all.
+
+        with client.transaction() as tx:
+            tx.ack(message)
+            tx.send("receipts", b"...", delay="1d")
+        """
+        from fasti.client.transaction import Transaction
+
+        self._check_open()
+        return Transaction(self.transport, self.owner, self._flush_all)
+
+    def _flush_all(self) -> None:
+        for producer in list(self._producers):
+            producer.settle()
+
+    # Stages
+
+    def publish(self, stage: str, *, skip_conflicts: bool = False) -> tuple[int, list[int]]:
+        """Makes staged messages live: how many, and the ids that were skipped."""
+        header, parts = self.transport.call(
+            "publish", {"stage": stage, "skip_conflicts": skip_conflicts}
+        )
+        return int(header["rows"]), parts[0].column("id").to_pylist() if parts else []
+
+    def drop_stage(self, stage: str) -> int:
+        """Drops staged messages: how many."""
+        header, _ = self.transport.call("drop_stage", {"stage": stage})
+        return int(header["rows"])
+
+    # The broker
+
+    def health(self) -> dict[str, Any]:
+        """`ready` and `state`: serving, stopping or failed."""
+        return self.transport.call("health")[0]
+
+    def metrics(self) -> str:
+        """The broker's metrics in Prometheus' text format."""
+        return str(self.transport.call("metrics")[0]["text"])
+
+    def checkpoint(self) -> None:
+        """Has the broker write what it holds to runs now; returns when that is done."""
+        self.transport.call("checkpoint", timeout=600.0)
+
+    def close(self, timeout: Duration | None = "30s") -> None:
+        """Flushes producers, gives back what was not started, and disconnects.
+
+        Raises `rows_failed` if sends or acks failed that nobody looked at, `timed_out`. Everything
+        is closed even then; again: nothing happens.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        problems: list[FastiError] = []
+        opened: list[Consumer | Producer] = [*self._consumers, *self._producers]
+        for each in opened:
+            try:
+                each.close(timeout=timeout)
+            except FastiError as problem:
+                problems.append(problem)
+        self.transport.close()
+        _clients.discard(self)
+        if problems:
+            raise problems[0]
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # What went wrong in the block is told, not what went wrong because of it.
+            with suppress(FastiError):
+                self.close(timeout="10s")
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.transport}>"
+
+
+_LIMITS = set(Limits.__dataclass_fields__)
+
+
+def _close_at_exit() -> None:
+    """What nobody closed gets a moment to be sent."""
+    for client in list(_clients):
+        with suppress(Exception):
+            client.close(timeout="5s")
+
+
+atexit.register(_close_at_exit)

@@ -1,0 +1,124 @@
+"""The broker's clock as a client knows it over a network: never ahead of the truth.
+
+A question written at `t0` and answered at `t1`, by this process's monotonic clock, with `now_us`
+means: at `t1` the broker's clock showed at least `now_us`, at `t0` at most `now_us`. So
+
+    offset = broker − monotonic  lies in  [now_us − t1, now_us − t0]
+
+and the lower end is used: a slow network makes it lower, which makes us late and never early. Any
+word of the broker's that carries `now_us` raises the lower end if it came faster (`heard`). The two
+clocks may run at slightly different speeds, so what was learnt is trusted less as it ages: it loses
+`_DRIFT_PPM` of its age. And it never stays above the newest upper end: if it was, the broker's clock
+was set back or another broker answers, and all that was known is dropped.
+
+The wall clock of this machine plays no part, so its steps change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger("fasti.client")
+
+# Clocks disciplined by NTP differ by far less; undisciplined quartz by up to about this much.
+_DRIFT_PPM = 100
+# A change of the offset beyond this is no drift: somebody set a clock.
+_JUMP_US = 100_000
+
+
+def monotonic_us() -> int:
+    """This process's monotonic clock."""
+    return time.monotonic_ns() // 1000
+
+
+class ClockEstimate:
+    """What is known of a broker's clock. Any thread may ask and tell.
+
+    `offset_us` and `error_us` (the width of the last sample) are for people and metrics; `jumps`
+    counts how often the offset leapt.
+    """
+
+    def __init__(self, monotonic: Callable[[], int] = monotonic_us) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[], None]] = []
+        # One tuple, replaced whole, so that readers need no lock: lower end and when it was learnt.
+        self._best: tuple[int, int] | None = None
+        self.error_us = 0
+        self.jumps = 0
+        self.samples = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a sample at all."""
+        return self._best is not None
+
+    @property
+    def offset_us(self) -> int:
+        """Broker's clock minus our monotonic one, at least."""
+        return self._best[0] if self._best else 0
+
+    def now_us(self) -> int:
+        """The lower end of what the broker's clock shows now; 0 while nothing is known."""
+        best = self._best
+        if best is None:
+            return 0
+        at_us = self._monotonic()
+        return at_us + best[0] - (at_us - best[1]) * _DRIFT_PPM // 1_000_000
+
+    def seconds_until(self, at_us: int) -> float:
+        """How long to sleep until `now_us()` has reached it; 0 or less if it has."""
+        return (at_us - self.now_us()) / 1_000_000
+
+    def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
+        """Calls `moved` whenever the estimate leapt; returns how to stop that."""
+        with self._lock:
+            self._listeners.append(moved)
+
+        def stop() -> None:
+            with self._lock:
+                if moved in self._listeners:
+                    self._listeners.remove(moved)
+
+        return stop
+
+    def sample(self, asked_us: int, answered_us: int, now_us: int) -> None:
+        """Takes in a question's answer: both times by our monotonic clock."""
+        lower, upper = now_us - answered_us, now_us - asked_us
+        with self._lock:
+            self.samples += 1
+            self.error_us = answered_us - asked_us
+            held = self._held_us(answered_us)
+            kept = lower if held is None or held > upper else max(held, lower)
+            leapt = held is not None and not -_JUMP_US < kept - held < _JUMP_US
+            # What is kept was valid a moment ago; from here on it ages anew.
+            self._best = (kept, answered_us)
+            self.jumps += leapt
+            listeners = list(self._listeners) if leapt or held is None else []
+        if leapt and held is not None:
+            logger.warning("the broker's clock leapt by %.3f s", (kept - held) / 1_000_000)
+        for moved in listeners:
+            moved()
+
+    def heard(self, now_us: int) -> None:
+        """The broker wrote `now_us` at some time before this moment: its clock is at least there."""
+        at_us = self._monotonic()
+        held = self._held_us(at_us)
+        if held is None or now_us - at_us <= held:
+            return
+        with self._lock:
+            held = self._held_us(at_us)
+            if held is not None and now_us - at_us > held:
+                self._best = (now_us - at_us, at_us)
+
+    def forget(self) -> None:
+        """Another broker may answer from now on: nothing is known until the next sample."""
+        with self._lock:
+            self._best = None
+
+    def _held_us(self, at_us: int) -> int | None:
+        best = self._best
+        return None if best is None else best[0] - (at_us - best[1]) * _DRIFT_PPM // 1_000_000

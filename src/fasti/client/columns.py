@@ -1,0 +1,176 @@
+"""Rows of messages as people have them (lists, numpy, Arrow), as the protocol's columns.
+
+Whatever is wrong is an `invalid_argument` that names the column, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.client.durations import duration_us, moment_us
+from fasti.errors import InvalidArgument
+from fasti.protocol.schemas import PRODUCE_TYPES
+
+_NAMES = ("payload", "due", "due_us", "delay", "delay_us", "key", "headers", "content_type")
+
+
+def as_bytes(payload: Any) -> bytes:
+    """A payload; text is the caller's to encode."""
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return bytes(payload)
+    raise InvalidArgument(
+        f"a payload is bytes, not {type(payload).__name__}: encode it first", field="payload"
+    )
+
+
+def as_headers(headers: Any) -> list[tuple[str, str]]:
+    """Headers as pairs of text."""
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    for pair in pairs:
+        if len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise InvalidArgument(f"headers are pairs of text, not {pair!r}", field="headers")
+    return pairs
+
+
+def message_batch(
+    payloads: Any,
+    due: Any = None,
+    delay: Any = None,
+    key: Any = None,
+    headers: Any = None,
+    content_type: Any = None,
+) -> pa.RecordBatch:
+    """Columns, or one value for all rows, as a batch. `payloads` may be a whole table."""
+    if isinstance(payloads, (pa.Table, pa.RecordBatch)):
+        columns = {name: payloads.column(name) for name in payloads.schema.names}
+    else:
+        columns = {"payload": payloads}
+    given = {"due": due, "delay": delay, "key": key, "headers": headers}
+    for name, values in (given | {"content_type": content_type}).items():
+        if values is not None:
+            columns[name] = values
+    unknown = sorted(set(columns) - set(_NAMES))
+    if unknown:
+        raise InvalidArgument(
+            f"a message has no column {unknown[0]!r}, but {', '.join(_NAMES)}", field=unknown[0]
+        )
+    if "payload" not in columns:
+        raise InvalidArgument("a batch needs a column payload", field="payload")
+    payload = _column("payload", columns.pop("payload"), pa.binary())
+    found = {"payload": payload}
+    for name, values in columns.items():
+        wire, array = _converted(name, values, len(payload))
+        if wire in found:
+            raise InvalidArgument(f"{name} is given twice", field=name)
+        found[wire] = array
+    return _checked_batch(found)
+
+
+def _checked_batch(found: dict[str, pa.Array]) -> pa.RecordBatch:
+    rows = len(found["payload"])
+    if found["payload"].null_count:
+        raise InvalidArgument("a payload may be empty but not missing", field="payload")
+    for name, array in found.items():
+        if len(array) != rows:
+            raise InvalidArgument(
+                f"{name} has {len(array)} rows and payload {rows}", field=name, limit=rows
+            )
+    names = [name for name in PRODUCE_TYPES if name in found]
+    return pa.RecordBatch.from_arrays([found[name] for name in names], names)
+
+
+def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
+    if name in ("due", "due_us"):
+        return "due_us", _moments(name, values, rows)
+    if name in ("delay", "delay_us"):
+        return "delay_us", _lengths(name, values, rows)
+    single = isinstance(values, (str, Mapping))
+    if single and name == "key" and rows > 1:
+        raise InvalidArgument("key must be a column: a key has one message", field="key")
+    values = [values] * rows if single else values
+    if name == "headers" and not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        values = [None if each is None else as_headers(each) for each in values]
+    return name, _column(name, values, PRODUCE_TYPES[name])
+
+
+def moments(values: Any, rows: int, field: str = "due") -> pa.Array:
+    """Moments as int64: one for all rows, or a column."""
+    return _moments(field, values, rows)
+
+
+def _moments(name: str, values: Any, rows: int) -> pa.Array:
+    if isinstance(values, (datetime, int)):
+        return pa.array(np.full(rows, moment_us(values, name)))
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        kind = values.type
+        if pa.types.is_timestamp(kind):
+            if kind.tz is None:
+                raise InvalidArgument(
+                    f"{name} must be a timestamp with a time zone, such as timestamp('us', 'UTC')",
+                    field=name,
+                )
+            values = values.cast(pa.timestamp("us", "UTC"), safe=False)
+        return _column(name, values, pa.int64())
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind == "M":
+            raise InvalidArgument(f"{name}: datetime64 has no time zone", field=name)
+        return _column(name, values, pa.int64())
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return pa.array([moment_us(values, name)] * rows, type=pa.int64())
+    plain = all(type(value) is int for value in values)
+    found = values if plain else [None if v is None else moment_us(v, name) for v in values]
+    return _column(name, found, pa.int64())
+
+
+def lengths(values: Any, rows: int, field: str = "delay") -> pa.Array:
+    """Lengths of time as int64 microseconds: one for all rows, or a column."""
+    return _lengths(field, values, rows)
+
+
+def _lengths(name: str, values: Any, rows: int) -> pa.Array:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        if pa.types.is_duration(values.type):
+            values = values.cast(pa.duration("us"), safe=False)
+        elif name == "delay" and not pa.types.is_null(values.type):
+            raise InvalidArgument("delay must be an Arrow duration; use delay_us", field=name)
+        return _column(name, values, pa.int64())
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind == "m":
+            values = values.astype("timedelta64[us]").astype(np.int64)
+        elif name == "delay":
+            values = np.rint(values * 1e6).astype(np.int64)
+        return _column(name, values, pa.int64())
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        if name == "delay":
+            values = [None if v is None else duration_us(v, name) for v in values]
+        return _column(name, values, pa.int64())
+    return pa.array(np.full(rows, duration_us(values, name)))
+
+
+def _column(name: str, values: Any, kind: pa.DataType) -> pa.Array:
+    try:
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
+            values = values.chunk(0) if values.num_chunks else pa.array([], kind)
+        array = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
+        return array if array.type == kind else array.cast(kind)
+    except (pa.ArrowException, TypeError, UnicodeError, OverflowError) as error:
+        raise InvalidArgument(f"{name} must be {kind}: {error}", field=name) from error
+
+
+def pieces(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> list[pa.RecordBatch]:
+    """The batch in pieces that each fit; one row that alone is too large stays alone."""
+    rows = batch.num_rows
+    if rows <= rows_max and (batch.nbytes <= bytes_max or rows <= 1):
+        return [batch] if rows else []
+    if rows > rows_max:
+        cuts = [batch.slice(begin, rows_max) for begin in range(0, rows, rows_max)]
+    else:
+        cuts = [batch.slice(0, rows // 2), batch.slice(rows // 2)]
+    return [piece for cut in cuts for piece in pieces(cut, rows_max, bytes_max)]

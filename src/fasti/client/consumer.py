@@ -1,0 +1,226 @@
+"""Consumers: messages at their moments, one by one or in batches.
+
+A consumer is iterated by one thread; its messages may be finished by any.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from types import TracebackType
+
+import numpy as np
+
+from fasti.client.durations import Duration, optional_duration_us, seconds
+from fasti.client.message import Batch, Message
+from fasti.client.returns import Segment
+from fasti.client.session import Session
+from fasti.client.transport import Transport
+from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.model import Limits
+
+
+def unique_name() -> str:
+    """A consumer's name that nobody else has."""
+    return f"{socket.gethostname()[:100]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Consumer:
+    """Made by `client.consumer(topic)`. Iterate over it, or over `batches(...)`.
+
+        with client.consumer("emails", name="worker-1") as consumer:
+            for message in consumer:
+                handle(message.payload)
+                message.ack()
+
+    No message is handed over before it is due on the broker's clock. When the connection is lost the
+    consumer connects again by itself, under its name; messages in your hands keep their leases.
+    Iterating raises `fenced` when another session took the name, `not_found` when the topic is gone,
+    and `rows_failed` when acks failed that nobody looked at. `failed` counts those.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        topic: str,
+        *,
+        name: str | None = None,
+        prefetch: int = 32,
+        timeout: Duration | None = None,
+        time_limit: Duration | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if prefetch < 1:
+            raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
+        self.topic = topic
+        self.name = name or unique_name()
+        self._timeout_s = seconds(timeout, "timeout")
+        self._closed = False
+        self._iterator: Iterator[Message] | None = None
+        self._session = Session(
+            transport,
+            topic,
+            self.name,
+            prefetch=prefetch,
+            time_limit_us=optional_duration_us(time_limit, "time_limit"),
+            limits=limits or Limits(),
+        )
+
+    @property
+    def failed(self) -> int:
+        """How many acks and other returns came out otherwise than asked."""
+        return self._session.failures.count
+
+    @property
+    def reconnections(self) -> int:
+        """How often the connection was lost."""
+        return self._session.reconnections
+
+    def __iter__(self) -> Iterator[Message]:
+        self._begin()
+        return self._messages()
+
+    def __next__(self) -> Message:
+        if self._iterator is None:
+            self._begin()
+            self._iterator = self._messages()
+        try:
+            return next(self._iterator)
+        except (StopIteration, FastiError):
+            self._iterator = None
+            raise
+
+    def _begin(self) -> None:
+        if self._closed:
+            raise Closed(f"the consumer of {self.topic!r} is closed")
+        self._session.start()
+
+    def _until(self) -> float | None:
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _messages(self) -> Generator[Message, None, None]:
+        session = self._session
+        holding, failures = session.holding, session.failures
+        while True:
+            if failures.pending:
+                failures.throw()
+            run = holding.await_run(self._until())
+            if run is None:
+                return
+            try:
+                for row in holding.take_each(run):
+                    yield Message(run, row)
+                    if failures.pending:
+                        failures.throw()
+            finally:
+                holding.put_back(run)
+
+    def take(self, count: int = 1, *, timeout: Duration | None = None) -> list[Message]:
+        """Up to `count` messages that are due, as soon as there is one: for those who feed workers.
+
+        None after `timeout` (default: the consumer's), after `stop` and after `close`. One thread at
+        a time. Raises what iterating raises.
+        """
+        self._begin()
+        failures = self._session.failures
+        if failures.pending:
+            failures.throw()
+        until = self._until() if timeout is None else time.monotonic() + (seconds(timeout) or 0.0)
+        found = self._gather(count, 0.0, until)
+        return [Message(run, row) for run, rows in found for row in rows.tolist()]
+
+    def stop(self) -> None:
+        """Ends the iteration and gives back what was not started. Any thread may call it.
+
+        Messages in your hands keep their leases, and these are renewed, until `close`.
+        """
+        self._session.drain()
+
+    def batches(self, count: int = 1000, *, wait: Duration = "100ms") -> Iterator[Batch]:
+        """Batches of up to `count` messages that are due, each at most `wait` after its first.
+
+        At least twice as many as `count` may be here unfinished then, whatever `prefetch` says.
+
+            for batch in client.consumer("emails").batches(10_000):
+                store(batch.table)
+                batch.ack()
+        """
+        if count < 1:
+            raise InvalidArgument("count is at least 1", field="count", limit=1)
+        wait_s = seconds(wait, "wait") or 0.0
+        self._session.want(2 * count)
+        self._begin()
+        return self._batches(count, wait_s)
+
+    def _batches(self, count: int, wait_s: float) -> Generator[Batch, None, None]:
+        failures = self._session.failures
+        while True:
+            if failures.pending:
+                failures.throw()
+            segments = self._gather(count, wait_s, self._until())
+            if not segments:
+                return
+            yield Batch(segments)
+
+    def _gather(self, count: int, wait_s: float, until: float | None) -> list[Segment]:
+        """Rows that are due, for as long as a batch may wait for more."""
+        holding = self._session.holding
+        segments: list[Segment] = []
+        taken = 0
+        while taken < count:
+            try:
+                run = holding.await_run(until)
+            except FastiError:
+                if not segments:
+                    raise
+                break  # What was taken is handed over first; the next call raises.
+            if run is None:
+                break
+            begin, end = holding.take_due(run, count - taken)
+            holding.put_back(run)
+            if end > begin:
+                if not segments:
+                    until = time.monotonic() + wait_s
+                segments.append((run, np.arange(begin, end)))
+                taken += end - begin
+        return segments
+
+    def flush(self, timeout: Duration | None = None) -> None:
+        """Waits until all acks so far are answered. Raises `timed_out`, `rows_failed`."""
+        self._session.flush(seconds(timeout))
+        self._session.failures.throw()
+
+    def close(self, timeout: Duration | None = "30s") -> None:
+        """Waits for acks, gives back what was not started, ends the iteration.
+
+        Raises `rows_failed` for acks that failed, `timed_out`. Messages in your hands stay leased
+        until they are finished, which still works, or until their leases end.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._session.close(seconds(timeout))
+        self._session.failures.throw()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # What went wrong in the block is told, not what went wrong because of it.
+        with suppress(FastiError):
+            self.close(timeout="10s")
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self.topic!r}>"

@@ -1,0 +1,66 @@
+"""What pyarrow raises, as the errors that Fasti's callers know."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from fasti.errors import (
+    FastiError,
+    InvalidArgument,
+    PermissionDenied,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+    error_codes,
+)
+from fasti.protocol.envelope import parse
+from fasti.protocol.problems import error_from_json
+
+_CODED = re.compile(r"\b([a-z_]+): ([^\n]*)")
+_DEBUG = re.compile(r"\.? ?(gRPC client debug context|Client context|Detail).*", re.DOTALL)
+
+
+def fasti_error(error: BaseException) -> FastiError:
+    """The error that a failed Flight call stands for. Never raises."""
+    if isinstance(error, FastiError):
+        return error
+    told = _told(getattr(error, "extra_info", b"") or b"")
+    if told is not None:
+        return told
+    text = _DEBUG.sub("", str(error)).strip() or type(error).__name__
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return Unauthenticated(f"the broker did not accept the credentials: {text}")
+    if isinstance(error, flight.FlightUnauthorizedError):
+        return PermissionDenied(text)
+    if isinstance(error, flight.FlightTimedOutError):
+        return TimedOut(f"no answer in time: {text}")
+    coded = _coded(text)
+    if coded is not None:
+        return coded
+    # A call that its peer cut off or cancelled, an end in the middle of a message, a write to a
+    # stream that is over: all mean that this connection is of no use any more.
+    if isinstance(error, (flight.FlightError, pa.ArrowException, OSError, StopIteration)):
+        return Unavailable(f"no broker answers, or the connection was lost: {text}")
+    if isinstance(error, (TypeError, ValueError)):
+        return InvalidArgument(f"this can't be sent: {text}")
+    return FastiError(f"{type(error).__name__}: {text}")
+
+
+def _told(extra: bytes) -> FastiError | None:
+    """The broker's own words, if they came along."""
+    try:
+        return error_from_json(parse(extra)) if extra else None
+    except FastiError:
+        return None
+
+
+def _coded(text: str) -> FastiError | None:
+    """A status message that begins with a code, where the details were lost on the way."""
+    codes = error_codes()
+    for code, message in _CODED.findall(text):
+        if code in codes and code != "error":
+            return error_from_json({"code": code, "message": message})
+    return None

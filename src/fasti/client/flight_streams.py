@@ -1,0 +1,130 @@
+"""Open Flight calls: a produce stream and a consumer session.
+
+Each has one thread that reads and calls back. Writing is for one thread at a time, because two at
+once abort the process in gRPC; a lock sees to it, the clean end of the call included.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from fasti.client.flight_errors import fasti_error
+from fasti.client.transport import Ended, Header
+from fasti.errors import FastiError, Unavailable
+from fasti.protocol.envelope import dump, parse
+
+logger = logging.getLogger("fasti.client")
+
+
+class FlightStream:
+    """What both kinds of call share. `ended` is called once, by the reading thread."""
+
+    def __init__(self, writer: Any, ended: Ended) -> None:
+        self._writer = writer
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._finished = self._over = self._cancelled = False
+
+    def start(self, name: str) -> None:
+        """Begins to read."""
+        threading.Thread(target=self._run, name=f"fasti-{name}", daemon=True).start()
+
+    def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
+        """Writes. Raises `unavailable` when the call is over or its connection lost."""
+        body = pa.py_buffer(dump(metadata))
+        with self._lock:
+            if self._over or self._finished:
+                raise Unavailable("the connection was lost")
+            try:
+                if batch is None:
+                    self._writer.write_metadata(body)
+                else:
+                    self._writer.write_with_metadata(batch, body)
+            except Exception as error:
+                raise fasti_error(error) from error
+
+    def finish(self) -> None:
+        """No more will be written; what was is still answered."""
+        with self._lock:
+            if self._over or self._finished:
+                return
+            self._finished = True
+            try:
+                self._writer.done_writing()
+            except Exception as error:
+                logger.debug("ending a stream: %s", error)
+
+    def cancel(self) -> None:
+        """Ends the call at once."""
+        self._cancelled = True
+        self.finish()
+
+    def _run(self) -> None:
+        failure: FastiError | None = None
+        try:
+            self._read()
+        except Exception as error:
+            failure = fasti_error(error)
+        with self._lock:
+            self._over = True
+            try:
+                # Only this tells how the call ended.
+                self._writer.close()
+            except Exception as error:
+                failure = failure or fasti_error(error)
+        if failure is None and not self._finished:
+            failure = Unavailable("the broker ended the stream")
+        self._ended(None if self._cancelled else failure)
+
+    def _read(self) -> None:
+        raise NotImplementedError
+
+
+class ProduceStream(FlightStream):
+    """Batches out, receipts in."""
+
+    def __init__(
+        self, writer: Any, reader: Any, receipt: Callable[[Header], None], ended: Ended
+    ) -> None:
+        super().__init__(writer, ended)
+        self._reader = reader
+        self._receipt = receipt
+
+    def _read(self) -> None:
+        while (body := self._reader.read()) is not None:
+            self._receipt(parse(body.to_pybytes()))
+
+
+class ConsumeStream(FlightStream):
+    """Credits and returns out, leased messages and answers in."""
+
+    def __init__(
+        self,
+        writer: Any,
+        reader: Any,
+        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        ended: Ended,
+    ) -> None:
+        super().__init__(writer, ended)
+        self._reader = reader
+        self._arrived = arrived
+
+    def cancel(self) -> None:
+        """Ends the call at once, on both sides."""
+        self._cancelled = True
+        self._reader.cancel()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                chunk: flight.FlightStreamChunk = self._reader.read_chunk()
+            except StopIteration:
+                return
+            header = parse(chunk.app_metadata.to_pybytes()) if chunk.app_metadata else {}
+            self._arrived(header, chunk.data)

@@ -1,0 +1,313 @@
+"""A way to broker processes over Arrow Flight.
+
+Connections are made when they are needed and thrown away when they fail; the next use makes a new
+one, to the next address if there are several. Actions, produce streams and sessions use connections
+of their own, so that a large batch doesn't stand before a small word. What can be asked twice
+without harm is asked again, within the time allowed, while no broker answers; everything else is
+the caller's to repeat.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from fasti.client.address import Address
+from fasti.client.clock import ClockEstimate, monotonic_us
+from fasti.client.flight_errors import fasti_error
+from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
+from fasti.client.transport import BrokerClock, Ended, Header, Stream
+from fasti.errors import Closed, FastiError, TimedOut, Unavailable
+from fasti.protocol.envelope import dump, pack, parse, unpack
+from fasti.protocol.problems import error_from_json
+from fasti.protocol.schemas import RETURNED, VERSION
+
+_REPEATABLE = frozenset(
+    [
+        "hello",
+        "clock",
+        "create_topic",
+        "topic",
+        "topics",
+        "get",
+        "count",
+        "forecast",
+        "health",
+        "metrics",
+        "drop_snapshot",
+        "checkpoint",
+    ]
+)
+_CLOCK_EVERY_S = 2.0
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
+_OPTIONS = [
+    # A batch may have 64 MiB.
+    ("grpc.max_receive_message_length", 80 << 20),
+    ("grpc.max_send_message_length", 80 << 20),
+    # Brokers of one process are told apart, and a lost connection is really gone.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Servers take pings from idle clients every five minutes at most. With this, data that nobody
+    # acknowledges for 20 seconds ends the connection.
+    ("grpc.keepalive_time_ms", 301_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+class FlightTransport:
+    """Connections to one broker at a time. Any thread may call."""
+
+    clock: BrokerClock
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: str | None = None,
+        tls_ca: bytes | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        self._address = address
+        self._tls_ca = tls_ca
+        self._timeout = timeout
+        # gRPC wants the names of headers in lower case.
+        self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        self._lock = threading.Lock()
+        self._clients: dict[str, flight.FlightClient] = {}
+        self._place = self._generation = 0
+        self._closed = threading.Event()
+        self._streams: weakref.WeakSet[FlightStream] = weakref.WeakSet()
+        self._keeper: threading.Thread | None = None
+        self.estimate = ClockEstimate()
+        self.clock = self.estimate
+
+    def __str__(self) -> str:
+        return str(self._address)
+
+    # Connections
+
+    def connect(self) -> Header:
+        """Says hello to the first broker that answers. Raises `unavailable` if none does."""
+        for _ in self._address.hosts[1:]:
+            try:
+                return self._hello()
+            except (Unavailable, TimedOut):
+                continue
+        return self._hello()
+
+    def _hello(self) -> Header:
+        asked_us = monotonic_us()
+        header, _ = self._call_once("hello", pack({"version": VERSION}), self._timeout)
+        self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]))
+        return header
+
+    def _client(self, purpose: str) -> tuple[flight.FlightClient, int]:
+        with self._lock:
+            if self._closed.is_set():
+                raise Closed("the client is closed")
+            client = self._clients.get(purpose)
+            if client is None:
+                client = flight.FlightClient(
+                    self._address.location(self._place),
+                    tls_root_certs=self._tls_ca,
+                    generic_options=_OPTIONS,
+                )
+                self._clients[purpose] = client
+            return client, self._generation
+
+    def _lost(self, generation: int) -> None:
+        """A connection of this generation failed: the next use makes new ones."""
+        with self._lock:
+            if generation != self._generation:
+                return
+            self._generation += 1
+            self._place = (self._place + 1) % len(self._address.hosts)
+            self._clients.clear()
+        if len(self._address.hosts) > 1:
+            self.estimate.forget()
+
+    def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+
+    # Actions
+
+    def call(
+        self,
+        action: str,
+        header: Header | None = None,
+        parts: Sequence[pa.RecordBatch] = (),
+        timeout: float | None = None,
+    ) -> tuple[Header, list[pa.Table]]:
+        """An action's reply; an error in it is raised, after `timeout` seconds `timed_out`."""
+        body = pack({"version": VERSION, **(header or {})}, parts)
+        until = time.monotonic() + (self._timeout if timeout is None else timeout)
+        pause = _PAUSE_FIRST_S
+        while True:
+            try:
+                return self._call_once(action, body, max(0.001, until - time.monotonic()))
+            except Unavailable:
+                pause = min(pause * 2, _PAUSE_MAX_S)
+                wait = pause * random.uniform(0.5, 1.0)
+                if action not in _REPEATABLE or time.monotonic() + wait > until:
+                    raise
+            if self._closed.wait(wait):
+                raise Closed("the client is closed")
+
+    def _call_once(self, action: str, body: bytes, timeout: float) -> tuple[Header, list[pa.Table]]:
+        client, generation = self._client("actions")
+        try:
+            results = list(client.do_action(flight.Action(action, body), self._options(timeout)))
+        except Exception as error:
+            raise self._failed(error, generation) from error
+        header, parts = unpack(results[0].body)
+        if "error" in header:
+            raise error_from_json(header["error"])
+        return header, parts
+
+    def _failed(self, error: BaseException, generation: int) -> FastiError:
+        meant = fasti_error(error)
+        if isinstance(meant, (Unavailable, TimedOut)):
+            self._lost(generation)
+        return meant
+
+    # Streams
+
+    def produce(
+        self,
+        descriptor: Header,
+        schema: pa.Schema,
+        receipt: Callable[[Header], None],
+        ended: Ended,
+    ) -> Stream:
+        """Opens a stream of batches."""
+        client, generation = self._client("produce")
+        try:
+            writer, reader = client.do_put(_command(descriptor), schema, self._options())
+        except Exception as error:
+            raise self._failed(error, generation) from error
+        stream = ProduceStream(writer, reader, receipt, self._ending(generation, ended))
+        self._streams.add(stream)
+        stream.start("receipts")
+        return stream
+
+    def consume(
+        self,
+        descriptor: Header,
+        arrived: Callable[[Header, pa.RecordBatch | None], None],
+        ended: Ended,
+    ) -> Stream:
+        """Opens a session. The clock is asked first: the broker may be another by now."""
+        self.sample_clock()
+        client, generation = self._client("sessions")
+        try:
+            writer, reader = client.do_exchange(_command(descriptor), self._options())
+            writer.begin(RETURNED)
+        except Exception as error:
+            raise self._failed(error, generation) from error
+
+        heard = self.estimate.heard
+
+        def timed(header: Header, batch: pa.RecordBatch | None) -> None:
+            if "now_us" in header:
+                heard(header["now_us"])
+            arrived(header, batch)
+
+        stream = ConsumeStream(writer, reader, timed, self._ending(generation, ended))
+        self._streams.add(stream)
+        stream.start("session")
+        self._keep_time()
+        return stream
+
+    def _ending(self, generation: int, ended: Ended) -> Ended:
+        def end(error: FastiError | None) -> None:
+            if isinstance(error, Unavailable):
+                self._lost(generation)
+            ended(error)
+
+        return end
+
+    # Reads
+
+    def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
+        """The batches that a ticket stands for; at least one, maybe empty."""
+        client, generation = self._client("actions")
+        try:
+            reader = client.do_get(flight.Ticket(dump(_versioned(ticket))), self._options())
+            empty = True
+            for chunk in reader:
+                empty = False
+                yield chunk.data
+            if empty:
+                yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+        except GeneratorExit:
+            raise
+        except Exception as error:
+            raise self._failed(error, generation) from error
+
+    def plan(self, descriptor: Header) -> list[Header]:
+        """The tickets of a read."""
+        client, generation = self._client("actions")
+        try:
+            found = client.get_flight_info(
+                _command(descriptor), self._options(self._timeout)
+            ).endpoints
+            return [parse(endpoint.ticket.ticket) for endpoint in found]
+        except Exception as error:
+            raise self._failed(error, generation) from error
+
+    # The clock
+
+    def sample_clock(self) -> None:
+        """Asks the broker for its time. Raises `unavailable` and the like."""
+        body = pack({"version": VERSION})
+        asked_us = monotonic_us()
+        header, _ = self._call_once("clock", body, self._timeout)
+        self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]))
+
+    def _keep_time(self) -> None:
+        with self._lock:
+            if self._keeper is None and not self._closed.is_set():
+                self._keeper = threading.Thread(
+                    target=_sample_now_and_then,
+                    args=(weakref.ref(self), self._closed),
+                    name="fasti-clock",
+                    daemon=True,
+                )
+                self._keeper.start()
+
+    def close(self) -> None:
+        """Ends everything that is open."""
+        with self._lock:
+            self._closed.set()
+            self._clients.clear()
+        for stream in list(self._streams):
+            stream.cancel()
+
+
+def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: threading.Event) -> None:
+    while not closed.wait(_CLOCK_EVERY_S):
+        alive = transport()
+        if alive is None:
+            return
+        try:
+            if len(alive._streams):
+                alive.sample_clock()
+        except FastiError:
+            pass  # Whoever uses the connection notices, and connects again.
+        del alive
+
+
+def _versioned(header: Header) -> Header:
+    return {"version": VERSION, **header}
+
+
+def _command(descriptor: Header) -> Any:
+    return flight.FlightDescriptor.for_command(dump(_versioned(descriptor)))

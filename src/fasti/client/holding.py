@@ -1,0 +1,143 @@
+"""Messages that arrived and wait here for their due time: earliest first, none early.
+
+Runs lie in a heap by the due time of their first held row. Taking looks at the broker's clock anew
+for every message, with the lock, so that what a reconnection takes back can't be handed out at the
+same moment. One thread takes; the session's threads add and drop.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from fasti.client.run import Run
+from fasti.client.transport import BrokerClock
+from fasti.errors import FastiError
+
+_FAR_US = 1 << 62
+# A longer sleep than this is cut, so that a clock that leapt is noticed.
+_SLEEP_MAX_S = 60.0
+
+
+class Holding:
+    """What one consumer holds. `lock` is the consumer's."""
+
+    def __init__(self, lock: threading.Lock, clock: BrokerClock) -> None:
+        self.lock = lock
+        self._clock = clock
+        self._changed = threading.Condition(lock)
+        self._heap: list[tuple[int, int, Run]] = []
+        self._serial = 0
+        # Due times beyond this belong to another run than the one that is being taken from.
+        self.bound_us = _FAR_US
+        self._fault: FastiError | None = None
+        self._ended = False
+
+    # With the lock
+
+    def add(self, run: Run) -> None:
+        """Messages have arrived, or go back."""
+        if run.next >= run.rows:
+            return
+        due_us = int(run.due_us[run.next])
+        self._serial += 1
+        heapq.heappush(self._heap, (due_us, self._serial, run))
+        if due_us < self.bound_us:
+            self.bound_us = due_us
+        self._changed.notify_all()
+
+    def drop_all(self) -> None:
+        """Nothing of what is held may be handed out any more."""
+        for _, _, run in self._heap:
+            run.rows = run.next
+        self._heap.clear()
+        self.bound_us = -1
+        self._changed.notify_all()
+
+    def fail(self, error: FastiError) -> None:
+        """Whoever takes next is told."""
+        self._fault = error
+        self.bound_us = -1
+        self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing is handed out any more."""
+        self._ended = True
+        self.bound_us = -1
+        self._changed.notify_all()
+
+    # Without the lock
+
+    def wake(self) -> None:
+        """The clock may have leapt."""
+        with self.lock:
+            self._changed.notify_all()
+
+    def await_run(self, until: float | None) -> Run | None:
+        """The run whose first held message is due; None at `until` (monotonic), or at the end.
+
+        The caller takes from it while `bound_us` allows and then gives it back by `put_back`.
+        Raises what `fail` was told.
+        """
+        with self.lock:
+            while True:
+                if self._fault is not None:
+                    raise self._fault
+                if self._ended:
+                    return None
+                wait = _SLEEP_MAX_S
+                if self._heap:
+                    wait = min(wait, self._clock.seconds_until(self._heap[0][0]))
+                    if wait <= 0:
+                        run = heapq.heappop(self._heap)[2]
+                        self.bound_us = self._heap[0][0] if self._heap else _FAR_US
+                        return run
+                if until is not None:
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        return None
+                    wait = min(wait, left)
+                self._changed.wait(wait)
+
+    def put_back(self, run: Run) -> None:
+        """What was not taken of a run waits on."""
+        with self.lock:
+            if not self._ended:
+                self.add(run)
+
+    def take_due(self, run: Run, count: int) -> tuple[int, int]:
+        """Up to `count` rows of the run that are due now, as [begin, end)."""
+        with self.lock:
+            now_us = self._clock.now_us()
+            begin = run.next
+            if self.bound_us < 0:
+                return begin, begin
+            until_us = min(now_us, self.bound_us)
+            due = int(np.searchsorted(run.due_us[begin : run.rows], until_us, side="right"))
+            end = begin + min(due, count)
+            np.frombuffer(run.started, dtype=np.int64)[begin:end] = now_us
+            run.next = end
+            return begin, end
+
+    def take_each(self, run: Run) -> Iterator[int]:
+        """The rows of the run that are due, one by one, as long as none elsewhere is earlier."""
+        lock, now_us = self.lock, self._clock.now_us
+        dues, started = run.due_list(), run.started
+        while True:
+            with lock:
+                row = run.next
+                if row >= run.rows:
+                    return
+                due_us = dues[row]
+                if due_us > self.bound_us:
+                    return
+                at_us = now_us()
+                if due_us > at_us:
+                    return
+                run.next = row + 1
+                started[row] = at_us
+            yield row

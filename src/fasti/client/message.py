@@ -1,0 +1,320 @@
+"""Messages and batches of messages in the hands of user code, under their leases.
+
+Each is for the thread that got it, or one that it was given to; acks may come from any thread. What
+a message says is read from the columns it came in when it is asked for.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.client.durations import Duration, as_datetime, duration_us
+from fasti.client.outcomes import Outcome, Outcomes
+from fasti.client.returns import Return, Segment
+from fasti.client.run import Run
+from fasti.errors import IllegalTransition, InvalidArgument
+
+
+class Message:
+    """One message, leased to this consumer.
+
+    Finish it with `ack`, `nack`, `reject` or `release`, once. Those return at once and are gathered;
+    if one fails (`stale_lease`: the lease is over) the consumer's next call raises `rows_failed`.
+    With `wait=True` they wait for the broker and give an `Outcome`.
+    """
+
+    __slots__ = ("_row", "_run")
+
+    def __init__(self, run: Run, row: int) -> None:
+        self._run = run
+        self._row = row
+
+    # What it says
+
+    @property
+    def id(self) -> int:
+        """The broker's name for it."""
+        return self._run.id_list()[self._row]
+
+    @property
+    def topic(self) -> str:
+        """Where it comes from."""
+        return self._run.topic
+
+    @property
+    def payload(self) -> bytes:
+        """What was sent."""
+        return self._run.payload(self._row)
+
+    @property
+    def key(self) -> str | None:
+        """The application's own name for it."""
+        return self._run.value("key", self._row)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Its headers; empty if it has none."""
+        return dict(self._run.value("headers", self._row) or ())
+
+    @property
+    def content_type(self) -> str | None:
+        """What kind of payload it is."""
+        return self._run.value("content_type", self._row)
+
+    @property
+    def due_us(self) -> int:
+        """When it was due, in microseconds."""
+        return self._run.due_list()[self._row]
+
+    @property
+    def due(self) -> datetime:
+        """When it was due."""
+        return as_datetime(self.due_us)
+
+    @property
+    def started_us(self) -> int:
+        """When it was handed to user code, on the broker's clock; never before `due_us`."""
+        return self._run.started[self._row]
+
+    @property
+    def created(self) -> datetime:
+        """When it was sent."""
+        return as_datetime(self._run.value("created_us", self._row))
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out, this time included."""
+        return self._run.value("attempts", self._row)
+
+    @property
+    def version(self) -> int:
+        """How often it was changed."""
+        return self._run.value("version", self._row)
+
+    @property
+    def token(self) -> int:
+        """The fencing token of its lease; another one after a reconnection."""
+        return self._run.token_of(self._row)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was acked, nacked, rejected or released here."""
+        return bool(self._run.finished[self._row])
+
+    # For transactions
+
+    @property
+    def segment(self) -> Segment:
+        """Its place in the run that it came with."""
+        return self._run, np.array([self._row])
+
+    @property
+    def reason_bytes_max(self) -> int:
+        """How long the reason of a nack may be."""
+        return self._run.session.reason_bytes_max
+
+    def same_as(self, other: Message) -> bool:
+        """Whether both are the same delivery."""
+        return self._run is other._run and self._row == other._row
+
+    def finished_elsewhere(self) -> None:
+        """A transaction finished it."""
+        self._run.session.finished_elsewhere(self._run, self._row)
+
+    # What becomes of it
+
+    def ack(self, *, wait: bool = False, timeout: Duration | None = None) -> Outcome | None:
+        """Done. Raises `illegal_transition` if it was finished before."""
+        run, row = self._run, self._row
+        if wait:
+            return self._finish("ack", None, True, timeout)
+        if run.finished[row]:
+            self._refuse()
+        run.finished[row] = 1
+        run.acks.append(row)
+        session = run.session
+        if not run.listed or session.eager:
+            session.acked(run)
+        return None
+
+    def nack(
+        self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
+    ) -> Outcome | None:
+        """Failed: due again after the topic's retry delay, dead after its last attempt."""
+        return self._finish("nack", reason, wait, timeout)
+
+    def reject(
+        self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
+    ) -> Outcome | None:
+        """Failed for good: dead, until somebody redrives it."""
+        return self._finish("reject", reason, wait, timeout)
+
+    def release(
+        self,
+        delay: Duration | None = None,
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Outcome | None:
+        """Gives it back, for now or after `delay`; the attempt doesn't count."""
+        return self._finish("release", duration_us(delay or 0, "delay"), wait, timeout)
+
+    def extend(
+        self, length: Duration, *, wait: bool = False, timeout: Duration | None = None
+    ) -> Outcome | None:
+        """Has the lease last `length` from now. Mostly not needed: leases renew themselves."""
+        return self._return("extend", duration_us(length, "length"), wait, timeout)
+
+    def _finish(
+        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+    ) -> Outcome | None:
+        run, row = self._run, self._row
+        if op in ("nack", "reject"):
+            check_reason(argument, run.session.reason_bytes_max)
+        if run.finished[row]:
+            self._refuse()
+        run.finished[row] = 1
+        return self._return(op, argument, wait, timeout)
+
+    def _return(
+        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+    ) -> Outcome | None:
+        rows = np.array([self._row])
+        returned = Return(op, argument, [(self._run, rows)])
+        outcomes = self._run.session.give_back(returned, wait, timeout)
+        return None if outcomes is None else outcomes[0]
+
+    def _refuse(self) -> None:
+        raise IllegalTransition(f"message {self.id} of {self.topic!r} was finished before")
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of {self.topic!r}, attempt {self.attempts}>"
+
+
+class Batch:
+    """Many messages at once, in columns: `table` has id, due_us, version, attempts, key, payload, ...
+
+    for batch in client.consumer("emails").batches(10_000):
+        good = check(batch.table)              # a boolean for each row
+        batch.nack(~good, "no address")
+        batch.ack()                            # the rest
+    """
+
+    __slots__ = ("_segments", "_table")
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        self._table: pa.Table | None = None
+
+    def __len__(self) -> int:
+        return sum(len(rows) for _, rows in self._segments)
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as an Arrow table."""
+        if self._table is None:
+            self._table = pa.Table.from_batches(
+                [run.batch.slice(int(rows[0]), len(rows)) for run, rows in self._segments]
+            )
+        return self._table
+
+    @property
+    def messages(self) -> list[Message]:
+        """The rows one by one."""
+        return [Message(run, row) for run, rows in self._segments for row in rows.tolist()]
+
+    def ack(
+        self, mask: Any = None, *, wait: bool = False, timeout: Duration | None = None
+    ) -> Outcomes | None:
+        """Done: the rows where `mask` is true, or all that are not finished yet."""
+        return self._finish("ack", None, mask, wait, timeout)
+
+    def nack(
+        self,
+        mask: Any = None,
+        reason: str = "",
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Outcomes | None:
+        """Failed: due again after the topic's retry delay, or dead."""
+        return self._finish("nack", reason, mask, wait, timeout)
+
+    def reject(
+        self,
+        mask: Any = None,
+        reason: str = "",
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Outcomes | None:
+        """Failed for good."""
+        return self._finish("reject", reason, mask, wait, timeout)
+
+    def release(
+        self,
+        mask: Any = None,
+        delay: Duration | None = None,
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Outcomes | None:
+        """Given back, for now or after `delay`."""
+        return self._finish("release", duration_us(delay or 0, "delay"), mask, wait, timeout)
+
+    def _finish(
+        self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
+    ) -> Outcomes | None:
+        segments = self._chosen(mask)
+        if segments and op in ("nack", "reject"):
+            check_reason(argument, segments[0][0].session.reason_bytes_max)
+        for run, rows in segments:
+            run.finish(rows)
+        if not segments:
+            return Outcomes.joined([]) if wait else None
+        session = segments[0][0].session
+        return session.give_back(Return(op, argument, segments), wait, timeout)
+
+    def _chosen(self, mask: Any) -> list[Segment]:
+        chosen = None if mask is None else _as_mask(mask, len(self))
+        found: list[Segment] = []
+        begin = 0
+        for run, rows in self._segments:
+            end = begin + len(rows)
+            mine = rows if chosen is None else rows[chosen[begin:end]]
+            open_rows = mine[np.frombuffer(run.finished, dtype=np.uint8)[mine] == 0]
+            if chosen is not None and len(open_rows) < len(mine):
+                raise IllegalTransition("a row of the mask was finished before")
+            if len(open_rows):
+                found.append((run, open_rows))
+            begin = end
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} messages>"
+
+
+def _as_mask(mask: Any, rows: int) -> NDArray[np.bool_]:
+    if isinstance(mask, (pa.Array, pa.ChunkedArray)):
+        mask = (
+            mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
+        )
+    found = np.asarray(mask)
+    if found.dtype != np.bool_ or found.shape != (rows,):
+        raise InvalidArgument(f"a mask has a boolean for each of the {rows} rows", field="mask")
+    return found
+
+
+def check_reason(reason: Any, bytes_max: int) -> None:
+    """Refuses what a broker would refuse, before it spoils a request of many."""
+    if not isinstance(reason, str):
+        raise InvalidArgument(f"a reason is text, not {reason!r}", field="reason")
+    if len(reason.encode(errors="surrogatepass")) > bytes_max:
+        raise InvalidArgument(
+            f"a reason has at most {bytes_max} bytes", field="reason", limit=bytes_max
+        )

@@ -1,0 +1,300 @@
+"""Pending messages: reading, changing, moving and cancelling them, with a definite answer.
+
+Made by `client.messages(topic)`; any thread may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.client.columns import as_bytes, as_headers, lengths, moments
+from fasti.client.durations import Duration, duration_us, optional_duration_us, optional_moment_us
+from fasti.client.outcomes import Outcome, Outcomes
+from fasti.client.receipts import HEADERS
+from fasti.client.transport import Header, Transport
+from fasti.errors import InvalidArgument
+from fasti.model import DAY_US, DUE_MAX_US
+
+_Found = TypeVar("_Found")
+# Requests by lists longer than this go in several.
+_ROWS_MAX = 50_000
+
+Ids = Any
+Keys = Any
+
+
+class Messages:
+    """The messages of one topic.
+
+        emails = client.messages("emails")
+        emails.move(key="user-7", delay="10m").status        # "ok", "conflict", "leased", ...
+        emails.cancel(key=["user-7", "user-8"]).counts()     # lists give a batch of outcomes
+
+    Messages are named by `id` or by `key`, one or a list. Before a change, everything that this
+    client's producers of the topic have taken is sent and answered, so that a cancel can't overtake
+    the send that it means.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        topic: str,
+        owner: str = "",
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.topic = topic
+        self.owner = owner
+        self._transport = transport
+        self._flush = flush
+
+    # Changing
+
+    def move(
+        self,
+        *,
+        id: Ids = None,
+        key: Keys = None,
+        at: Any = None,
+        due: Any = None,
+        delay: Any = None,
+        version: Any = None,
+    ) -> Any:
+        """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
+
+        With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
+        for lists `Outcomes`.
+        """
+        target = Target(id, key, version)
+        if (at is not None) + (due is not None) + (delay is not None) != 1:
+            raise InvalidArgument("a move needs one of at, due and delay", field="due")
+        if delay is not None:
+            column = {"delay_us": lengths(delay, target.rows)}
+        else:
+            moment = due if at is None else at
+            column = {"due_us": moments(moment, target.rows, "due" if at is None else "at")}
+        return self._change("move", target, column)
+
+    def cancel(self, *, id: Ids = None, key: Keys = None, version: Any = None) -> Any:
+        """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`."""
+        return self._change("cancel", Target(id, key, version), {})
+
+    def update(
+        self,
+        *,
+        id: Ids = None,
+        key: Keys = None,
+        payload: Any,
+        headers: Any = None,
+        content_type: Any = None,
+        version: Any = None,
+    ) -> Any:
+        """Gives messages another payload; headers and content type are replaced with it.
+
+        For a list, `payload` may be a list too. `Outcome`, for lists `Outcomes`.
+        """
+        target = Target(id, key, version)
+        rows = target.rows
+        payloads = [payload] * rows if _is_single(payload) else payload
+        column = {"payload": pa.array([as_bytes(each) for each in payloads], type=pa.binary())}
+        if headers is not None:
+            many = [headers] * rows if isinstance(headers, Mapping) else headers
+            pairs = [None if each is None else as_headers(each) for each in many]
+            column["headers"] = pa.array(pairs, type=HEADERS)
+        if content_type is not None:
+            types = [content_type] * rows if isinstance(content_type, str) else content_type
+            column["content_type"] = pa.array(types, type=pa.string())
+        return self._change("update", target, column)
+
+    def _change(self, action: str, target: Target, columns: dict[str, pa.Array]) -> Any:
+        self._flush()
+        header = {"topic": self.topic, "owner": self.owner}
+        return target.answer(self._outcomes(action, header, target.batch(columns)))
+
+    def _outcomes(self, action: str, header: Header, batch: pa.RecordBatch) -> Outcomes:
+        found = []
+        for begin in range(0, batch.num_rows, _ROWS_MAX):
+            reply, _ = self._transport.call(action, header, [batch.slice(begin, _ROWS_MAX)])
+            found.append(Outcomes.of_reply(reply))
+        return Outcomes.joined(found)
+
+    # Reading
+
+    def get(self, *, id: Ids = None, key: Keys = None, payload: bool = True) -> Any:
+        """Messages as they are now: a dict or None for one, an Arrow table for a list.
+
+        A table has a row for each that was asked for, with `status`.
+        """
+        target = Target(id, key, None)
+        header = {"topic": self.topic, "payload": payload}
+        tables = []
+        batch = target.batch({})
+        for begin in range(0, max(1, batch.num_rows), _ROWS_MAX):
+            _, parts = self._transport.call("get", header, [batch.slice(begin, _ROWS_MAX)])
+            tables.append(parts[0])
+        table = pa.concat_tables(tables)
+        if not target.single:
+            return table
+        row: dict[str, Any] = table.to_pylist()[0]
+        status = row.pop("status")
+        if row.get("headers") is not None:
+            row["headers"] = dict(row["headers"])
+        return row if status == "ok" else None
+
+    def list(
+        self,
+        *,
+        due_from: Any = None,
+        due_to: Any = None,
+        state: str | None = None,
+        owner: str | None = None,
+        limit: int | None = 1000,
+        payload: bool = False,
+    ) -> pa.Table:
+        """The messages that fit every filter, by id, as an Arrow table; at most `limit`."""
+        batches = list(
+            self.scan(
+                due_from=due_from,
+                due_to=due_to,
+                state=state,
+                owner=owner,
+                limit=limit,
+                payload=payload,
+            )
+        )
+        return pa.Table.from_batches(batches)
+
+    def scan(
+        self,
+        *,
+        due_from: Any = None,
+        due_to: Any = None,
+        state: str | None = None,
+        owner: str | None = None,
+        limit: int | None = None,
+        payload: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """The same in batches, for any number of messages."""
+        return self._transport.read(
+            self._listing(due_from, due_to, state, owner, limit, payload),
+        )
+
+    def dead(self, *, limit: int | None = 1000, payload: bool = False) -> pa.Table:
+        """Those that failed for good, with their `reason`."""
+        return self.list(state="dead", limit=limit, payload=payload)
+
+    def _listing(
+        self, due_from: Any, due_to: Any, state: Any, owner: Any, limit: Any, payload: bool
+    ) -> Header:
+        filters: Header = {
+            "due_from_us": optional_moment_us(due_from, "due_from"),
+            "due_to_us": optional_moment_us(due_to, "due_to"),
+            "state": state,
+            "owner": owner,
+            "limit": limit,
+        }
+        given = {name: value for name, value in filters.items() if value is not None}
+        return {"call": "list", "topic": self.topic, "payload": payload, **given}
+
+    def count(self) -> dict[str, int]:
+        """How many messages are scheduled, ready, leased, dead, and ever were done or cancelled."""
+        header, _ = self._transport.call("count", {"topic": self.topic})
+        return dict(header["counts"])
+
+    def forecast(self, bucket: Duration = "1h", *, start: Any = None, end: Any = None) -> pa.Table:
+        """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
+
+        From `start` (the broker's now) to `end` (a thousand buckets later).
+        """
+        bucket_us = duration_us(bucket, "bucket")
+        from_us = optional_moment_us(start, "start")
+        if from_us is None:
+            from_us = self._transport.clock.now_us()
+        to_us = optional_moment_us(end, "end")
+        if to_us is None:
+            to_us = min(from_us + max(1000 * bucket_us, DAY_US), DUE_MAX_US)
+        header = {"topic": self.topic, "from_us": from_us, "to_us": to_us, "bucket_us": bucket_us}
+        _, parts = self._transport.call("forecast", header)
+        return parts[0]
+
+    # The dead
+
+    def redrive(
+        self, id: Ids = None, *, delay: Duration | None = None, due: Any = None, **filters: Any
+    ) -> Any:
+        """Makes dead messages live again, now or later, with no attempts counted.
+
+        Without `id` all dead ones that fit the filters of `list` are meant.
+        """
+        header: Header = {"topic": self.topic}
+        if (delay_us := optional_duration_us(delay, "delay")) is not None:
+            header["delay_us"] = delay_us
+        if (due_us := optional_moment_us(due, "due")) is not None:
+            header["due_us"] = due_us
+        return self._each_dead("redrive", header, id, filters)
+
+    def purge(self, id: Ids = None, **filters: Any) -> Any:
+        """Removes dead messages; without `id` all that fit the filters of `list`."""
+        return self._each_dead("purge", {"topic": self.topic}, id, filters)
+
+    def _each_dead(self, action: str, header: Header, id: Ids, filters: dict[str, Any]) -> Any:
+        if id is None:
+            table = self.list(state="dead", **{"limit": None, **filters})
+            id = table.column("id").to_numpy()
+        target = Target(id, None, None)
+        return target.answer(self._outcomes(action, header, target.batch({})))
+
+
+class Target:
+    """Which messages a caller named, by id or by key, one or many."""
+
+    def __init__(self, ids: Any, keys: Any, versions: Any) -> None:
+        if (ids is None) == (keys is None):
+            raise InvalidArgument("name messages by id or by key, one of them", field="id")
+        self._name = "id" if keys is None else "key"
+        named = ids if keys is None else keys
+        self.single = isinstance(named, (str, int, np.integer)) and not isinstance(named, bool)
+        kind = pa.int64() if keys is None else pa.string()
+        self._named = _array([named] if self.single else named, kind, self._name)
+        self.rows = len(self._named)
+        self._versions = None
+        if versions is not None:
+            many = [versions] * self.rows if isinstance(versions, int) else versions
+            self._versions = _array(many, pa.int64(), "version")
+
+    def batch(self, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+        """The part of a request that names them, with more columns besides."""
+        found = {self._name: self._named}
+        if self._versions is not None:
+            found["version"] = self._versions
+        found |= columns
+        for name, array in found.items():
+            if len(array) != self.rows:
+                raise InvalidArgument(f"{self.rows} messages and {len(array)} {name}s", field=name)
+        return pa.RecordBatch.from_arrays(list(found.values()), list(found))
+
+    def answer(self, outcomes: Outcomes) -> Outcome | Outcomes:
+        """One outcome for one message."""
+        return outcomes[0] if self.single else outcomes
+
+
+def _array(values: Any, kind: pa.DataType, field: str) -> pa.Array:
+    try:
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        array = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
+        array = array if array.type == kind else array.cast(kind)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise InvalidArgument(f"{field} must be {kind}: {error}", field=field) from error
+    if array.null_count:
+        raise InvalidArgument(f"{field} is missing in a row", field=field)
+    return array
+
+
+def _is_single(payload: Any) -> bool:
+    return isinstance(payload, (bytes, bytearray, memoryview)) or not isinstance(
+        payload, (Sequence, pa.Array, pa.ChunkedArray, np.ndarray)
+    )

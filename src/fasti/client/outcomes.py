@@ -1,0 +1,184 @@
+"""What became of messages, as the caller of a mutation reads it: one `Outcome`, or `Outcomes`.
+
+Values only; any thread may read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti import model
+from fasti.client.durations import as_datetime
+from fasti.protocol import outcomes as wire
+
+Int64s = NDArray[np.int64]
+
+WORDS = [outcome.word for outcome in model.Outcome]
+_OK = int(model.Outcome.OK)
+_DUPLICATE = int(model.Outcome.DUPLICATE)
+# How many failed rows an error names.
+NAMED_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one message: the definite answer to a mutation.
+
+    `status` is `ok`, `conflict`, `leased`, `done`, `cancelled`, `dead`, `not_found`, `not_owner`,
+    `stale_lease`, `duplicate`, `gone` or `aborted`. `by` and `at` tell who has a leased message and
+    until when; `at` also when a finished one ended.
+    """
+
+    status: str
+    id: int = 0
+    version: int = 0
+    by: str | None = None
+    at_us: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it happened."""
+        return self.status == "ok"
+
+    @property
+    def at(self) -> datetime | None:
+        """`at_us` as an aware datetime."""
+        return None if self.at_us is None else as_datetime(self.at_us)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, without what is not known."""
+        found = {"status": self.status, "id": self.id, "version": self.version}
+        return found | {
+            name: value for name in ("by", "at_us") if (value := getattr(self, name)) is not None
+        }
+
+
+class Outcomes(Sequence[Outcome]):
+    """What became of each row of a batch, in the order in which they were sent.
+
+    Columns: `ids` and `versions` (int64 arrays), `codes` (uint8, the values of
+    `fasti.model.Outcome`), `status` (the words, made when they are asked for). Indexing gives an
+    `Outcome`:
+
+        outcomes = producer.send_batch(payloads=[b"a", b"b"])
+        if not outcomes.all_ok:
+            for row in outcomes.failed:
+                print(row, outcomes[row].status)
+    """
+
+    __slots__ = ("_at_us", "_by", "codes", "ids", "versions")
+
+    def __init__(
+        self,
+        codes: NDArray[np.uint8],
+        ids: Int64s,
+        versions: Int64s,
+        at_us: dict[int, int] | None = None,
+        by: dict[int, str] | None = None,
+    ) -> None:
+        self.codes = codes
+        self.ids = ids
+        self.versions = versions
+        self._at_us = at_us or {}
+        self._by = by or {}
+
+    @classmethod
+    def of_reply(cls, header: dict[str, Any]) -> Outcomes:
+        """From a reply or a receipt of the protocol.
+
+        A batch that had been sent before and was carried out then says `duplicate`; the usual cause
+        is a receipt that was lost with its connection, so for the sender that is `ok`.
+        """
+        found = wire.decode(header)
+        codes = found.status
+        if found.sent_before:
+            codes = np.where(codes == _DUPLICATE, np.uint8(_OK), codes)
+        return cls(codes, found.ids, found.versions, found.at_us, found.by)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Outcomes]) -> Outcomes:
+        """Several batches of outcomes as one."""
+        if len(pieces) == 1:
+            return pieces[0]
+        if not pieces:
+            none = np.zeros(0, dtype=np.int64)
+            return cls(none.astype(np.uint8), none, none)
+        at_us: dict[int, int] = {}
+        by: dict[int, str] = {}
+        begin = 0
+        for piece in pieces:
+            at_us |= {row + begin: value for row, value in piece._at_us.items()}
+            by |= {row + begin: value for row, value in piece._by.items()}
+            begin += len(piece)
+        return cls(
+            np.concatenate([piece.codes for piece in pieces]),
+            np.concatenate([piece.ids for piece in pieces]),
+            np.concatenate([piece.versions for piece in pieces]),
+            at_us,
+            by,
+        )
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, row: int) -> Outcome: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Outcome]: ...
+
+    def __getitem__(self, row: int | slice) -> Outcome | Sequence[Outcome]:
+        if isinstance(row, slice):
+            return [self[n] for n in range(*row.indices(len(self)))]
+        row = range(len(self))[row]
+        return Outcome(
+            WORDS[self.codes[row]],
+            int(self.ids[row]),
+            int(self.versions[row]),
+            self._by.get(row),
+            self._at_us.get(row),
+        )
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{word}: {count}" for word, count in self.counts().items())
+        return f"<Outcomes of {len(self)} rows: {counts}>"
+
+    @property
+    def status(self) -> list[str]:
+        """The words, row by row."""
+        return [WORDS[code] for code in self.codes.tolist()]
+
+    @property
+    def all_ok(self) -> bool:
+        """Whether every row came out as asked."""
+        return not self.codes.any()
+
+    @property
+    def failed(self) -> NDArray[np.intp]:
+        """The rows that are not ok."""
+        return np.flatnonzero(self.codes)
+
+    def counts(self) -> dict[str, int]:
+        """How many rows have each status."""
+        found = np.bincount(self.codes, minlength=len(WORDS)).tolist()
+        return {word: count for word, count in zip(WORDS, found, strict=True) if count}
+
+    def to_table(self) -> pa.Table:
+        """As an Arrow table: status, id, version."""
+        return pa.table(
+            {
+                "status": pa.array(self.status, type=pa.string()),
+                "id": pa.array(self.ids),
+                "version": pa.array(self.versions),
+            }
+        )

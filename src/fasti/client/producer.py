@@ -1,0 +1,302 @@
+"""Producers: putting messages at their moments.
+
+A producer may be used by several threads. Sends are gathered: the first goes at once, what comes
+while it is under way goes together as the next batch. Order between one producer's sends holds, over
+lost connections too, and a send that is repeated because of one is not a second message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from fasti.client.columns import as_bytes, as_headers, message_batch, pieces
+from fasti.client.durations import Duration, aware_us, duration_us, seconds
+from fasti.client.outbox import GATHER_BYTES, GATHER_ROWS, Outbox
+from fasti.client.outcomes import Outcomes
+from fasti.client.receipts import PendingBatch, Receipt
+from fasti.client.transport import Transport
+from fasti.errors import FastiError, InvalidArgument
+from fasti.model import Limits
+
+OnConflict = Literal["reject", "replace", "keep"]
+_ON_CONFLICT = ("reject", "replace", "keep")
+# Larger batches go in pieces of this size, so that the broker can work on one while it gets the next.
+_PIECE_ROWS, _PIECE_BYTES = 16_384, 4 << 20
+_PARCEL_ROWS, _PARCEL_BYTES = 8_192, 4 << 20
+
+
+class Producer:
+    """Made by `client.producer(topic)`; a context manager that flushes at its end.
+
+        producer = client.producer("emails")
+        receipt = producer.send(b"hello", delay="5m", key="user-7")
+        receipt.result(timeout=5).id
+
+    `failed` counts the messages that came out otherwise than asked.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        topic: str,
+        owner: str = "",
+        *,
+        limits: Limits | None = None,
+        max_block: Duration = "30s",
+        deadline: Duration = "2m",
+        buffer_rows: int = 200_000,
+        buffer_bytes: int = 64 << 20,
+    ) -> None:
+        self.topic = topic
+        self.owner = owner
+        self._limits = limits or Limits()
+        self._payload_max = self._limits.payload_bytes_max
+        self._box = Outbox(
+            transport,
+            topic,
+            owner,
+            max_block_s=duration_us(max_block, "max_block") / 1_000_000,
+            deadline_s=duration_us(deadline, "deadline") / 1_000_000,
+            rows_max=buffer_rows,
+            bytes_max=buffer_bytes,
+        )
+
+    @property
+    def failed(self) -> int:
+        """How many messages were refused, or came out as something else than `ok`."""
+        return self._box.failures.count
+
+    def send(
+        self,
+        payload: bytes,
+        *,
+        delay: Duration | None = None,
+        at: Any = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        on_conflict: OnConflict = "reject",
+    ) -> Receipt:
+        """Puts one message: after `delay`, `at` an aware datetime, or now.
+
+        Returns at once; `receipt.result()` waits until the message is durable. `key` is your own
+        name for it, by which it can be changed until it is delivered; when a live message has the
+        key, `on_conflict` says what happens: `reject` answers `conflict`, `replace` makes that
+        message new, `keep` leaves it and answers `duplicate`.
+
+        Raises `invalid_argument` on bad input, `overloaded` when the buffer stays full for
+        `max_block`, `closed`, and `rows_failed` when earlier sends failed whose receipts were thrown
+        away without a look (this message is not sent then).
+        """
+        if type(payload) is not bytes:
+            payload = as_bytes(payload)
+        size_bytes = len(payload)
+        if size_bytes > self._payload_max:
+            self._refuse("payload", size_bytes, self._payload_max)
+        extras: list[tuple[str, Any]] | None = None
+        if (
+            delay is not None
+            or key is not None
+            or at is not None
+            or headers is not None
+            or content_type is not None
+        ):
+            extras = self._extras(delay, at, key, headers, content_type)
+            size_bytes += sum(len(v) for _, v in extras if type(v) is str)
+        box = self._box
+        if box.failures.pending:
+            box.failures.throw()
+        with box.lock:
+            parcel = box.open
+            if parcel is None or parcel.on_conflict != on_conflict:
+                if on_conflict not in _ON_CONFLICT:
+                    self._refuse_conflict(on_conflict)
+                parcel = box.begin(on_conflict)
+            payloads = parcel.payloads
+            row = len(payloads)
+            payloads.append(payload)
+            total_bytes = parcel.size_bytes = parcel.size_bytes + size_bytes
+            if extras is not None:
+                for name, value in extras:
+                    parcel.put(name, row, value)
+            if row >= _PARCEL_ROWS or total_bytes >= _PARCEL_BYTES:
+                box.seal()
+            elif box.idle or row == GATHER_ROWS or total_bytes >= GATHER_BYTES:
+                box.wake()
+        return Receipt(parcel, row)
+
+    def _extras(
+        self, delay: Any, at: Any, key: Any, headers: Any, content_type: Any
+    ) -> list[tuple[str, Any]]:
+        """The columns that this message uses, checked: one bad row would spoil its batch."""
+        found: list[tuple[str, Any]] = []
+        if delay is not None:
+            if at is not None:
+                raise InvalidArgument("either at or delay, not both", field="at")
+            found.append(("delay_us", duration_us(delay, "delay")))
+        elif at is not None:
+            found.append(("due_us", aware_us(at, "at")))
+        if key is not None:
+            found.append(("key", self._text("key", key, self._limits.key_bytes_max)))
+        if headers is not None:
+            pairs = as_headers(headers)
+            text = "".join(part for pair in pairs for part in pair)
+            self._text("headers", text, self._limits.headers_bytes_max, empty=True)
+            found.append(("headers", pairs))
+        if content_type is not None:
+            limit = self._limits.headers_bytes_max
+            found.append(("content_type", self._text("content_type", content_type, limit)))
+        return found
+
+    def _text(self, field: str, text: Any, limit: int, empty: bool = False) -> str:
+        if not isinstance(text, str) or (not text and not empty):
+            raise InvalidArgument(
+                f"{field} must be text that is not empty, not {text!r}", field=field
+            )
+        try:
+            # Nothing has more bytes than this; most need no closer look.
+            size_bytes = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"{field} has a character that is none: {error}", field=field
+            ) from error
+        if size_bytes > limit:
+            self._refuse(field, size_bytes, limit)
+        return text
+
+    def _refuse(self, field: str, size_bytes: int, limit: int) -> None:
+        raise InvalidArgument(
+            f"{field} has {size_bytes} bytes, the limit is {limit}", field=field, limit=limit
+        )
+
+    def _refuse_conflict(self, on_conflict: object) -> None:
+        raise InvalidArgument(
+            f"on_conflict is one of {', '.join(_ON_CONFLICT)}, not {on_conflict!r}",
+            field="on_conflict",
+        )
+
+    @overload
+    def send_batch(
+        self,
+        payloads: Any,
+        *,
+        due: Any = ...,
+        delay: Any = ...,
+        key: Any = ...,
+        headers: Any = ...,
+        content_type: Any = ...,
+        atomic: bool = ...,
+        on_conflict: OnConflict = ...,
+        stage: str = ...,
+        wait: Literal[True] = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    def send_batch(
+        self,
+        payloads: Any,
+        *,
+        due: Any = ...,
+        delay: Any = ...,
+        key: Any = ...,
+        headers: Any = ...,
+        content_type: Any = ...,
+        atomic: bool = ...,
+        on_conflict: OnConflict = ...,
+        stage: str = ...,
+        wait: Literal[False],
+        timeout: Duration | None = ...,
+    ) -> PendingBatch: ...
+
+    def send_batch(
+        self,
+        payloads: Any,
+        *,
+        due: Any = None,
+        delay: Any = None,
+        key: Any = None,
+        headers: Any = None,
+        content_type: Any = None,
+        atomic: bool = False,
+        on_conflict: OnConflict = "reject",
+        stage: str = "",
+        wait: bool = True,
+        timeout: Duration | None = None,
+    ) -> Outcomes | PendingBatch:
+        """Puts many messages: an outcome for each row, in order.
+
+        `payloads` is a sequence of bytes, an Arrow array, or a whole Arrow table or record batch
+        with the columns `payload`, and any of `due` (timestamp with a time zone) or `due_us`, `delay`
+        (duration) or `delay_us`, `key`, `headers` (map), `content_type`. Other columns may be given
+        beside it: `due` as whole microseconds or aware datetimes, `delay` as lengths of time; each
+        a column or one value for all.
+
+            producer.send_batch([b"a", b"b"], delay="1h").all_ok
+            pending = producer.send_batch(table, wait=False)      # more while it is under way
+            pending.result(timeout=5).ids
+
+        With `atomic`, all rows or none; otherwise large batches travel in pieces, one behind
+        the other. Raises what `send` raises, and with `wait` the error that refused the batch or
+        `timed_out`.
+        """
+        if on_conflict not in _ON_CONFLICT:
+            self._refuse_conflict(on_conflict)
+        batch = message_batch(payloads, due, delay, key, headers, content_type)
+        limits = self._limits
+        if atomic:
+            cut = [batch] if batch.num_rows else []
+        else:
+            rows_max = min(limits.batch_rows_max, _PIECE_ROWS)
+            cut = pieces(batch, rows_max, min(limits.batch_bytes_max, _PIECE_BYTES))
+        box = self._box
+        if box.failures.pending:
+            box.failures.throw()
+        parcels = []
+        for piece in cut:
+            with box.lock:
+                parcels.append(box.add(piece, on_conflict, atomic, stage))
+        pending = PendingBatch(parcels)
+        return pending.result(timeout) if wait else pending
+
+    def flush(self, timeout: Duration | None = None) -> None:
+        """Waits until everything sent so far is durable or has failed.
+
+        Raises `timed_out`, and `rows_failed` for failures that nobody looked at.
+        """
+        self._box.flush(seconds(timeout))
+        self._box.failures.throw()
+
+    def settle(self) -> None:
+        """Waits like `flush`, and leaves failures for whoever sends or flushes next."""
+        self._box.flush(None)
+
+    def close(self, timeout: Duration | None = None) -> None:
+        """Flushes, then takes nothing more. Raises what `flush` raises; again: nothing happens."""
+        try:
+            self._box.flush(seconds(timeout))
+        finally:
+            self._box.close()
+        self._box.failures.throw()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # What went wrong in the block is told, not what went wrong because of it.
+            with suppress(FastiError):
+                self.close(timeout="10s")
+
+    def __repr__(self) -> str:
+        return f"<Producer of {self.topic!r}>"

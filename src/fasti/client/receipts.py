@@ -1,0 +1,220 @@
+"""Receipts: what a producer's `send` gives back at once, and the answer that comes to it later.
+
+A `Parcel` is a batch on its way: rows in columns, one answer for all of them. A `Receipt` is one row
+of it and holds nothing else, because there are hundreds of thousands of them a second.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from fasti.client.durations import Duration, seconds
+from fasti.client.failures import Failures, described
+from fasti.client.outcomes import Outcome, Outcomes
+from fasti.errors import FastiError, TimedOut
+
+HEADERS = pa.map_(pa.string(), pa.string())
+_TYPES: dict[str, pa.DataType] = {
+    "due_us": pa.int64(),
+    "delay_us": pa.int64(),
+    "key": pa.string(),
+    "headers": HEADERS,
+    "content_type": pa.string(),
+}
+
+
+class Parcel:
+    """A batch on its way. Filled under the producer's lock until it is sealed."""
+
+    __slots__ = (
+        "answered",
+        "atomic",
+        "batch",
+        "columns",
+        "deadline",
+        "dropped",
+        "error",
+        "failures",
+        "maybe",
+        "on_conflict",
+        "outcomes",
+        "payloads",
+        "rows",
+        "sequence",
+        "size_bytes",
+        "stage",
+    )
+
+    def __init__(self, on_conflict: str, failures: Failures) -> None:
+        self.on_conflict = on_conflict
+        self.atomic = False
+        self.stage = ""
+        self.failures = failures
+        self.payloads: list[bytes] = []
+        self.columns: dict[str, list[Any]] = {}
+        self.batch: pa.RecordBatch | None = None
+        self.rows = self.size_bytes = 0
+        self.sequence = 0
+        # Whether it was written to a connection that was lost: it may have been carried out.
+        self.maybe = False
+        self.deadline = 0.0
+        self.answered = threading.Event()
+        self.outcomes: Outcomes | None = None
+        self.error: FastiError | None = None
+        # Rows whose receipt was thrown away before the answer came; None once it is here.
+        self.dropped: list[int] | None = []
+
+    def put(self, name: str, row: int, value: Any) -> None:
+        """A value of a column that most rows may not use."""
+        column = self.columns.get(name)
+        if column is None:
+            column = self.columns[name] = []
+        if len(column) < row:
+            column.extend([None] * (row - len(column)))
+        column.append(value)
+
+    def seal(self) -> pa.RecordBatch:
+        """The rows as Arrow: made by the thread that sends, once."""
+        if self.batch is None:
+            self.rows = len(self.payloads)
+            arrays = [pa.array(self.payloads, type=pa.binary())]
+            names = ["payload"]
+            for name, column in self.columns.items():
+                column.extend([None] * (self.rows - len(column)))
+                arrays.append(pa.array(column, type=_TYPES[name]))
+                names.append(name)
+            self.batch = pa.RecordBatch.from_arrays(arrays, names)
+            self.payloads, self.columns = [], {}
+        return self.batch
+
+    def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
+        """The answer is here. Called once, by the producer's threads."""
+        self.outcomes, self.error = outcomes, error
+        self.batch = None
+        failed = 0
+        if error is not None:
+            failed = self.rows
+        elif outcomes is not None and not outcomes.all_ok:
+            failed = len(outcomes.failed)
+        if failed:
+            self.failures.counted(failed)
+        dropped, self.dropped = self.dropped, None
+        self.answered.set()
+        if failed and dropped:
+            self.failures.add("send", (f for row in dropped if (f := self.failure(row))))
+
+    def failure(self, row: int) -> dict[str, Any] | None:
+        """What went wrong with a row, for an error's list; None if it is ok."""
+        if self.error is not None:
+            return {"row": row, **described(self.error)}
+        if self.outcomes is None or not self.outcomes.codes[row]:
+            return None
+        return {"row": row, **self.outcomes[row].to_dict()}
+
+    def report(self, row: int) -> None:
+        """A receipt was thrown away after the answer came."""
+        failure = self.failure(row)
+        if failure is not None:
+            self.failures.add("send", [failure])
+
+    def abandon(self) -> None:
+        """Nobody will look at any row."""
+        dropped = self.dropped
+        if dropped is not None:
+            dropped.extend(range(self.rows))
+        elif self.error is not None:
+            self.failures.add("send", (f for row in range(self.rows) if (f := self.failure(row))))
+        elif self.outcomes is not None:
+            for row in self.outcomes.failed.tolist():
+                self.report(row)
+
+    def wait(self, timeout: Duration | None, looked: Callable[[], None]) -> Outcomes:
+        """The answer for all rows. Raises the error that refused them, or `timed_out`."""
+        if not self.answered.wait(seconds(timeout)):
+            raise TimedOut(f"no receipt within {timeout}; the send is still under way")
+        looked()
+        if self.error is not None:
+            raise self.error
+        assert self.outcomes is not None
+        return self.outcomes
+
+
+class Receipt:
+    """What became of one `send`, as soon as it is durable.
+
+    Thrown away without a look, a send that failed is raised by the producer's next `send`, `flush`
+    or `close` instead.
+    """
+
+    # The row is kept as its complement once somebody has looked.
+    __slots__ = ("_parcel", "_row")
+
+    def __init__(self, parcel: Parcel, row: int) -> None:
+        self._parcel = parcel
+        self._row = row
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is here."""
+        return self._parcel.answered.is_set()
+
+    def result(self, timeout: Duration | None = None) -> Outcome:
+        """Waits until the send is durable: its `.id`, `.version` and `.status`.
+
+        Raises `timed_out` when there is no answer in time, and the error that refused the batch.
+        A status other than `ok`, such as `conflict`, is no error here: read it.
+        """
+        row = self._row if self._row >= 0 else ~self._row
+        outcomes = self._parcel.wait(timeout, self._looked)
+        return outcomes[row]
+
+    def _looked(self) -> None:
+        if self._row >= 0:
+            self._row = ~self._row
+
+    def __del__(self) -> None:
+        row = self._row
+        if row >= 0:
+            dropped = self._parcel.dropped
+            if dropped is not None:
+                dropped.append(row)
+            else:
+                self._parcel.report(row)
+
+    def __repr__(self) -> str:
+        if not self.done:
+            return "<Receipt: under way>"
+        failure = self._parcel.failure(self._row if self._row >= 0 else ~self._row)
+        return f"<Receipt: {failure['status'] if failure else 'ok'}>"
+
+
+class PendingBatch:
+    """What `send_batch(..., wait=False)` gives: the outcomes, when they are there."""
+
+    __slots__ = ("_looked", "_parcels")
+
+    def __init__(self, parcels: list[Parcel]) -> None:
+        self._parcels = parcels
+        self._looked = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all answers are here."""
+        return all(parcel.answered.is_set() for parcel in self._parcels)
+
+    def result(self, timeout: Duration | None = None) -> Outcomes:
+        """Waits until all is durable. Raises `timed_out`, or the error that refused a batch."""
+        found = [parcel.wait(timeout, self._look) for parcel in self._parcels]
+        return Outcomes.joined(found)
+
+    def _look(self) -> None:
+        self._looked = True
+
+    def __del__(self) -> None:
+        if not self._looked:
+            for parcel in self._parcels:
+                parcel.abandon()

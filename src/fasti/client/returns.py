@@ -1,0 +1,144 @@
+"""What a consumer gives back to the broker: acks, nacks, releases, extensions, as requests.
+
+Values only. A `Return` is what user code asked for, on rows of runs; a `Request` is what was
+written and waits for its answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.client.outcomes import Outcomes
+from fasti.client.run import Run
+from fasti.client.transport import Header
+from fasti.errors import FastiError
+from fasti.model import Outcome as Code
+from fasti.protocol.schemas import RETURNED
+
+Segment = tuple[Run, NDArray[np.intp]]
+
+# Of a request that was sent again because its answer was lost: what shows that it had happened.
+_HAD_HAPPENED = {
+    "ack": (Code.DONE,),
+    "reject": (Code.DEAD,),
+    # The message went back, by the first try or because its lease ended: the same for everybody.
+    "nack": (Code.DEAD, Code.STALE_LEASE, Code.LEASED),
+    "release": (Code.STALE_LEASE, Code.LEASED),
+    "extend": (),
+}
+
+
+class Waiter:
+    """Somebody who waits for the outcomes of a return."""
+
+    def __init__(self) -> None:
+        self._answered = threading.Event()
+        self._outcomes: Outcomes | None = None
+        self._error: FastiError | None = None
+
+    def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
+        """The answer is here."""
+        self._outcomes, self._error = outcomes, error
+        self._answered.set()
+
+    def wait(self, timeout: float | None = None) -> Outcomes | None:
+        """The outcomes; None if they did not come in time. Raises the error that refused them."""
+        if not self._answered.wait(timeout):
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._outcomes
+
+
+@dataclass(slots=True)
+class Return:
+    """What is to be told about rows."""
+
+    op: str
+    argument: Any
+    segments: list[Segment]
+    waiter: Waiter | None = None
+    # The client's own, such as renewals: nobody is told when they fail.
+    quiet: bool = False
+    again: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows it is about."""
+        return sum(len(rows) for _, rows in self.segments)
+
+    def fields(self) -> Header:
+        """The request's header, but for its number."""
+        if self.op in ("nack", "reject"):
+            return {"op": self.op, "reason": self.argument}
+        if self.op == "extend":
+            return {"op": self.op, "length_us": self.argument}
+        if self.op == "release" and self.argument is not None:
+            return {"op": self.op, "delay_us": self.argument}
+        return {"op": self.op}
+
+    def batch(self) -> pa.RecordBatch:
+        """The request's rows."""
+        own_due = self.op == "release" and self.argument is None
+        arrays = [
+            pa.array(_joined([run.ids[rows] for run, rows in self.segments])),
+            pa.array(_joined([run.tokens_of(rows) for run, rows in self.segments])),
+            pa.array(_joined([run.started_of(rows) for run, rows in self.segments])),
+            pa.array(_joined([run.due_us[rows] for run, rows in self.segments]))
+            if own_due
+            else pa.nulls(self.rows, pa.int64()),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=RETURNED)
+
+    def outcomes(self, header: Header) -> Outcomes:
+        """The answer, with the ids that the broker left out."""
+        ids = _joined([run.ids[rows] for run, rows in self.segments])
+        found = Outcomes.of_reply({**header, "ids": [[0, len(ids)]] if len(ids) else []})
+        found.ids = ids
+        if self.again and not found.all_ok:
+            for code in _HAD_HAPPENED[self.op]:
+                found.codes[found.codes == code] = Code.OK
+        return found
+
+    def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
+        """Tells whoever waits."""
+        if self.waiter is not None:
+            self.waiter.settle(outcomes, error)
+
+
+@dataclass(slots=True)
+class Request:
+    """A return that was written and has no answer yet."""
+
+    number: int
+    returned: Return
+
+
+def merged(returns: list[Return]) -> list[Return]:
+    """Equal returns as one, so that single nacks travel together. Those waited for stay alone."""
+    found: list[Return] = []
+    alike: dict[tuple[str, Any, bool, bool], Return] = {}
+    for each in returns:
+        if each.waiter is not None:
+            found.append(each)
+            continue
+        name = (each.op, each.argument, each.quiet, each.again)
+        known = alike.get(name)
+        if known is None:
+            alike[name] = Return(
+                each.op, each.argument, list(each.segments), None, each.quiet, each.again
+            )
+            found.append(alike[name])
+        else:
+            known.segments.extend(each.segments)
+    return found
+
+
+def _joined(pieces: list[Any]) -> Any:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

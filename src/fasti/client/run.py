@@ -1,0 +1,128 @@
+"""A run: messages that arrived together under one lease token, in columns.
+
+Rows below `next` are in the hands of user code, those from it on are held here. Whoever has the
+consumer's lock may move `next`; `finished` is set by whoever finishes a row, and a row is finished
+once. Columns become Python values only when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from fasti.client.session import Session
+
+Int64s = NDArray[np.int64]
+
+
+class Run:
+    """Rows of one `leased` batch, sorted by due time."""
+
+    __slots__ = (
+        "_data",
+        "_dues",
+        "_ids",
+        "_lists",
+        "_offsets",
+        "acks",
+        "batch",
+        "due_us",
+        "finished",
+        "ids",
+        "left",
+        "listed",
+        "next",
+        "rows",
+        "session",
+        "started",
+        "token",
+        "tokens",
+        "topic",
+    )
+
+    def __init__(self, session: Session, token: int, batch: pa.RecordBatch) -> None:
+        due_us = batch.column("due_us").to_numpy(zero_copy_only=False)
+        if len(due_us) > 1 and (due_us[1:] < due_us[:-1]).any():
+            order = np.argsort(due_us, kind="stable")
+            batch = batch.take(pa.array(order))
+            due_us = due_us[order]
+        self.session = session
+        self.topic = session.topic
+        self.token = token
+        # After a reconnection: the new token of each row that has one.
+        self.tokens: dict[int, int] | None = None
+        self.batch = batch
+        self.ids: Int64s = batch.column("id").to_numpy(zero_copy_only=False)
+        self.due_us: Int64s = due_us
+        self.rows = self.left = len(due_us)
+        self.next = 0
+        self.started = array("q", bytes(8 * self.rows))
+        self.finished = bytearray(self.rows)
+        # Acks that are gathered, and whether the session knows that there are some.
+        self.acks: list[int] = []
+        self.listed = False
+        self._ids: list[int] | None = None
+        self._dues: list[int] | None = None
+        self._lists: dict[str, list[Any]] = {}
+        self._data: bytes | None = None
+        self._offsets: list[int] = []
+
+    def id_list(self) -> list[int]:
+        """The ids as Python numbers."""
+        if self._ids is None:
+            self._ids = self.ids.tolist()
+        return self._ids
+
+    def due_list(self) -> list[int]:
+        """The due times as Python numbers."""
+        if self._dues is None:
+            self._dues = self.due_us.tolist()
+        return self._dues
+
+    def value(self, name: str, row: int) -> Any:
+        """A value of a column."""
+        values = self._lists.get(name)
+        if values is None:
+            values = self._lists[name] = self.batch.column(name).to_pylist()
+        return values[row]
+
+    def payload(self, row: int) -> bytes:
+        """One payload."""
+        if self._data is None:
+            column = self.batch.column("payload")
+            offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)
+            first = column.offset
+            self._offsets = offsets[first : first + len(column) + 1].tolist()
+            data = column.buffers()[2]
+            self._data = b"" if data is None else data.to_pybytes()
+        return self._data[self._offsets[row] : self._offsets[row + 1]]
+
+    def tokens_of(self, rows: NDArray[np.intp]) -> Int64s:
+        """The token under which each row is leased, as far as it is known here."""
+        tokens = np.full(len(rows), self.token, dtype=np.int64)
+        if self.tokens:
+            for place, row in enumerate(rows.tolist()):
+                tokens[place] = self.tokens.get(row, self.token)
+        return tokens
+
+    def token_of(self, row: int) -> int:
+        """The same for one."""
+        return self.token if not self.tokens else self.tokens.get(row, self.token)
+
+    def started_of(self, rows: NDArray[np.intp]) -> Int64s:
+        """When user code got each row; 0 for those that it did not."""
+        return np.frombuffer(self.started, dtype=np.int64)[rows]
+
+    def unfinished(self, begin: int, end: int) -> NDArray[np.intp]:
+        """The rows in [begin, end) that nobody has finished."""
+        flags = np.frombuffer(self.finished, dtype=np.uint8)[begin:end]
+        return np.flatnonzero(flags == 0) + begin
+
+    def finish(self, rows: NDArray[np.intp]) -> None:
+        """Marks rows finished."""
+        np.frombuffer(self.finished, dtype=np.uint8)[rows] = 1

@@ -1,0 +1,636 @@
+"""A consumer's session with the broker: leases in, returns out, over lost connections.
+
+One thread per consumer connects, writes and keeps leases alive; the stream's reading thread brings
+what the broker writes; user threads hand in what they finished. At most one gathered request is
+under way at a time, so single acks travel together; batches may have several.
+
+After a reconnection the broker hands the consumer's live leases out again, under new tokens. What
+user code has in its hands is not given to it a second time: the message learns its new token. What
+was held here unstarted is dropped and comes again. Nothing is returned before all of that is known:
+a first credit of one and a heartbeat behind it are written, and the heartbeat's answer comes behind
+the leases.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.client.durations import Duration, seconds
+from fasti.client.failures import Failures, described
+from fasti.client.holding import Holding
+from fasti.client.outcomes import Outcomes
+from fasti.client.returns import Request, Return, Waiter, merged
+from fasti.client.run import Run
+from fasti.client.transport import Header, Stream, Transport
+from fasti.errors import Closed, FastiError, TimedOut
+from fasti.model import Limits, TopicSettings
+from fasti.protocol.problems import error_from_json
+
+logger = logging.getLogger("fasti.client")
+
+_AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out"}
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
+_REQUESTS_MAX = 8
+_LAST_WORD_S = 1.0
+
+
+class Session:
+    """What one consumer has with the broker. Threads as said above."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        topic: str,
+        consumer: str,
+        *,
+        prefetch: int,
+        time_limit_us: int | None,
+        limits: Limits,
+    ) -> None:
+        self.topic = topic
+        self.consumer = consumer
+        self.prefetch = prefetch
+        self.reason_bytes_max = limits.reason_bytes_max
+        self.failures = Failures(topic)
+        self.lock = threading.Lock()
+        self.holding = Holding(self.lock, transport.clock)
+        # The thread sleeps and nothing is under way: the next ack should wake it.
+        self.eager = False
+        self._transport = transport
+        self._time_limit_us = time_limit_us
+        self._settings = TopicSettings()
+        self._work = threading.Condition(self.lock)
+        self._answered = threading.Condition(self.lock)
+        self._thread: threading.Thread | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+        self._stream: Stream | None = None
+        self._stream_number = 0
+        self._known = False
+        # In the order of their arrival; a dict, because runs leave from anywhere.
+        self._runs: dict[Run, None] = {}
+        # Rows in user code's hands when the connection was lost, until their new tokens come.
+        self._in_hand: dict[int, tuple[Run, int]] = {}
+        self._unfinished = self._credit = self._came_first = 0
+        self._acked: list[Run] = []
+        self._returns: list[Return] = []
+        self._requests: dict[int, Request] = {}
+        self._request_number = 0
+        self._heartbeat_number = 0
+        self._beat_at = 0.0
+        self._retry_at = 0.0
+        self._tries = 0
+        self._closing = self._over = self._draining = False
+        self.reconnections = 0
+
+    def start(self) -> None:
+        """Connects, once. Raises `not_found` if there is no such topic."""
+        if self._started():
+            return
+        header, _ = self._transport.call("topic", {"topic": self.topic})
+        with self.lock:
+            if self._thread is None and not self._closing:
+                self._settings = TopicSettings.from_dict(header["settings"])
+                self._stop_listening = self._transport.clock.listen(self.holding.wake)
+                self._thread = threading.Thread(
+                    target=self._run, name=f"fasti-consume-{self.topic}", daemon=True
+                )
+                self._thread.start()
+
+    def _started(self) -> bool:
+        with self.lock:
+            return self._thread is not None or self._closing
+
+    # User threads
+
+    def acked(self, run: Run) -> None:
+        """A run has gathered acks."""
+        if not run.listed:
+            run.listed = True
+            self._acked.append(run)
+        if self.eager or self._over:
+            with self.lock:
+                self.eager = False
+                self._work.notify()
+                over = self._over
+            if over:
+                self._return_afterwards(self._gathered_acks())
+
+    def give_back(
+        self, returned: Return, wait: bool = False, timeout: Duration | None = None
+    ) -> Outcomes | None:
+        """Sends what is to be told about rows; waits for the outcomes if asked to.
+
+        Raises `timed_out`, and with `wait` the error that refused it.
+        """
+        waiter = None
+        if wait:
+            returned.waiter = waiter = Waiter()
+        with self.lock:
+            over = self._over
+            if not over:
+                self._returns.append(returned)
+                self._work.notify()
+        if over:
+            self._return_afterwards([returned])
+        if waiter is None:
+            return None
+        outcomes = waiter.wait(seconds(timeout))
+        if outcomes is None:
+            raise TimedOut(f"no answer to {returned.op} within {timeout}; it is still under way")
+        if returned.op == "extend" or outcomes.all_ok:
+            return outcomes
+        self.failures.counted(len(outcomes.failed))
+        return outcomes
+
+    def finished_elsewhere(self, run: Run, row: int) -> None:
+        """A transaction finished a message: its place is free."""
+        with self.lock:
+            run.finished[row] = 1
+            self._leave(run, 1)
+            self._work.notify()
+
+    def want(self, prefetch: int) -> None:
+        """At least so many messages may be here unfinished."""
+        with self.lock:
+            if prefetch > self.prefetch:
+                self.prefetch = prefetch
+                self._work.notify()
+
+    def drain(self) -> None:
+        """Takes no more and gives back what was not started; what is in hand stays leased."""
+        with self.lock:
+            if self._draining or self._closing:
+                return
+            self._draining = True
+            self.holding.end()
+            for run in list(self._runs):
+                self._give_back_unstarted(run)
+
+    def _give_back_unstarted(self, run: Run) -> None:
+        rows = run.unfinished(run.next, run.rows)
+        run.rows = run.next
+        if len(rows):
+            run.finish(rows)
+            self._returns.append(Return("release", None, [(run, rows)], quiet=True))
+            self._work.notify()
+
+    def flush(self, timeout: float | None) -> None:
+        """Waits until everything that was returned is answered. Raises `timed_out`."""
+        with self.lock:
+            self._work.notify()
+            if not self._answered.wait_for(self._all_answered, timeout):
+                raise TimedOut(f"not everything returned to {self.topic!r} was answered in time")
+
+    def _all_answered(self) -> bool:
+        if self._over or self._thread is None:
+            return True
+        quiet = all(request.returned.quiet for request in self._requests.values())
+        return quiet and not self._returns and not any(run.acks for run in self._acked)
+
+    def close(self, timeout: float | None) -> None:
+        """Waits for answers, ends the session, gives back what was not started."""
+        with self.lock:
+            if self._closing:
+                return
+            self._closing = True
+            self.holding.end()
+            self._work.notify()
+        until = None if timeout is None else time.monotonic() + timeout
+        problem: FastiError | None = None
+        try:
+            self.flush(timeout)
+        except FastiError as error:
+            problem = error
+        with self.lock:
+            self._over = True
+            left = self._left_over()
+            self._work.notify()
+            self._answered.notify_all()
+        self._stop_listening()
+        if self._thread is not None:
+            self._thread.join(None if until is None else max(0.1, until - time.monotonic()))
+        self._end_stream(until)
+        self._return_afterwards(left)
+        self._release_unstarted()
+        if problem is not None:
+            raise problem
+
+    def _end_stream(self, until: float | None) -> None:
+        """The broker takes back the credit: nothing more arrives when this has returned."""
+        stream = self._stream
+        if stream is None:
+            return
+        stream.finish()
+        with self.lock:
+            left = None if until is None else max(0.1, until - time.monotonic())
+            self._answered.wait_for(lambda: self._stream is None, left)
+            self._stream_number += 1
+        stream.cancel()
+
+    # After the session
+
+    def _left_over(self) -> list[Return]:
+        """What was never answered is tried once more, by itself."""
+        left = [each.returned for each in self._requests.values() if not each.returned.quiet]
+        for each in left:
+            each.again = True
+        left += self._returns
+        self._requests.clear()
+        self._returns = []
+        return left + self._gathered_acks()
+
+    def _release_unstarted(self) -> None:
+        with self.lock:
+            found = []
+            for run in self._runs:
+                rows = run.unfinished(run.next, run.rows)
+                if len(rows):
+                    run.finish(rows)
+                    found.append((run, rows))
+            self._runs = {}
+        if found:
+            self._return_afterwards([Return("release", None, found, quiet=True)])
+
+    def _return_afterwards(self, returns: list[Return]) -> None:
+        """Without a session, the same goes as actions."""
+        for each in merged(returns):
+            fields = each.fields()
+            header = {"topic": self.topic, **{k: v for k, v in fields.items() if k != "op"}}
+            try:
+                reply, _ = self._transport.call(each.op, header, [each.batch()])
+                outcomes = each.outcomes(reply)
+            except FastiError as error:
+                self._failed(each, error)
+            else:
+                self._succeeded(each, outcomes)
+
+    # The session's thread
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                stream, number = self._stream, self._stream_number
+                pause = self._retry_at - time.monotonic()
+                if self._over:
+                    break
+                if stream is None and pause > 0:
+                    self._work.wait(pause)
+                    continue
+            try:
+                if stream is None:
+                    self._connect()
+                else:
+                    self._serve(stream)
+            except FastiError as error:
+                if stream is not None:
+                    # The end of the session tells more than the write that met it.
+                    self._await_last_word(number)
+                self._lost(number if stream is not None else None, error)
+            except Exception as error:  # The thread must live as long as its consumer.
+                logger.exception("the session of %r on %r", self.consumer, self.topic)
+                self._lost(None, FastiError(f"{type(error).__name__}: {error}"))
+
+    def _await_last_word(self, number: int) -> None:
+        with self.lock:
+            self._work.wait_for(lambda: number != self._stream_number, _LAST_WORD_S)
+
+    def _connect(self) -> None:
+        with self.lock:
+            self._stream_number += 1
+            number = self._stream_number
+            self._known = False
+            self._came_first = 0
+            self._request_number += 1
+            self._heartbeat_number = self._request_number
+        stream = self._transport.consume(
+            {"call": "consume", "topic": self.topic, "consumer": self.consumer},
+            lambda header, batch: self._arrived(number, header, batch),
+            lambda error: self._ended(number, error),
+        )
+        with self.lock:
+            lost = number != self._stream_number
+            if not lost:
+                self._stream = stream
+                self._beat_at = time.monotonic() + self._beat_every()
+        if lost:
+            stream.cancel()
+            return
+        stream.send({"op": "credit", "count": 1})
+        stream.send({"op": "heartbeat", "request": self._heartbeat_number})
+
+    def _beat_every(self) -> float:
+        return self._settings.lease_us / 3_000_000
+
+    def _serve(self, stream: Stream) -> None:
+        """Waits until there is something to write, and writes it."""
+        with self.lock:
+            self._await_work(stream)
+            if self._stream is not stream or self._over:
+                return
+            returns = self._take_returns()
+            credit = self._take_credit()
+            renew = self._known and time.monotonic() >= self._beat_at
+            if renew:
+                self._beat_at = time.monotonic() + self._beat_every()
+                renewals = self._renewals()
+                renew = renewals is None and self._unfinished > 0
+                returns += renewals or []
+            requests = [self._request(each) for each in returns]
+        for request in requests:
+            fields = {**request.returned.fields(), "request": request.number}
+            if credit:
+                fields["credit"], credit = credit, 0
+            stream.send(fields, request.returned.batch())
+        if credit:
+            stream.send({"op": "credit", "count": credit})
+        if renew:
+            stream.send({"op": "heartbeat", "request": 0})
+
+    def _await_work(self, stream: Stream) -> None:
+        while self._stream is stream and not self._over:
+            now, busy = time.monotonic(), len(self._requests)
+            wait = None
+            if self._known:
+                if now >= self._beat_at:
+                    return
+                wait = self._beat_at - now
+                if now < self._retry_at:
+                    wait = min(wait, self._retry_at - now)
+                elif (self._returns and busy < _REQUESTS_MAX) or (
+                    not busy and (self._acked or self._wanted_credit() > 0)
+                ):
+                    return
+            self.eager = self._known and not busy
+            if self.eager and self._acked and now >= self._retry_at:
+                continue
+            self._work.wait(wait)
+            self.eager = False
+
+    def _take_returns(self) -> list[Return]:
+        if not self._known:
+            return []
+        taken = merged(self._returns)
+        self._returns = []
+        if len(self._requests) < _REQUESTS_MAX:
+            taken += self._gathered_acks()
+        return taken
+
+    def _gathered_acks(self) -> list[Return]:
+        """Acks of single messages, as one return."""
+        count = len(self._acked)
+        runs = self._acked[:count]
+        del self._acked[:count]
+        segments = []
+        for run in runs:
+            # Whoever acks after this lists the run anew.
+            run.listed = False
+            size = len(run.acks)
+            rows = run.acks[:size]
+            del run.acks[:size]
+            if rows:
+                segments.append((run, np.array(rows)))
+        return [Return("ack", None, segments)] if segments else []
+
+    def _request(self, returned: Return) -> Request:
+        self._request_number += 1
+        request = Request(self._request_number, returned)
+        self._requests[request.number] = request
+        if returned.op != "extend" and not returned.again:
+            for run, rows in returned.segments:
+                self._leave(run, len(rows))
+        return request
+
+    def _leave(self, run: Run, rows: int) -> None:
+        run.left -= rows
+        self._unfinished -= rows
+        if run.left <= 0:
+            self._runs.pop(run, None)
+
+    def _wanted_credit(self) -> int:
+        if self._closing or self._draining:
+            return 0
+        return self.prefetch - self._unfinished - self._credit
+
+    def _take_credit(self) -> int:
+        credit = self._wanted_credit() if self._known else 0
+        if credit <= 0:
+            return 0
+        self._credit += credit
+        return min(credit, 1 << 20)
+
+    def _renewals(self) -> list[Return] | None:
+        """None for a heartbeat, which renews all. Once user code has held a message for too long,
+        the others are renewed by themselves.
+        """
+        if self._time_limit_us is None:
+            return None
+        limit_us = self._transport.clock.now_us() - self._time_limit_us
+        over, others = 0, []
+        for run in self._runs:
+            rows = run.unfinished(0, run.rows)
+            begun = run.started_of(rows)
+            late = (begun != 0) & (begun < limit_us)
+            over += int(late.sum())
+            if not late.all():
+                others.append((run, rows[~late]))
+        if not over:
+            return None
+        logger.warning(
+            "%d messages of %r are held for longer than their time limit", over, self.topic
+        )
+        return [Return("extend", self._settings.lease_us, others, quiet=True)] if others else []
+
+    # The stream's reading thread
+
+    def _arrived(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
+        kind = header.get("kind")
+        if kind == "leased" and batch is not None:
+            self._leased(number, Run(self, int(header["token"]), batch))
+        elif kind == "outcomes":
+            self._outcomes(number, header)
+        elif kind == "heartbeat":
+            self._heartbeat(number, header)
+        elif kind == "error":
+            self._error(number, header)
+
+    def _leased(self, number: int, run: Run) -> None:
+        with self.lock:
+            if number != self._stream_number:
+                return
+            if self._known:
+                self._credit = max(0, self._credit - run.rows)
+            elif run.rows:
+                self._came_first += run.rows
+            if self._in_hand:
+                run = self._without_known(run)
+            if run.rows:
+                self._runs[run] = None
+                self._unfinished += run.rows
+                if self._draining and not self._closing:
+                    # By credit that the broker had before.
+                    self._give_back_unstarted(run)
+                elif not self._closing:
+                    self.holding.add(run)
+
+    def _without_known(self, run: Run) -> Run:
+        """Rows that user code has in its hands learn their new token instead of going there again."""
+        fresh = []
+        for row, message_id in enumerate(run.id_list()):
+            known = self._in_hand.get(message_id)
+            if known is None:
+                fresh.append(row)
+                continue
+            old, place = known
+            del self._in_hand[message_id]
+            if old.value("attempts", place) != run.value("attempts", row):
+                # Its lease had ended, so this is another delivery.
+                fresh.append(row)
+                continue
+            if old.tokens is None:
+                old.tokens = {}
+            old.tokens[place] = run.token
+        if len(fresh) == run.rows:
+            return run
+        return Run(self, run.token, run.batch.take(pa.array(fresh, type=pa.int64())))
+
+    def _heartbeat(self, number: int, header: Header) -> None:
+        with self.lock:
+            if number != self._stream_number:
+                return
+            if not self._known and header.get("request") == self._heartbeat_number:
+                # Everything that was ours has come again by now.
+                self._known = True
+                self._tries = 0
+                self._in_hand = {}
+                # If something came it may have used the first credit. If not, one more than asked
+                # for may be here, for a while.
+                self._credit = 0 if self._came_first else 1
+                self._work.notify()
+
+    def _outcomes(self, number: int, header: Header) -> None:
+        with self.lock:
+            if number != self._stream_number:
+                return
+            request = self._requests.pop(header["request"], None)
+            self._work.notify()
+        if request is not None:
+            self._succeeded(request.returned, request.returned.outcomes(header))
+        with self.lock:
+            self._answered.notify_all()
+
+    def _error(self, number: int, header: Header) -> None:
+        error = error_from_json(header["error"])
+        if header.get("request") is None:
+            self._lost(number, error)
+            return
+        with self.lock:
+            if number != self._stream_number:
+                return
+            request = self._requests.pop(header["request"], None)
+            if request is not None and error.code in _AGAIN:
+                request.returned.again = True
+                self._returns.append(request.returned)
+                pause_s = (error.retry_after_us or 50_000) / 1_000_000
+                self._retry_at = time.monotonic() + min(pause_s, _PAUSE_MAX_S)
+                request = None
+        if request is not None:
+            self._failed(request.returned, error)
+        with self.lock:
+            self._work.notify()
+            self._answered.notify_all()
+
+    def _ended(self, number: int, error: FastiError | None) -> None:
+        self._lost(number, error or Closed("the broker ended the session"))
+
+    # Trouble
+
+    def _lost(self, number: int | None, error: FastiError) -> None:
+        """The session is over: connect again, or tell the one who iterates."""
+        fatal = error.code not in _AGAIN
+        with self.lock:
+            if number is not None and number != self._stream_number:
+                return
+            stream, self._stream = self._stream, None
+            self._answered.notify_all()
+            if self._over:
+                return
+            self._stream_number += 1
+            self._known = False
+            self.reconnections += 1
+            self._pause(error)
+            self._take_back()
+            if fatal:
+                self._over = True
+                self.holding.fail(error)
+            left = self._left_over() if fatal else []
+            self._work.notify()
+        logger.debug("the session of %r on %r ended: %s", self.consumer, self.topic, error)
+        for returned in left:
+            self._failed(returned, error)
+        if stream is not None:
+            with suppress(FastiError):
+                stream.cancel()
+
+    def _pause(self, error: FastiError) -> None:
+        self._tries += 1
+        pause = min(_PAUSE_FIRST_S * 2 ** min(self._tries, 10), _PAUSE_MAX_S)
+        if error.retry_after_us is not None:
+            pause = max(pause, min(error.retry_after_us / 1_000_000, _PAUSE_MAX_S))
+        self._retry_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
+
+    def _take_back(self) -> None:
+        """What was held comes again; what is in user code's hands waits for its new token."""
+        self._in_hand = {}
+        for run in self._runs:
+            unstarted = run.rows - run.next
+            run.left -= unstarted
+            self._unfinished -= unstarted
+            run.rows = run.next
+        self.holding.drop_all()
+        self._runs = {run: None for run in self._runs if run.left > 0}
+        for run in self._runs:
+            self._remember(run, run.unfinished(0, run.next))
+        for request in self._requests.values():
+            if not request.returned.quiet:
+                request.returned.again = True
+                self._returns.append(request.returned)
+        self._requests.clear()
+        for returned in self._returns:
+            for run, rows in returned.segments:
+                self._remember(run, rows)
+        for run in self._acked:
+            self._remember(run, np.array(run.acks, dtype=np.intp))
+
+    def _remember(self, run: Run, rows: Any) -> None:
+        ids = run.id_list()
+        for row in rows.tolist():
+            self._in_hand[ids[row]] = (run, row)
+
+    def _succeeded(self, returned: Return, outcomes: Outcomes) -> None:
+        returned.settle(outcomes)
+        if outcomes.all_ok or returned.waiter is not None:
+            return
+        if returned.quiet:
+            logger.info("%s of %r: %s", returned.op, self.topic, outcomes)
+            return
+        failed = outcomes.failed.tolist()
+        self.failures.counted(len(failed))
+        self.failures.add(returned.op, (outcomes[row].to_dict() for row in failed))
+
+    def _failed(self, returned: Return, error: FastiError) -> None:
+        returned.settle(None, error)
+        if returned.quiet or returned.waiter is not None:
+            logger.info("%s of %r: %s", returned.op, self.topic, error)
+            return
+        self.failures.counted(returned.rows)
+        ids = [int(each) for run, rows in returned.segments for each in run.ids[rows]]
+        self.failures.add(returned.op, ({"id": each, **described(error)} for each in ids))

@@ -1,0 +1,85 @@
+"""Topics as the SDK shows them, and settings as people give them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from fasti.client.durations import Duration, duration_us
+from fasti.errors import InvalidArgument
+from fasti.model import RetryPolicy, TopicSettings
+
+_SETTINGS = {each.name for each in fields(TopicSettings)}
+# `lease="30s"` stands for `lease_us=30_000_000`, and so on for every length of time.
+_LENGTHS = {name.removesuffix("_us"): name for name in _SETTINGS if name.endswith("_us")}
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a nacked message waits before it is due again.
+
+        client.create_topic("emails", retry=fasti.Backoff("1s", factor=2, limit="1h"))
+
+    Attempt n waits `base · factor^(n − 1)`, at most `limit`, shortened by up to `jitter` of it.
+    """
+
+    base: Duration = "1s"
+    factor: float = 2.0
+    limit: Duration = "1h"
+    jitter: float = 0.1
+
+    def policy(self) -> RetryPolicy:
+        """As the broker keeps it."""
+        return RetryPolicy(
+            duration_us(self.base, "base"),
+            float(self.factor),
+            duration_us(self.limit, "limit"),
+            float(self.jitter),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it was when it was asked for."""
+
+    name: str
+    settings: TopicSettings
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_reply(cls, name: str, header: dict[str, Any]) -> Topic:
+        """From the protocol's `settings` and `counts`."""
+        return cls(
+            name, TopicSettings.from_dict(header["settings"]), dict(header.get("counts", {}))
+        )
+
+
+def given_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings as the protocol has them. Raises `invalid_argument` on a name that is none."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in _LENGTHS:
+            wire, value = _LENGTHS[name], duration_us(value, name)
+        elif name == "retry":
+            wire, value = name, _policy(value)
+        elif name in _SETTINGS:
+            wire = name
+        else:
+            known = sorted(_SETTINGS - set(_LENGTHS.values()) | set(_LENGTHS))
+            raise InvalidArgument(
+                f"a topic has no setting {name!r}, but {', '.join(known)}", field=name
+            )
+        if wire in found:
+            raise InvalidArgument(f"{name} is given twice", field=name)
+        found[wire] = value
+    return found
+
+
+def _policy(value: Any) -> dict[str, Any]:
+    if isinstance(value, Backoff):
+        value = value.policy()
+    if isinstance(value, RetryPolicy):
+        return asdict(value)
+    if isinstance(value, dict):
+        return value
+    raise InvalidArgument(f"retry must be a fasti.Backoff, not {value!r}", field="retry")
