@@ -66,18 +66,17 @@ class FlightDoor(fl.FlightServerBase):
             middleware={"credentials": _Guard(credentials)} if credentials else None,
         )
         self._service = service
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Serves in a thread of its own."""
-        self._thread = threading.Thread(target=self.serve, name="fasti-flight", daemon=True)
-        self._thread.start()
+        """Nothing to do: it listens since it was made.
+
+        `serve` is left alone on purpose: it would replace the process's handlers of SIGTERM and
+        SIGINT by Arrow's own, which wait for every open stream.
+        """
 
     def stop(self) -> None:
         """Returns when every call that was under way has ended."""
         self.shutdown()
-        if self._thread is not None:
-            self._thread.join()
 
     # Calls, each in a thread of gRPC's
 

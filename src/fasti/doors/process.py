@@ -94,7 +94,7 @@ class Broker:
         seconds = self._open()
         try:
             self.service = Service(self.shard, self.metrics)
-            warm_up()
+            warm_up(scraped=settings.http is not None)
             self._door = self._open_door(tls, credentials)
         except BaseException:
             self.shard.close(checkpoint=False)
