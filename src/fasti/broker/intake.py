@@ -55,7 +55,8 @@ class Intake:
 
     def put(self, metadata: Header, batch: pa.RecordBatch) -> None:
         """Takes a batch, or notes why not. Waits while too much has no receipt yet."""
-        size_bytes = batch.nbytes
+        misshapen = requests.misshapen(batch)
+        size_bytes = 0 if misshapen else batch.nbytes
         with self._changed:
             while not self._ended and (
                 self._batches >= _BATCHES_MAX
@@ -69,6 +70,8 @@ class Intake:
         try:
             if self._refused is not None:
                 raise self._refused
+            if misshapen is not None:
+                raise misshapen
             self._waiting.put(_Pending(self._submit(metadata, batch), size_bytes))
         except FastiError as error:
             if self._producer:

@@ -122,6 +122,19 @@ def check_columns(schema: pa.Schema, types: Mapping[str, pa.DataType], needed: s
         raise InvalidArgument(f"the column {needed!r} is missing", field=needed)
 
 
+def misshapen(batch: pa.RecordBatch) -> InvalidArgument | None:
+    """Buffers that are shorter than the rows they should hold, before anybody reads past them.
+
+    Arrow takes a stranger's word for the number of rows. This looks at sizes only and is cheap;
+    `check_contents` looks at everything.
+    """
+    try:
+        batch.validate()
+    except pa.ArrowInvalid as error:
+        return InvalidArgument(f"the batch is malformed: {error}", field="batch")
+    return None
+
+
 def check_contents(batch: pa.RecordBatch) -> None:
     """The bytes are what the types say: offsets in range, texts in UTF-8."""
     try:
