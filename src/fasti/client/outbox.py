@@ -19,6 +19,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -94,8 +95,29 @@ class Outbox:
         self._retry_at = 0.0
         self._tries = 0
         self._trouble: FastiError | None = None
+        # Called without the lock, by whichever thread brought the answer, after each parcel's.
+        self.on_settled: Callable[[Parcel], None] | None = None
 
     # Callers, with the lock
+
+    @property
+    def full(self) -> bool:
+        """Whether a send or a batch might have to wait for room."""
+        gathered = self.open
+        rows, size_bytes = self._rows, self._bytes
+        if gathered is not None:
+            rows += len(gathered.payloads)
+            size_bytes += gathered.size_bytes
+        return rows >= self._rows_max or size_bytes >= self._bytes_max
+
+    def mark(self) -> int:
+        """Has everything gathered so far go; `answered` tells when all of it has its receipt."""
+        self.seal()
+        return self._made
+
+    def answered(self, mark: int) -> bool:
+        """Whether everything sent before the mark has its receipt. Needs no lock."""
+        return self._settled >= mark
 
     def begin(self, on_conflict: str) -> Parcel:
         """A parcel for single sends; what was gathered before goes on its way.
@@ -486,6 +508,8 @@ class Outbox:
             self._room.notify_all()
             if self._sleeping:
                 self._work.notify()
+        if self.on_settled is not None:
+            self.on_settled(parcel)
 
 
 def _widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
