@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from fasti.cli import bench, demo, serve, storage, token
+from fasti.cli import (
+    bench,
+    consume,
+    dead,
+    demo,
+    forecast,
+    messages,
+    produce,
+    serve,
+    storage,
+    token,
+    topics,
+)
 from fasti.cli.exits import ErrorsAsExits
 
 app = typer.Typer(
@@ -14,11 +26,17 @@ app = typer.Typer(
     no_args_is_help=True,
     cls=ErrorsAsExits,
 )
-app.add_typer(bench.app, name="bench")
-app.add_typer(storage.app)
-app.command()(demo.demo)
 app.command("serve")(serve.serve)
+app.command()(produce.produce)
+app.command()(consume.consume)
+app.command()(forecast.forecast)
+app.command()(demo.demo)
+app.add_typer(topics.app)
+app.add_typer(messages.app)
+app.add_typer(dead.app)
+app.add_typer(storage.app)
 app.add_typer(token.app)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(requested: bool) -> None:

@@ -12,36 +12,36 @@ from datetime import UTC, datetime, timedelta
 
 import typer
 
+from fasti.client.durations import duration_us, moment_us
+from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 
-_UNITS_US = {
-    "w": 7 * DAY_US,
-    "d": DAY_US,
-    "h": HOUR_US,
-    "m": MINUTE_US,
-    "min": MINUTE_US,
-    "s": SECOND_US,
-    "ms": 1_000,
-    "us": 1,
-}
-_SHOWN_UNITS = ("d", "h", "m", "s", "ms", "us")
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SHOWN_UNITS = (
+    ("d", DAY_US),
+    ("h", HOUR_US),
+    ("m", MINUTE_US),
+    ("s", SECOND_US),
+    ("ms", 1_000),
+    ("us", 1),
+)
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def length_us(text: str) -> int:
     """`5m`, `1h30m`, `50ms`, or seconds without a unit."""
     written = text.strip()
-    parts = list(_PART.finditer(written))
-    if not parts or "".join(part.group(0) for part in parts) != written:
-        raise typer.BadParameter(f"{text!r} is no length of time: write 50ms, 30s, 5m, 1h30m or 7d")
-    total = 0.0
-    for part in parts:
-        unit = part.group(2).lower() or "s"
-        if unit not in _UNITS_US or (not part.group(2) and len(parts) > 1):
-            raise typer.BadParameter(f"{text!r}: the units are {', '.join(_UNITS_US)}")
-        total += float(part.group(1)) * _UNITS_US[unit]
-    return round(total)
+    try:
+        return duration_us(written + "s" if _NUMBER.fullmatch(written) else written)
+    except InvalidArgument:
+        raise typer.BadParameter(
+            f"{text!r} is no length of time: write 50ms, 30s, 5m, 1h30m or 7d"
+        ) from None
+
+
+def length(text: str) -> timedelta:
+    """The same, as the SDK takes it."""
+    return timedelta(microseconds=length_us(text))
 
 
 def moment(text: str) -> datetime:
@@ -65,7 +65,7 @@ def moment_or_distance(text: str) -> datetime:
     """A time as above, or how far it is from now: `+2h`, `-1d`."""
     written = text.strip()
     if written[:1] in ("+", "-"):
-        away = timedelta(microseconds=length_us(written[1:]))
+        away = length(written[1:])
         return datetime.now(UTC) + (away if written[0] == "+" else -away)
     if written == "now":
         return datetime.now(UTC)
@@ -74,7 +74,7 @@ def moment_or_distance(text: str) -> datetime:
 
 def microseconds(at: datetime) -> int:
     """Since the epoch."""
-    return (at - _EPOCH) // timedelta(microseconds=1)
+    return moment_us(at)
 
 
 def shown_length(us: int) -> str:
@@ -82,8 +82,8 @@ def shown_length(us: int) -> str:
     if us == 0:
         return "0s"
     said, left = "-" if us < 0 else "", abs(us)
-    for unit in _SHOWN_UNITS:
-        count, left = divmod(left, _UNITS_US[unit])
+    for unit, size_us in _SHOWN_UNITS:
+        count, left = divmod(left, size_us)
         said += f"{count}{unit}" if count else ""
     return said
 

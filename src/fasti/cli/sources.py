@@ -1,8 +1,8 @@
 """Where the messages of `fasti produce` come from: arguments, lines, whole files, tables.
 
 Every source gives Arrow tables of up to `ROWS` messages and about `BYTES` of payload, with the
-column `payload` (binary) and any of `key`, `due_us`, `delay_us`, `headers` and `content_type`; so
-a file of any size is never in memory as a whole. Lines from a pipe are given as soon as they come.
+columns that `Producer.send_batch` takes; so a file of any size is never in memory as a whole. Lines
+from a pipe are given as soon as they come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from fasti.cli.columns import as_messages
+from fasti.cli.columns import with_times
 from fasti.errors import InvalidArgument, NotFound, PermissionDenied
 
 ROWS = 5_000
@@ -72,7 +72,7 @@ def from_stream(
                 yield table if key_field is None else _keyed(table, key_field)
     else:
         for table in _READERS[form](stream):
-            yield from _cut(as_messages(table))
+            yield from _cut(with_times(table))
 
 
 def _lines(stream: BinaryIO) -> Iterator[list[bytes]]:
@@ -161,8 +161,8 @@ def _table_of(rows: list[dict[str, Any]]) -> pa.Table:
         if isinstance(row.get("headers"), dict):
             row["headers"] = [(name, str(value)) for name, value in row["headers"].items()]
     names = dict.fromkeys(name for row in rows for name in row)
-    maps = {"headers": pa.map_(pa.string(), pa.string())}
-    columns = {name: pa.array([row.get(name) for row in rows], maps.get(name)) for name in names}
+    types = {"payload": pa.binary(), "headers": pa.map_(pa.string(), pa.string())}
+    columns = {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
     return pa.table(columns)
 
 

@@ -40,7 +40,7 @@ def as_json(message: Any) -> dict[str, Any]:
         "due": moments.iso(message.due_us),
         "attempts": message.attempts,
         "version": message.version,
-        "created": moments.iso(message.created_us),
+        "created": moments.iso(moments.microseconds(message.created)),
         "headers": dict(message.headers or {}),
         "content_type": message.content_type,
         **payloads.as_json(message.payload),
@@ -75,7 +75,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "due": lambda message: moments.shown_moment(message.due_us),
     "attempts": lambda message: message.attempts,
     "version": lambda message: message.version,
-    "created": lambda message: moments.shown_moment(message.created_us),
+    "created": lambda message: moments.shown_moment(moments.microseconds(message.created)),
     "content_type": lambda message: message.content_type or "",
     "payload": lambda message: payloads.as_text(message.payload),
 }

@@ -92,7 +92,10 @@ def test_csv_keeps_payloads_that_look_like_numbers(tmp_path: Path) -> None:
     table = read(path)
     assert table.column("payload").to_pylist() == [b"007", b"1e3"]
     assert table.column("key").to_pylist() == ["1", "2"]
-    assert table.column("due_us").to_pylist() == [1_798_131_600_000_000] * 2
+    assert (
+        table.column("due").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+        == [1_798_131_600_000_000] * 2
+    )
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -104,27 +107,22 @@ def test_parquet(tmp_path: Path) -> None:
         "delay": pa.array([None, timedelta(minutes=5)], pa.duration("ms")),
     }
     pa.parquet.write_table(pa.table(columns), path)
-    table = read(path)
-    assert table.column("payload").to_pylist() == [b"\xff", b"b"]
-    assert table.column("due_us").to_pylist() == [1_798_131_600_000_000, None]
-    assert table.column("delay_us").to_pylist() == [None, 300_000_000]
+    assert read(path).equals(pa.table(columns))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("row", "said"),
     [
-        ("payload,Key\na,b\n", "'Key'"),
-        ("key\na\n", "no column 'payload'"),
-        ("payload,due\na,2026-12-24T18:00\n", "zone"),
-        ("payload,due\na,tomorrow\n", "ISO 8601"),
-        ("payload,delay\na,soon\n", "length of time"),
-        ("payload,due_us\na,soon\n", "due_us"),
-        ("payload,key\n,b\n", "no payload"),
+        ('{"payload": "a", "due": "2026-12-24T18:00"}', "zone"),
+        ('{"payload": "a", "due": "tomorrow"}', "ISO 8601"),
+        ('{"payload": "a", "delay": "soon"}', "length of time"),
+        ("no json", "no JSON"),
+        ("[1]", "no object"),
     ],
 )
-def test_a_table_that_can_not_be_sent_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "mail.csv"
-    path.write_text(text)
+def test_a_row_that_makes_no_sense_is_refused(tmp_path: Path, row: str, said: str) -> None:
+    path = tmp_path / "mail.jsonl"
+    path.write_text(row + "\n")
     with pytest.raises(InvalidArgument, match=said):
         read(path)
 

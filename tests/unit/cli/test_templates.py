@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 import typer
@@ -18,7 +19,7 @@ class Message:
     due_us: int = 1_798_131_600_000_000
     attempts: int = 2
     version: int = 3
-    created_us: int = 1_798_131_500_000_000
+    created: datetime = datetime(2026, 12, 24, 16, 58, 20, tzinfo=UTC)
     headers: dict[str, str] = field(default_factory=lambda: {"lang": "en"})
     content_type: str | None = None
     payload: bytes = b"hello"

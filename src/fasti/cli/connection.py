@@ -1,0 +1,115 @@
+"""Where the broker is: the options of every command that talks to one, and the client they give.
+
+A command is written as a function whose first argument is the client; `with_client` makes it one
+for typer, with the options `--address`, `--token` and `--tls-ca` added at its end. The SDK is loaded
+when a command runs, so that help and completion don't wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli.signatures import Command, option, parameters_of, presented
+from fasti.errors import Unavailable
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+
+DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
+_PANEL = "Where the broker is"
+# Whoever presses Tab doesn't wait any longer.
+_COMPLETION_TIMEOUT = "500ms"
+
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="FASTI_ADDRESS",
+        help="A broker, or embedded:DIR for a data directory that no broker has open.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FASTI_TOKEN", help="The credentials, if it wants any.", rich_help_panel=_PANEL
+    ),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FASTI_TLS_CA",
+        metavar="FILE",
+        help="The certificate that signed the broker's.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Owner = Annotated[
+    str,
+    typer.Option(
+        envvar="FASTI_OWNER",
+        help="In whose name: what an owner made, only that owner may change.",
+        show_default=False,
+    ),
+]
+
+
+def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of topics that begin so, if a broker tells them quickly; else nothing, silently."""
+    address = ctx.params.get("address") or os.environ.get("FASTI_ADDRESS") or DEFAULT_ADDRESS
+    # A directory is not opened for this: that would lock out whoever wants it.
+    if not address.startswith("embedded:"):
+        with suppress(Exception):
+            from fasti.client.client import connect
+
+            token, tls_ca = ctx.params.get("token"), ctx.params.get("tls_ca")
+            timeout = _COMPLETION_TIMEOUT
+            with connect(address, token=token, tls_ca=tls_ca, timeout=timeout) as client:
+                names = [topic.name for topic in client.topics()]
+            return [name for name in names if name.startswith(incomplete)]
+    return []
+
+
+Topic = Annotated[str, typer.Argument(help="The topic.", autocompletion=complete_topics)]
+
+
+@contextmanager
+def client_of(
+    address: str, token: str | None = None, tls_ca: Path | None = None, owner: str = ""
+) -> Iterator[Client]:
+    """A client for the time of a command."""
+    from fasti.client.client import connect
+
+    try:
+        with connect(address, token=token, tls_ca=tls_ca, owner=owner) as client:
+            yield client
+    except Unavailable as error:
+        hint = "`fasti serve --data DIR` starts a broker, --address says where one is"
+        raise Unavailable(f"{error.message}; {hint}") from error
+
+
+def with_client(command: Command) -> Command:
+    """Makes `command(client, ...)` a command with the options that say where the broker is.
+
+    If it has an option `owner`, the client speaks in that name.
+    """
+    own = parameters_of(command)[1:]
+
+    def run(**values: Any) -> None:
+        place = {name: values.pop(name) for name in ("address", "token", "tls_ca")}
+        with client_of(**place, owner=values.get("owner", "")) as client:
+            command(client, **values)
+
+    where = [
+        option("address", Address, DEFAULT_ADDRESS),
+        option("token", Token, None),
+        option("tls_ca", TlsCa, None),
+    ]
+    return presented(run, command, [*own, *where])

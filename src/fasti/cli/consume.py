@@ -1,0 +1,133 @@
+"""`fasti consume`: print what a topic has ready, and acknowledge it."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from fasti.cli import moments
+from fasti.cli.connection import Topic, with_client
+from fasti.cli.exits import TERMINATED
+from fasti.cli.templates import FIELDS, FORMS, Form, form
+from fasti.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+    from fasti.client.consumer import Consumer
+    from fasti.client.message import Message
+
+_PREFETCH = 32
+# Printed but not acknowledged, they stay leased; a person looks at fewer than these.
+_HELD_MAX = 10_000
+# How long a message that is ready may take to come, when we don't wait for new ones.
+_IDLE = timedelta(seconds=1)
+
+_TEMPLATE = " ".join(f"{{{field}}}" for field in FIELDS)
+
+
+@with_client
+def consume(
+    client: Client,
+    topic: Topic,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what falls due later.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many.")
+    ] = None,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=moments.length,
+            metavar="TIME",
+            help="End when nothing has come for so long.",
+        ),
+    ] = None,
+    ack: Annotated[
+        bool,
+        typer.Option(
+            "--ack/--no-ack",
+            help="Acknowledge what was printed; else all of it is given back at the end.",
+        ),
+    ] = True,
+    name: Annotated[
+        str | None, typer.Option(help="The consumer's name: it gets back what it had leased.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="The group that consumes; only logs have groups.")
+    ] = None,
+    template: Annotated[
+        str, typer.Option("--format", help=f"{', '.join(FORMS)}, or a template of {_TEMPLATE}.")
+    ] = "text",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object on each line: --format json.")
+    ] = False,
+) -> None:
+    """Print what is ready, acknowledge it, and end; with `-f` go on until Ctrl-C.
+
+    [dim]fasti consume emails -f[/dim]
+
+    [dim]fasti consume emails -n 10 --no-ack --format '{due} {key}: {payload}'[/dim]
+    """
+    shown = form("json" if as_json else template, terminal=sys.stdout.isatty())
+    if group is not None:
+        kind = client.topic(topic).settings.kind
+        raise InvalidArgument(f"{topic} is a {kind}, and only logs have groups", field="group")
+    waits = follow or timeout is not None
+    most = count if waits else _ready(client, topic, count)
+    if not ack:
+        most = min(most or _HELD_MAX, _HELD_MAX)
+    if most == 0:
+        return
+    patience = timeout if waits else _IDLE
+    # What is not acknowledged counts as prefetched until it is given back.
+    prefetch = min(_PREFETCH, most or _PREFETCH) if ack else most
+    with (
+        _terminated_softly(),
+        client.consumer(topic, name=name, prefetch=prefetch or 1, timeout=patience) as source,
+    ):
+        _print(source, most, shown, sys.stdout.buffer, ack)
+
+
+def _ready(client: Client, topic: str, count: int | None) -> int:
+    """How many to print: what falls due while we do is left to the next call."""
+    ready = client.messages(topic).count()["ready"]
+    return ready if count is None else min(count, ready)
+
+
+def _print(source: Consumer, most: int | None, shown: Form, out: BinaryIO, ack: bool) -> None:
+    held: list[Message] = []
+    try:
+        for message in itertools.islice(source, most):
+            held.append(message)
+            out.write(shown(message))
+            # Before the ack: what a reader never got is not acknowledged.
+            out.flush()
+            if ack:
+                message.ack()
+                held.clear()
+    finally:
+        for message in held:
+            message.release()
+
+
+@contextmanager
+def _terminated_softly() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: what is unfinished is given back."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

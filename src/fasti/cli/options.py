@@ -1,0 +1,73 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from fasti.cli import moments
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+Ids = Annotated[
+    list[int] | None, typer.Option("--id", help="A message by its id. May be repeated.")
+]
+Keys = Annotated[
+    list[str] | None, typer.Option("--key", help="A message by its key. May be repeated.")
+]
+Version = Annotated[
+    int | None, typer.Option(min=1, help="Only if this is its version; else it answers conflict.")
+]
+Delay = Annotated[
+    timedelta | None,
+    typer.Option(
+        parser=moments.length, metavar="TIME", help="How long from now: 50ms, 30s, 1h30m, 7d."
+    ),
+]
+At = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=moments.moment,
+        metavar="ISO",
+        help="When, with its zone: 2026-12-24T18:00+01:00.",
+    ),
+]
+From = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=moments.moment_or_distance,
+        metavar="WHEN",
+        help="From then on: a time in ISO 8601, or +1h, -1d from now.",
+    ),
+]
+Until = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=moments.moment_or_distance, metavar="WHEN", help="Up to then, but not at it."
+    ),
+]
+Headers = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="A header. May be repeated."),
+]
+ContentType = Annotated[str | None, typer.Option(help="What the payload is: application/json.")]
+
+
+def only_one(**given: object) -> None:
+    """Refuses a command line that says two things that exclude each other."""
+    named = ["--" + name.replace("_", "-") for name, value in given.items() if value]
+    if len(named) > 1:
+        raise typer.BadParameter(f"{' and '.join(named)} exclude each other")
+
+
+def headers_of(given: list[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` as a dict."""
+    found: dict[str, str] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{text!r} is no NAME=VALUE", param_hint="--header")
+        found[name] = value
+    return found

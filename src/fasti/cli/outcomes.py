@@ -1,0 +1,111 @@
+"""What became of the messages that a command was to change, and the exit code that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fasti.cli import moments, output
+from fasti.cli.exits import FOUND_SOMETHING
+
+if TYPE_CHECKING:
+    from fasti.client.outcomes import Outcome, Outcomes
+
+_ROWS_MAX = 50
+# What a person may want to know about an outcome besides its name.
+_MEANINGS = {
+    "conflict": "its version is another one, or a live message has the key",
+    "not_found": "there is no such message",
+    "not_owner": "it belongs to another owner: see --owner",
+    "gone": "it is finished, and forgotten how",
+    "dead": "it is dead: see `fasti dead`",
+    "duplicate": "a live message has the key, and was kept",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one message."""
+
+    status: str
+    id: int = 0
+    version: int = 0
+    key: str | None = None
+    at_us: int | None = None
+    by: str | None = None
+
+    @classmethod
+    def of(cls, found: Outcome, key: str | None = None) -> Answer:
+        """From what the SDK answers."""
+        return cls(found.status, found.id, found.version, key, found.at_us, found.by)
+
+    @property
+    def ok(self) -> bool:
+        """Whether what was asked for happened."""
+        return self.status == "ok"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs."""
+        told: dict[str, Any] = {"status": self.status, "id": self.id or None}
+        if self.key is not None:
+            told["key"] = self.key
+        told["version"] = self.version or None
+        if self.at_us is not None:
+            told["until" if self.status == "leased" else "at"] = moments.iso(self.at_us)
+        if self.by is not None:
+            told["by"] = self.by
+        return told
+
+    def said(self) -> str:
+        """For people."""
+        if self.status == "leased":
+            until = f" until {moments.shown_moment(self.at_us)}" if self.at_us else ""
+            return f"{self.by or 'a consumer'} has it{until}"
+        if self.at_us is not None:
+            return f"at {moments.shown_moment(self.at_us)}"
+        return _MEANINGS.get(self.status, "")
+
+
+def answers(found: Outcome | Outcomes, keys: Sequence[str] | None = None) -> list[Answer]:
+    """From what the SDK answers, for one message or for several."""
+    rows = list(found) if isinstance(found, Sequence) else [found]
+    names: Sequence[str | None] = keys or [None] * len(rows)
+    return [Answer.of(row, name) for row, name in zip(rows, names, strict=True)]
+
+
+def conclude(found: Sequence[Answer], as_json: bool) -> None:
+    """Prints the answers; ends with 1 if one of them is not ok."""
+    if as_json:
+        output.print_json([answer.to_dict() for answer in found])
+    else:
+        print_answers(found)
+    if not all(answer.ok for answer in found):
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def print_answers(found: Sequence[Answer]) -> None:
+    """A table of them; of a great many the first ones, those that are not ok before the others."""
+    first = sorted(found, key=lambda answer: answer.ok)[:_ROWS_MAX]
+    shown = found if len(found) <= _ROWS_MAX else first
+    keyed = any(answer.key is not None for answer in shown)
+    rows = [
+        (
+            *((answer.key or "",) if keyed else ()),
+            str(answer.id) if answer.id else "",
+            answer.status,
+            answer.version or "",
+            answer.said(),
+        )
+        for answer in shown
+    ]
+    names = (*(("key",) if keyed else ()), "id>", "outcome", "version>", "")
+    output.console().print(output.table(*names, rows=rows))
+    if len(found) > len(shown):
+        good = sum(answer.ok for answer in found)
+        typer.echo(
+            f"{output.number(len(found))} messages: {output.number(good)} ok,"
+            f" {output.number(len(found) - good)} not; the first {_ROWS_MAX} are shown"
+        )

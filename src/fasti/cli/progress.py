@@ -1,0 +1,30 @@
+"""Progress of long work: a bar on a terminal, nothing elsewhere; always on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+# Tells how many more are done.
+Advance = Callable[[int], None]
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Advance]:
+    """A bar for the time of the work; it goes when the work is done."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda count: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda count: shown.update(task, advance=count)

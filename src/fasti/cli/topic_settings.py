@@ -1,0 +1,119 @@
+"""A topic's settings as options, made from the fields of `TopicSettings` and `RetryPolicy`.
+
+A field `lease_us` is the option `--lease` and takes a length of time; those of the retry policy
+begin with `retry`. What each one means stands in the table below, and nowhere else in the command.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import typer
+
+from fasti.cli import moments, output
+from fasti.cli.signatures import Command, option, parameters_of, presented
+from fasti.model import RetryPolicy, TopicSettings
+
+_FIXED = ("kind", "partitions")
+_PANEL = "Settings of the topic"
+_MEANINGS = {
+    "kind": "What the topic is: timeline.",
+    "partitions": "Units of order and parallelism; never changed later.",
+    "lease": "How long a consumer has a message before others get it.",
+    "hold": "How long a consumer may have it in all, however often its lease is renewed.",
+    "max_attempts": "Deliveries before a message is dead.",
+    "retry_base": "The pause after the first failed attempt.",
+    "retry_factor": "How much longer each pause is than the one before; 1 for equal ones.",
+    "retry_limit": "The longest pause.",
+    "retry_jitter": "The share of a pause, 0 to 1, that is spread at random.",
+    "lookahead": "How long before they are due messages are sent to the consumer's side.",
+    "outcome_age": "How long it is remembered what became of finished messages.",
+    "outcome_count": "Of how many finished messages that is remembered.",
+    "producer_age": "How long the receipts of a silent producer are kept.",
+    "stage_age": "How long staged messages wait for being published.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option."""
+
+    name: str
+    field: str
+    default: Any
+    in_retry: bool = False
+
+    @property
+    def is_length(self) -> bool:
+        """Whether it is a length of time."""
+        return self.field.endswith("_us")
+
+    def shown(self, value: Any) -> str:
+        """For people."""
+        if self.is_length:
+            return moments.shown_length(value)
+        return output.number(value) if isinstance(value, int) else str(value)
+
+    def parameter(self) -> inspect.Parameter:
+        """For typer; not given is None, so that only what was given is sent."""
+        meaning = f"{_MEANINGS[self.name]} Default: {self.shown(self.default)}."
+        made: Any = typer.Option(
+            "--" + self.name.replace("_", "-"),
+            parser=moments.length_us if self.is_length else None,
+            metavar="TIME" if self.is_length else None,
+            help=meaning,
+            rich_help_panel=_PANEL,
+            show_default=False,
+        )
+        kind: Any = Annotated[type(self.default) | None, made]
+        return option(self.name, kind, None)
+
+    def of(self, settings: TopicSettings) -> Any:
+        """Its value in those settings."""
+        return getattr(settings.retry if self.in_retry else settings, self.field)
+
+
+def _all() -> list[Setting]:
+    found: list[Setting] = []
+    whole = TopicSettings()
+    for each in fields(TopicSettings):
+        if each.name == "retry":
+            for part in fields(RetryPolicy):
+                name = "retry_" + part.name.removesuffix("_us")
+                found.append(Setting(name, part.name, getattr(whole.retry, part.name), True))
+        else:
+            value = getattr(whole, each.name)
+            found.append(Setting(each.name.removesuffix("_us"), each.name, value))
+    return found
+
+
+SETTINGS = _all()
+CHANGEABLE = [setting for setting in SETTINGS if setting.name not in _FIXED]
+
+
+def _as_fields(settings: list[Setting], given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, by the names of the fields; those of the retry policy together."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        if given[setting.name] is not None:
+            place = found.setdefault("retry", {}) if setting.in_retry else found
+            place[setting.field] = given[setting.name]
+    return found
+
+
+def with_settings(settings: list[Setting]) -> Callable[[Command], Command]:
+    """Gives `command(..., given)` an option for each; `given` has the values that were given."""
+
+    def make(command: Command) -> Command:
+        own = [each for each in parameters_of(command) if each.name != "given"]
+
+        def run(*args: Any, **values: Any) -> None:
+            given = {setting.name: values.pop(setting.name) for setting in settings}
+            command(*args, given=_as_fields(settings, given), **values)
+
+        return presented(run, command, [*own, *(setting.parameter() for setting in settings)])
+
+    return make

@@ -1,0 +1,116 @@
+"""`fasti topics`: make topics, look at them, change them, delete them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import output
+from fasti.cli.connection import Topic, with_client
+from fasti.cli.options import AsJson, Yes
+from fasti.cli.topic_settings import CHANGEABLE, SETTINGS, with_settings
+from fasti.errors import TopicMismatch
+
+if TYPE_CHECKING:
+    from fasti.client import topics as sdk
+    from fasti.client.client import Client
+
+app = typer.Typer(
+    name="topics", help="Make topics, look at them, change and delete them.", no_args_is_help=True
+)
+
+NewTopic = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
+# What has left the broker is no reason to think twice about deleting.
+_FINISHED = ("done", "cancelled")
+
+
+@app.command()
+@with_client
+@with_settings(SETTINGS)
+def create(client: Client, name: NewTopic, given: dict[str, Any], as_json: AsJson = False) -> None:
+    """Make a topic. Again with the same settings is fine, with others an error that names them.
+
+    [dim]fasti topics create emails --lease 1m --max-attempts 5[/dim]
+    """
+    try:
+        client.create_topic(name, **given)
+    except TopicMismatch as error:
+        differing = ", ".join(error.differing)
+        raise TopicMismatch(f"{error.message}: {differing}", differing=error.differing) from None
+    _tell(client, name, "made", as_json)
+
+
+@app.command("list")
+@with_client
+def list_topics(client: Client, as_json: AsJson = False) -> None:
+    """All topics, and how many messages each has in which state."""
+    found = client.topics()
+    if as_json:
+        output.print_json([_as_json(topic) for topic in found])
+        return
+    if not found:
+        typer.echo("There are no topics; `fasti topics create NAME` makes one.")
+        return
+    states = list(found[0].counts)
+    rows = [
+        (topic.name, topic.settings.kind, topic.settings.partitions, *topic.counts.values())
+        for topic in found
+    ]
+    names = ("topic", "kind", "partitions>", *(f"{state}>" for state in states))
+    output.console().print(output.table(*names, rows=rows))
+
+
+@app.command()
+@with_client
+def describe(client: Client, name: Topic, as_json: AsJson = False) -> None:
+    """The settings of a topic, and how many messages it has in which state."""
+    topic = client.topic(name)
+    if as_json:
+        output.print_json(_as_json(topic))
+        return
+    console = output.console()
+    settings = [(each.name, each.shown(each.of(topic.settings))) for each in SETTINGS]
+    console.print(output.table("setting", "value", rows=settings))
+    console.print(output.table("state", "messages>", rows=list(topic.counts.items())))
+
+
+@app.command()
+@with_client
+@with_settings(CHANGEABLE)
+def update(client: Client, name: Topic, given: dict[str, Any], as_json: AsJson = False) -> None:
+    """Change settings of a topic: those that are given, and no others.
+
+    [dim]fasti topics update emails --max-attempts 3[/dim]
+    """
+    if not given:
+        raise typer.BadParameter("nothing to change: give a setting, such as --lease 1m")
+    client.change_topic(name, **given)
+    _tell(client, name, "changed", as_json)
+
+
+@app.command()
+@with_client
+def delete(client: Client, name: Topic, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete a topic with all of its messages."""
+    topic = client.topic(name)
+    count = sum(n for state, n in topic.counts.items() if state not in _FINISHED)
+    if not yes:
+        held = f"{output.number(count)} message{'' if count == 1 else 's'}"
+        typer.confirm(f"Delete the topic {name} with {held}?", abort=True, err=True)
+    client.delete_topic(name)
+    if as_json:
+        output.print_json({"topic": name, "deleted": True, "messages": count})
+    else:
+        typer.echo(f"{name}: deleted, with {output.number(count)} messages")
+
+
+def _tell(client: Client, name: str, what: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json(_as_json(client.topic(name)))
+    else:
+        typer.echo(f"{name}: {what}")
+
+
+def _as_json(topic: sdk.Topic) -> dict[str, Any]:
+    return {"topic": topic.name, "settings": topic.settings.to_dict(), "counts": topic.counts}

@@ -1,0 +1,73 @@
+"""`fasti topics`: every setting is an option, and what is shown is what was given."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from tests.unit.cli.rig import Shell
+
+from fasti.cli.exits import ERROR_EXITS
+from fasti.cli.topic_settings import CHANGEABLE, SETTINGS
+from fasti.model import RetryPolicy, TopicSettings
+
+
+def test_every_setting_is_an_option_of_create_and_update(shell: Shell) -> None:
+    wanted = {each.name for each in fields(TopicSettings)} - {"retry"}
+    assert {each.field for each in SETTINGS if not each.in_retry} == wanted
+    assert {each.field for each in SETTINGS if each.in_retry} == {
+        f.name for f in fields(RetryPolicy)
+    }
+    made, changed = shell("topics", "create", "--help").out, shell("topics", "update", "--help").out
+    for setting in SETTINGS:
+        option = "--" + setting.name.replace("_", "-")
+        assert option in made
+        assert (option in changed) == (setting in CHANGEABLE)
+
+
+def test_a_topic_from_its_making_to_its_end(bare_shell: Shell) -> None:
+    shell = bare_shell
+    made = shell.good(
+        *("topics", "create", "emails", "--partitions", "3", "--lease", "1m30s"),
+        *("--max-attempts", "5", "--retry-base", "250ms", "--retry-factor", "1.5"),
+    )
+    assert made["settings"]["partitions"] == 3
+    assert made["settings"]["lease_us"] == 90_000_000
+    assert made["settings"]["retry"]["base_us"] == 250_000
+    assert made["settings"]["retry"]["limit_us"] == RetryPolicy().limit_us
+
+    changed = shell.good(
+        "topics", "update", "emails", "--retry-limit", "10m", "--lookahead", "20ms"
+    )
+    assert changed["settings"]["retry"]["limit_us"] == 600_000_000
+    assert changed["settings"]["retry"]["factor"] == 1.5
+    assert changed["settings"]["lookahead_us"] == 20_000
+    assert changed["settings"]["max_attempts"] == 5
+
+    described = shell("topics", "describe", "emails").out
+    assert "1m30s" in described
+    assert "10m" in described
+    listed = shell.good("topics", "list")
+    assert [topic["topic"] for topic in listed] == ["emails"]
+    assert listed[0]["counts"]["scheduled"] == 0
+    assert "timeline" in shell("topics", "list").out
+
+    assert shell("topics", "delete", "emails", stdin="n\n").code == 1
+    assert shell("topics", "describe", "emails").code == 0
+    shell("produce", "emails", "a", "b", "--delay", "1h")
+    asked = shell("topics", "delete", "emails", stdin="y\n")
+    assert asked.code == 0
+    assert "2 messages" in asked.err
+    assert shell.good("topics", "list") == []
+    assert "no topics" in shell("topics", "list").out
+
+
+def test_what_can_not_be_ends_with_its_own_code(shell: Shell) -> None:
+    assert shell.good("topics", "create", "emails")["topic"] == "emails"
+    mismatch = shell("topics", "create", "emails", "--lease", "1m")
+    assert mismatch.code == ERROR_EXITS["topic_mismatch"]
+    assert "lease_us" in mismatch.err
+    assert shell("topics", "describe", "nothing").code == ERROR_EXITS["not_found"]
+    assert shell("topics", "delete", "nothing", "--yes").code == ERROR_EXITS["not_found"]
+    assert shell("topics", "create", "x", "--kind", "heap").code == ERROR_EXITS["invalid_argument"]
+    assert shell("topics", "update", "emails").code == 2
+    assert shell("topics", "create", "x", "--lease", "soon").code == 2
