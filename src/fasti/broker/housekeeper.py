@@ -7,6 +7,7 @@ when the journal has grown far beyond what a checkpoint was to begin at, it goes
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -28,6 +29,8 @@ from fasti.storage.store import ShardStore
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
+
+_log = logging.getLogger("fasti.broker.housekeeper")
 
 _RETRY_S = 1.0
 _TIDY_PIECES_MAX = 10_000
@@ -140,6 +143,7 @@ class Housekeeper:
             except Exception as error:
                 self.last_error = error
                 self.failures += 1
+                _log.warning("a checkpoint was given up and will be tried again: %s", error)
                 for future in asked:
                     future.set_exception(error)
                 with self._changed:

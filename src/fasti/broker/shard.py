@@ -17,6 +17,7 @@ asked for.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ from fasti.errors import (
 )
 from fasti.storage.files import Files
 from fasti.storage.store import ShardStore
+
+_log = logging.getLogger("fasti.broker.shard")
 
 _STEP_ROWS = 5_000
 _BULK = (commands.Produce,)
@@ -393,6 +396,7 @@ class Shard:
             except Exception as error:
                 self._failure = error if isinstance(error, FastiError) else FastiError(repr(error))
                 return False
+        _log.warning("the shard has recovered from: %s", self._failure)
         self._failure = None
         self.recoveries += 1
         self.housekeeper.resume()
