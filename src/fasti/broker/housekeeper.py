@@ -81,7 +81,8 @@ class Housekeeper:
         shard = self._shard
         if (
             shard.committer.written_bytes >= shard.settings.checkpoint_bytes
-            or shard.store.journal.room_bytes() < 2 * shard.settings.segment_bytes
+            # Less than a whole segment: no spare is ready behind the one in use.
+            or shard.store.journal.room_bytes() < shard.settings.segment_bytes
         ):
             with self._changed:
                 self._changed.notify_all()
