@@ -1,56 +1,35 @@
 """Debounce: act once a document has been quiet for a while, however often it changes before.
 
-Each change replaces the pending message of its key and puts its due time off, so that there is
-never more than one, and it holds the last state.
-
     python examples/debounce.py
+
+Each change replaces the pending message of the document's key and puts its due time off, so there
+is never more than one, and it holds the last state.
 """
 
-import tempfile
 import time
 
-import numpy as np
+from connection import connected
 
-from fasti.broker.shard import Shard
-from fasti.core.commands import Ack, Count, CreateTopic, Produce, When
-from fasti.core.keys import Rows
-from fasti.model import OnConflict
-from fasti.storage.files import LocalFiles
-
-QUIET_US = 200_000
-
-
-def changed(shard: Shard, document: str, text: str) -> str:
-    """A document changed: index it when it has been quiet."""
-    rows = Rows.of([text.encode()], key=[document])
-    keys = rows.keys(shard.store.seed)
-    command = Produce(
-        "index", rows, When(delay_us=QUIET_US), keys=keys, on_conflict=OnConflict.REPLACE
-    )
-    reply = shard.call(command)
-    return f"{reply.outcome().word}, version {reply.versions[0]}"
+TOPIC = "example-index"
+QUIET = "300ms"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        shard = Shard(LocalFiles(directory))
-        shard.call(CreateTopic("index"))
+    with connected() as client:
+        client.create_topic(TOPIC)
+        producer = client.producer(TOPIC)
         for text in ("D", "Dr", "Dra", "Draft"):
-            print(f"typed {text!r}: {changed(shard, 'letter', text)}")
-            time.sleep(0.05)
-        states = shard.call(Count("index")).states
-        print("pending:", states["scheduled"] + states["ready"])
+            sent = producer.send(text.encode(), key="letter", delay=QUIET, on_conflict="replace")
+            outcome = sent.result()
+            print(f"typed {text!r}: {outcome.status}, version {outcome.version}")
+            time.sleep(0.03)
+        print("pending:", client.messages(TOPIC).count()["scheduled"])
 
-        session = shard.open_session()
-        session.lease("index", "indexer", count=10)
-        delivery = session.receive(timeout=2.0)
-        assert delivery is not None, "the document is quiet by now"
-        print("indexed:", delivery.payloads.column("payload").to_pylist())
-        ids = delivery.leased.ids
-        shard.call(Ack("index", ids, np.full(len(ids), delivery.leased.token)))
-        print("anything else:", session.receive(timeout=0.3))
-        session.close()
-        shard.close()
+        with client.consumer(TOPIC, timeout="1s") as consumer:
+            for message in consumer:
+                print(f"indexed {message.payload.decode()!r} of version {message.version}")
+                message.ack()
+        print("indexed in all:", client.messages(TOPIC).count()["done"])
 
 
 if __name__ == "__main__":

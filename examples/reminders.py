@@ -1,62 +1,44 @@
 """Reminders: put a message at a moment, move it, cancel it, and get the rest on time.
 
-python examples/reminders.py
+    python examples/reminders.py
+
+The key is the application's own name for a reminder, so nobody has to keep ids. Every change is
+answered with what became of it; a cancel that answered `ok` is never delivered.
 """
 
-import tempfile
+from datetime import UTC, datetime, timedelta
 
-import numpy as np
+from connection import connected
 
-from fasti.broker.shard import Shard
-from fasti.core.commands import Ack, Cancel, CreateTopic, Move, Produce, Target, When
-from fasti.core.keys import Rows
-from fasti.storage.files import LocalFiles
-
-REMINDERS = {"tea": 100, "call": 200, "bins": 300, "bed": 400}  # milliseconds from now
-
-
-def named(shard: Shard, *names: str) -> Target:
-    """Messages by their own keys."""
-    return Target(keys=Rows.of([b""] * len(names), key=names).keys(shard.store.seed))
+TOPIC = "example-reminders"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        shard = Shard(LocalFiles(directory))
-        shard.call(CreateTopic("reminders"))
+    with connected(owner="calendar") as client:
+        client.create_topic(TOPIC)
+        with client.producer(TOPIC) as producer:
+            producer.send(b"the tea is ready", key="tea", delay="100ms")
+            producer.send(b"call mother", key="call", delay=timedelta(milliseconds=200))
+            producer.send(b"put the bins out", key="bins", delay="300ms")
+            producer.send(b"go to bed", key="bed", at=datetime.now(UTC) + timedelta(seconds=0.4))
 
-        rows = Rows.of([name.encode() for name in REMINDERS], key=list(REMINDERS))
-        delays = np.array(list(REMINDERS.values())) * 1000
-        shard.call(
-            Produce("reminders", rows, When(delay_us=delays), keys=rows.keys(shard.store.seed))
-        )
+        reminders = client.messages(TOPIC)
+        print("move tea:", reminders.move(key="tea", delay="600ms").status)
+        print("cancel bins:", reminders.cancel(key="bins").status)
+        print("cancel gym:", reminders.cancel(key="gym").status)
+        print("pending:", reminders.count()["scheduled"])
 
-        # Until a message is handed out its owner may still change its mind, with a definite answer.
-        moved = shard.call(Move("reminders", named(shard, "tea"), When(delay_us=500_000)))
-        print("move tea:", moved.outcome().word)
-        cancelled = shard.call(Cancel("reminders", named(shard, "bins", "gym")))
-        print("cancel bins:", cancelled.outcome(0).word)
-        print("cancel gym:", cancelled.outcome(1).word)
+        with client.consumer(TOPIC, timeout="2s") as consumer:
+            for message in consumer:
+                assert message.started_us >= message.due_us, "never early"
+                print("reminder:", message.payload.decode())
+                message.ack()
+                if message.key == "tea":
+                    break
 
-        session = shard.open_session()
-        session.lease("reminders", "me", count=3)
-        left = 3
-        while left:
-            delivery = session.receive(timeout=2.0)
-            assert delivery is not None, "three reminders are coming"
-            for payload, due_us in zip(
-                delivery.payloads.column("payload").to_pylist(), delivery.leased.due_us, strict=True
-            ):
-                assert shard.clock.now_us() >= due_us, "never early"
-                print("reminder:", payload.decode())
-            ids = delivery.leased.ids
-            shard.call(Ack("reminders", ids, np.full(len(ids), delivery.leased.token)))
-            left -= len(ids)
-
-        late = shard.call(Cancel("reminders", named(shard, "call")))
-        print("cancel call afterwards:", late.outcome().word)
-        session.close()
-        shard.close()
+        late = reminders.cancel(key="call")
+        print("cancel call afterwards:", late.status)
+        assert late.at is not None, "a finished message says when it was finished"
 
 
 if __name__ == "__main__":

@@ -1,73 +1,73 @@
 """Retries: a failed message comes back after a growing delay, and is dead after its last attempt.
 
-python examples/retries.py
+    python examples/retries.py
+
+`nack` means "try again": the topic's backoff says when. `reject` means "never try again". Both keep
+the reason. The dead wait, with their payloads, until somebody redrives or purges them.
 """
 
-import tempfile
+import fasti
+from connection import connected
 
-import numpy as np
+TOPIC = "example-jobs"
+repaired = False
 
-from fasti.broker.session import Delivery
-from fasti.broker.shard import Shard
-from fasti.core.commands import Ack, Count, CreateTopic, Nack, Produce, Redrive, When
-from fasti.core.keys import Rows
-from fasti.model import RetryPolicy, TopicSettings
-from fasti.storage.files import LocalFiles
 
-SETTINGS = TopicSettings(
-    max_attempts=3,
-    retry=RetryPolicy(base_us=50_000, factor=2.0, limit_us=1_000_000, jitter=0.0),
-)
-REPAIRED: list[bool] = []
+class NoSuchAddress(Exception):
+    """Trying again would not help."""
 
 
 def handle(payload: bytes, attempt: int) -> None:
-    """Works at the second attempt for one message, and for the other not before it is repaired."""
-    if payload == b"flaky" and attempt < 2:
-        raise ConnectionError("try again")
-    if payload == b"broken" and not REPAIRED:
-        raise ValueError("no such address")
+    """Fails in three ways: for a moment, for a while, for ever."""
+    if payload == b"flaky" and attempt == 1:
+        raise ConnectionError("connection reset")
+    if payload == b"broken" and not repaired:
+        raise ConnectionError("host is down")
+    if payload == b"wrong":
+        raise NoSuchAddress("no such address")
 
 
-def work(shard: Shard, delivery: Delivery) -> None:
-    """One message: an ack when it is done, a nack with the reason when it failed."""
-    leased = delivery.leased
-    payload = delivery.payloads.column("payload")[0].as_py()
-    attempt = int(leased.attempts[0])
-    token = np.array([leased.token])
-    try:
-        handle(payload, attempt)
-    except Exception as error:
-        print(f"{payload.decode()}: attempt {attempt} failed: {error}")
-        shard.call(Nack("jobs", leased.ids, token, reason=str(error)))
-    else:
-        print(f"{payload.decode()}: attempt {attempt} worked")
-        shard.call(Ack("jobs", leased.ids, token))
+def work(client: fasti.Client) -> None:
+    """Works until nothing has come for a second."""
+    with client.consumer(TOPIC, timeout="1s") as consumer:
+        for message in consumer:
+            name, attempt = message.payload.decode(), message.attempts
+            try:
+                handle(message.payload, attempt)
+            except NoSuchAddress as error:
+                print(f"{name}: attempt {attempt} failed for good: {error}")
+                message.reject(str(error))
+            except Exception as error:
+                print(f"{name}: attempt {attempt} failed: {error}")
+                message.nack(str(error))
+            else:
+                print(f"{name}: attempt {attempt} worked")
+                message.ack()
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        shard = Shard(LocalFiles(directory))
-        shard.call(CreateTopic("jobs", SETTINGS))
-        sent = shard.call(Produce("jobs", Rows.of([b"flaky", b"broken"]), When(delay_us=0)))
+    global repaired
+    with connected() as client:
+        # 50 ms after the first failure, 100 ms after the second, ...
+        backoff = fasti.Backoff("50ms", factor=2, limit="1s", jitter=0)
+        client.create_topic(TOPIC, max_attempts=3, retry=backoff)
+        with client.producer(TOPIC) as producer:
+            for payload in (b"flaky", b"broken", b"wrong"):
+                producer.send(payload)
+        work(client)
 
-        session = shard.open_session()
-        while shard.call(Count("jobs")).states["dead"] < 1:
-            session.lease("jobs", "worker", count=1)
-            delivery = session.receive(timeout=2.0)
-            assert delivery is not None, "something is left until one is dead"
-            work(shard, delivery)
+        jobs = client.messages(TOPIC)
+        dead = jobs.dead(payload=True)
+        for payload, reason in zip(dead["payload"], dead["reason"], strict=True):
+            print(f"dead: {payload.as_py().decode()}: {reason}")
 
-        print("dead:", shard.call(Count("jobs")).states["dead"])
-        REPAIRED.append(True)
-        shard.call(Redrive("jobs", sent.ids[1:]))
-        session.lease("jobs", "worker", count=1)
-        delivery = session.receive(timeout=2.0)
-        assert delivery is not None, "it was redriven"
-        work(shard, delivery)
-        print("done:", shard.call(Count("jobs")).states["done"])
-        session.close()
-        shard.close()
+        repaired = True
+        worth_it = [row["id"] for row in dead.to_pylist() if row["reason"] == "host is down"]
+        print("redrive:", jobs.redrive(worth_it).counts())
+        work(client)
+        print("purge:", jobs.purge().counts())
+        counts = jobs.count()
+        print("done:", counts["done"], "dead:", counts["dead"])
 
 
 if __name__ == "__main__":

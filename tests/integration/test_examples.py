@@ -1,0 +1,108 @@
+"""The examples run as they are, by one command, and say what they promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fasti.broker.launch import BrokerProcess
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Not an example: what they share.
+SHARED = {"connection.py"}
+# What each prints; # is any number.
+EXPECTED = {
+    "reminders.py": """\
+move tea: ok
+cancel bins: ok
+cancel gym: not_found
+pending: 3
+reminder: call mother
+reminder: go to bed
+reminder: the tea is ready
+cancel call afterwards: done
+""",
+    "retries.py": """\
+flaky: attempt 1 failed: connection reset
+broken: attempt 1 failed: host is down
+wrong: attempt 1 failed for good: no such address
+flaky: attempt 2 worked
+broken: attempt 2 failed: host is down
+broken: attempt 3 failed: host is down
+dead: broken: host is down
+dead: wrong: no such address
+redrive: {'ok': 1}
+broken: attempt 1 worked
+purge: {'ok': 1}
+done: 2 dead: 0
+""",
+    "debounce.py": """\
+typed 'D': ok, version 1
+typed 'Dr': ok, version 2
+typed 'Dra': ok, version 3
+typed 'Draft': ok, version 4
+pending: 1
+indexed 'Draft' of version 4
+indexed in all: 1
+""",
+    "carts.py": """\
+anna goes on shopping: ok
+anna pays: ordered
+ben pays: too late, the cart has expired
+# ordered, # expired
+both: 0, neither: 0
+""",
+    "rate_limit.py": """\
+scheduled: {'ok': 20}
+a slot every 0:00:00.050000
+refused: order 10, again in 0.3 s
+calls: 21 done: 20
+before their slot: 0
+""",
+    "fastapi_app.py": """\
+POST tea: 201 ok
+POST bins: 201 ok
+POST bins again: 409 conflict
+DELETE bins: 200 ok
+DELETE bins again: 409 cancelled
+DELETE gym: 404 not_found
+POST without a time zone: 422 timezone_aware
+delivered: the tea is ready
+DELETE tea: 409 done
+""",
+}
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} - SHARED == set(EXPECTED)
+
+
+def run(name: str, *arguments: str) -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    # Who wins the race for a cart is the broker's to say; that somebody does is the example's point.
+    printed = re.sub(r"(?m)^\d+ ordered, \d+ expired$", "# ordered, # expired", done.stdout)
+    assert printed == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_an_example_says_what_it_should(name: str) -> None:
+    run(name)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", ["carts.py", "fastapi_app.py", "retries.py"])
+def test_an_example_works_with_a_broker_elsewhere(name: str, broker: BrokerProcess) -> None:
+    run(name, "--address", broker.address)
