@@ -67,13 +67,16 @@ class Metrics:
 
     def mutated(self, op: str, topic: str, status: NDArray[np.uint8]) -> None:
         """A batch was carried out: one outcome per row."""
-        counts = np.bincount(status, minlength=_OUTCOMES)
+        # Nearly always every row is ok, and that is seen ten times faster than counted.
+        counts = np.bincount(status, minlength=_OUTCOMES) if status.any() else None
         with self._lock:
             mutated = self._topic(topic).mutated
-            if op in mutated:
-                mutated[op] += counts
+            if op not in mutated:
+                mutated[op] = np.zeros(_OUTCOMES, dtype=np.int64)
+            if counts is None:
+                mutated[op][Outcome.OK] += len(status)
             else:
-                mutated[op] = counts.astype(np.int64)
+                mutated[op] += counts
 
     def refused(self, op: str, code: str) -> None:
         """A command was refused as a whole."""

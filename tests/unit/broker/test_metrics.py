@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,3 +183,15 @@ def test_a_closed_shard_is_still_scraped() -> None:
     assert value(samples, "fasti_up") == 0
     name = "fasti_mutations_total"
     assert value(samples, name, op="produce", topic="t", status="ok") == 1
+
+
+def test_the_page_on_operating_names_every_metric(shard: Shard) -> None:
+    make_topic(shard)
+    metrics = Metrics()
+    metrics.mutated("produce", "t", statuses(Outcome.OK))
+    metrics.lateness("t", np.array([1]))
+    metrics.refused("produce", "overloaded")
+    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
+    told = [line.split()[2] for line in metrics.text(shard).splitlines() if "# HELP" in line]
+    assert len(told) > 30
+    assert [name for name in told if f"`{name}`" not in page] == []
