@@ -197,7 +197,9 @@ def _returned(op: str) -> Action:
     def carry_out(service: Service, header: Header, parts: Parts) -> Answer:
         fields = requests.checked(header, topic=str, **requests.returned_fields(op))
         batch = _one(parts)
-        command = requests.returned(op, fields["topic"], fields, batch)
+        command = requests.returned(
+            op, fields["topic"], fields, batch, service.shard.settings.limits
+        )
         service.note_started(fields["topic"], command)
         reply = service.mutation(op, fields["topic"], service.command(command))
         return outcomes.encode(reply), []
@@ -272,7 +274,7 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
         return _change(service, op, fields, batch)
     if op in requests.RETURNS:
         fields = requests.checked(fields, topic=str, **requests.returned_fields(op))
-        return requests.returned(op, fields["topic"], fields, batch)
+        return requests.returned(op, fields["topic"], fields, batch, service.shard.settings.limits)
     raise InvalidArgument(f"there is no command {op!r} of a transaction", field="op")
 
 

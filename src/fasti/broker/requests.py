@@ -143,6 +143,13 @@ def check_contents(batch: pa.RecordBatch) -> None:
         raise InvalidArgument(f"the batch is malformed: {error}", field="batch") from error
 
 
+def check_rows(batch: pa.RecordBatch, limits: Limits) -> None:
+    """No more than a command may have."""
+    limit = limits.batch_rows_max
+    if batch.num_rows > limit:
+        raise InvalidArgument(f"more than {limit} rows", field="batch_rows_max", limit=limit)
+
+
 # Produce
 
 
@@ -226,9 +233,7 @@ def target(batch: pa.RecordBatch, seed: Seed, limits: Limits, **more: pa.DataTyp
     by_id, by_key = "id" in batch.schema.names, "key" in batch.schema.names
     if by_id == by_key:
         raise InvalidArgument("messages are named by id or by key, one of them", field="id")
-    if batch.num_rows > limits.batch_rows_max:
-        limit = limits.batch_rows_max
-        raise InvalidArgument(f"more than {limit} rows", field="batch_rows_max", limit=limit)
+    check_rows(batch, limits)
     named = batch.column("id" if by_id else "key")
     if named.null_count:
         raise InvalidArgument("an id or key is null", field="id" if by_id else "key")
@@ -277,10 +282,11 @@ _RETURNED_FIELDS: dict[str, Header] = {
 RETURNS = frozenset(_RETURNED_FIELDS)
 
 
-def returned(op: str, topic: str, header: Header, batch: pa.RecordBatch) -> Any:
+def returned(op: str, topic: str, header: Header, batch: pa.RecordBatch, limits: Limits) -> Any:
     """The command of an ack, nack, reject, release or extend."""
     check_columns(batch.schema, _RETURNED_TYPES, "id")
     check_contents(batch)
+    check_rows(batch, limits)
     if "token" not in batch.schema.names:
         raise InvalidArgument("the column 'token' is missing", field="token")
     ids, tokens = batch.column("id"), batch.column("token")

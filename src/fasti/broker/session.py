@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 # Payloads of one delivery: more of them come in several.
-_DELIVERY_BYTES = 64 << 20
+# A consumer that doesn't read holds up one delivery: so much memory it may cost.
+_DELIVERY_BYTES = 16 << 20
 
 
 @dataclass(slots=True)

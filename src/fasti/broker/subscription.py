@@ -52,6 +52,8 @@ class _Told:
 
     header: Header
     last: bool = False
+    # It answers what the consumer wrote, so it counts towards what may wait.
+    answer: bool = False
 
 
 class Subscription:
@@ -88,14 +90,14 @@ class Subscription:
         except FastiError as error:
             known = op if op in requests.RETURNS else "consume"
             self._service.metrics.refused(known, error.code)
-            self._tell(_Told(_problem(request, error), last=request is None))
+            self._reply(_Told(_problem(request, error), last=request is None, answer=True))
 
     def _carry_out(
         self, op: Any, request: int | None, fields: Header, batch: pa.RecordBatch | None
     ) -> None:
         if op == "clock":
             requests.checked(fields)
-            self._tell(_Told({"kind": "clock", "request": request}))
+            self._reply(_Told({"kind": "clock", "request": request}, answer=True))
             return
         credit = requests.integer(fields, "credit") or 0
         fields.pop("credit", None)
@@ -111,7 +113,8 @@ class Subscription:
             if batch is None:
                 raise InvalidArgument(f"{op} needs rows", field="op")
             fields = requests.checked(fields, **requests.returned_fields(op))
-            commands = [requests.returned(op, self._topic, fields, batch)]
+            limits = self._shard.settings.limits
+            commands = [requests.returned(op, self._topic, fields, batch, limits)]
             self._service.note_started(self._topic, commands[0])
         else:
             raise InvalidArgument(f"there is no op {op!r}", field="op")
@@ -127,10 +130,7 @@ class Subscription:
         return Lease(self._topic, self._session.number, self._consumer, count)
 
     def _submit(self, op: str, request: int | None, commands: list[Any]) -> None:
-        with self._changed:
-            while self._unanswered >= _REQUESTS_MAX and not self._ended:
-                self._changed.wait()
-            self._unanswered += 1
+        self._wait_for_room()
         try:
             answer = self._service.submit(commands)
         except FastiError:
@@ -140,6 +140,17 @@ class Subscription:
         answer.add_done_callback(
             lambda done: self._session.arrived.put(_Answered(op, request, done))
         )
+
+    def _wait_for_room(self) -> None:
+        """One more answer will wait to be written. While there are too many, nothing is read."""
+        with self._changed:
+            while self._unanswered >= _REQUESTS_MAX and not self._ended:
+                self._changed.wait()
+            self._unanswered += 1
+
+    def _reply(self, told: _Told) -> None:
+        self._wait_for_room()
+        self._tell(told)
 
     def _tell(self, told: _Told) -> None:
         self._session.arrived.put(told)
@@ -191,6 +202,8 @@ class Subscription:
     def _last_words(self, found: Any) -> Written | None:
         """A word of the broker's own, or the end of the session and why."""
         if isinstance(found, _Told):
+            if found.answer:
+                self._answered()
             self._ended = self._ended or found.last
             return self._stamped(found.header), None
         self._ended = True

@@ -130,6 +130,8 @@ def _check(batch: pa.RecordBatch, limits: Limits) -> None:
         _check_width(batch.column("key"), "key", limits.key_bytes_max)
         if (pc.binary_length(batch.column("key")).to_numpy(zero_copy_only=False) == 0).any():
             raise InvalidArgument("a key may be missing but not empty", field="key")
+    if "content_type" in batch.schema.names:
+        _check_width(batch.column("content_type"), "headers", limits.headers_bytes_max)
     if "headers" in batch.schema.names:
         _check_headers(batch.column("headers"), limits.headers_bytes_max)
 
@@ -141,7 +143,7 @@ def _check_width(column: pa.Array, name: str, limit: int) -> None:
     if len(column) and int(offsets[-1]) - int(offsets[0]) > limit:
         widest = int(np.diff(offsets).max())
         if widest > limit:
-            _refuse(f"bytes of a {name}", widest, f"{name}_bytes_max", limit)
+            _refuse(f"bytes of {name}", widest, f"{name}_bytes_max", limit)
 
 
 def _check_headers(column: pa.MapArray, limit: int) -> None:
