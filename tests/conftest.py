@@ -11,7 +11,10 @@ No profile has a deadline: a slow machine is not a bug.
 
 import os
 
+
 from hypothesis import settings
+
+pytest_plugins = ["pytester"]
 
 settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("search", deadline=None, print_blob=True)

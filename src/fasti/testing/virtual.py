@@ -1,0 +1,217 @@
+"""A broker inside the test, in virtual time: "three days later" takes a millisecond.
+
+The broker is the real one, with its threads, journal and sessions; only its clock stands still
+until the test moves it on. What is due then is delivered to consumers and apps as it would be by a
+server, by real threads, so a test waits for them with `settle` instead of sleeping.
+
+Two clocks: `advance` moves wall time, by which messages fall due. Leases run on the broker's
+monotonic clock, which `advance` leaves alone: whoever works on a message keeps it. `expire_leases`
+lets that clock run on until every lease is over, as if each worker had died.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.broker.metrics import Metrics
+from fasti.broker.service import Service
+from fasti.broker.shard import Shard
+from fasti.client.durations import Duration, aware_us, duration_us
+from fasti.client.embedded_transport import EmbeddedTransport
+from fasti.config import Durability, ShardSettings
+from fasti.errors import InvalidArgument, TimedOut
+from fasti.storage.files import LocalFiles
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+
+# A day like any other, at noon: far from daylight saving, leap days and the end of the year.
+START = datetime(2030, 3, 6, 12, 0, 0, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Small files: a test's broker holds little and should open at once.
+_SETTINGS = ShardSettings(
+    durability=Durability.INTERVAL,
+    segment_bytes=1 << 20,
+    memory_bytes=256 << 20,
+    leases_max=1 << 16,
+)
+_PATIENCE_S = 30.0
+
+
+class VirtualClock:
+    """The broker's clock and the clients' at once. Stands still until `move` is called."""
+
+    def __init__(self, start: datetime = START) -> None:
+        self._now_us = aware_us(start, "start")
+        self._tick = 0
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def now_us(self) -> int:
+        """Wall time."""
+        return self._now_us
+
+    def tick(self) -> int:
+        """Monotonic time, by which leases expire."""
+        return self._tick
+
+    def seconds_until(self, at_us: int) -> float:
+        """What has not come doesn't come by waiting: only `move` brings it."""
+        return 0.0 if at_us <= self._now_us else math.inf
+
+    def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
+        """Calls `moved` after every move; returns how to stop that."""
+        with self._lock:
+            self._listeners.append(moved)
+
+        def stop() -> None:
+            with self._lock:
+                if moved in self._listeners:
+                    self._listeners.remove(moved)
+
+        return stop
+
+    def move(self, wall_us: int = 0, tick_us: int = 0) -> None:
+        """Moves either clock on and tells everybody."""
+        with self._lock:
+            self._now_us += wall_us
+            self._tick += tick_us
+            listeners = list(self._listeners)
+        for moved in listeners:
+            moved()
+
+
+class VirtualBroker:
+    """A whole broker for one test; a context manager. Any thread may call.
+
+    with VirtualBroker() as broker:
+        client = broker.client()
+        client.create_topic("emails")
+        client.producer("emails").send(b"hello", delay="3d").result()
+        broker.advance("3d")
+        message = next(iter(client.consumer("emails")))
+    """
+
+    def __init__(
+        self, start: datetime | None = None, settings: ShardSettings | None = None
+    ) -> None:
+        self.clock = VirtualClock(start or START)
+        self._place = tempfile.TemporaryDirectory(prefix="fasti-testing-")
+        self._watch = _Watch()
+        self.shard = Shard(LocalFiles(self._place.name), settings or _SETTINGS, self.clock)
+        self.service = Service(self.shard, self._watch)
+        self._clients: list[Client] = []
+        self._closed = False
+
+    def client(self, owner: str = "") -> Client:
+        """A client of this broker, closed with it."""
+        from fasti.client.client import Client
+
+        client = Client(self.transport(), owner=owner)
+        self._clients.append(client)
+        return client
+
+    def transport(self) -> EmbeddedTransport:
+        """The way to this broker, for a client made by hand."""
+        return EmbeddedTransport(service=self.service, clock=self.clock)
+
+    @property
+    def now(self) -> datetime:
+        """What the broker's clock shows."""
+        return _EPOCH + timedelta(microseconds=self.clock.now_us())
+
+    def advance(self, by: Duration) -> None:
+        """Moves the time on. What falls due is on its way to consumers when this returns."""
+        self._move(duration_us(by, "by"), 0)
+
+    def advance_to(self, moment: datetime) -> None:
+        """Moves the time on to a moment. Raises `invalid_argument` if it lies in the past."""
+        by_us = aware_us(moment, "moment") - self.clock.now_us()
+        if by_us < 0:
+            raise InvalidArgument(f"{moment} is past: time doesn't go back", field="moment")
+        self._move(by_us, 0)
+
+    def expire_leases(self) -> None:
+        """Every lease runs out, as if whoever holds it had died. Messages come again at once,
+        to any consumer that waits.
+        """
+        self._move(0, self.shard.settings.limits.lease_us_max)
+
+    def settle(self, timeout: float = _PATIENCE_S) -> None:
+        """Waits until nothing is ready or leased: all that is due has been worked off.
+
+        For tests of an app or of consumers in threads. Raises `timed_out` with what is left if
+        nobody finishes it in so many real seconds.
+        """
+        if not self._watch.wait_for(lambda: not self._open_work(), timeout):
+            raise TimedOut(f"still open after {timeout} s: {self._open_work()}")
+
+    def _open_work(self) -> dict[str, dict[str, int]]:
+        found, _ = self.service.call("topics", {"version": 1})
+        open_work = {}
+        for topic in found["topics"]:
+            left = {state: topic["counts"][state] for state in ("ready", "leased")}
+            if any(left.values()):
+                open_work[topic["topic"]] = left
+        return open_work
+
+    def _move(self, wall_us: int, tick_us: int) -> None:
+        self.clock.move(wall_us, tick_us)
+        # Wakes the sequencer, which hands out what is due; the second turn is behind it.
+        for _ in range(2):
+            self.shard.run(lambda: None).result(_PATIENCE_S)
+            self.shard.submit([]).result(_PATIENCE_S)
+
+    def close(self) -> None:
+        """Closes the clients and the broker, and deletes its files."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for client in reversed(self._clients):
+                client.close()
+        finally:
+            self.service.begin_stopping()
+            self.shard.close(checkpoint=False)
+            self._place.cleanup()
+
+    def __enter__(self) -> VirtualBroker:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.close()
+
+
+class _Watch(Metrics):
+    """Counts as ever, and wakes whoever waits for the broker to come to rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._changes = 0
+
+    def mutated(self, op: str, topic: str, status: NDArray[np.uint8]) -> None:
+        super().mutated(op, topic, status)
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Looks again after every change, until the condition holds or the time is up."""
+        while True:
+            with self._changed:
+                seen = self._changes
+            if condition():
+                return True
+            with self._changed:
+                while self._changes == seen:
+                    if not self._changed.wait(timeout):
+                        return condition()
