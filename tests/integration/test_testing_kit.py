@@ -119,5 +119,5 @@ def test_the_plugin_gives_fixtures_to_any_project(pytester: pytest.Pytester) -> 
             assert next(iter(fasti_client.consumer("emails"))).payload == b"hello"
         """
     )
-    result = pytester.runpytest_subprocess("-p", "fasti.testing.plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
