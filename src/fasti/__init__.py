@@ -15,6 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fasti.app.app import App as App
+    from fasti.app.verdicts import Reject as Reject
+    from fasti.app.verdicts import Retry as Retry
     from fasti.client.client import Client as Client
     from fasti.client.client import connect as connect
     from fasti.client.consumer import Consumer as Consumer
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from fasti.errors import FastiError as FastiError
 
 _HOMES = {
+    "App": "fasti.app.app",
     "Backoff": "fasti.client.topics",
     "Batch": "fasti.client.message",
     "Client": "fasti.client.client",
@@ -42,6 +46,8 @@ _HOMES = {
     "Outcomes": "fasti.client.outcomes",
     "Producer": "fasti.client.producer",
     "Receipt": "fasti.client.receipts",
+    "Reject": "fasti.app.verdicts",
+    "Retry": "fasti.app.verdicts",
     "Topic": "fasti.client.topics",
     "Transaction": "fasti.client.transaction",
     "connect": "fasti.client.client",

@@ -1,0 +1,353 @@
+"""The app: handlers of topics, and running them.
+
+    app = fasti.App("fasti://127.0.0.1:7170")
+
+    @app.on("emails", concurrency=8, retry=fasti.Backoff("1s", factor=2, limit="1h"), time_limit="5m")
+    def send(order: Order) -> None: ...
+
+    send.later({"id": 7}, delay="5m", key="order-7")
+
+Nothing is connected until something is sent or the app runs: `app.run()`, `app.start()`, or
+`fasti run module:app --workers 4`. Declaring is for one thread; everything else may be called by any.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from fasti.app.calls import Middleware
+from fasti.app.codec import Codec, JsonCodec
+from fasti.app.handler import Handler, Kind, settings_of
+from fasti.app.running import Running
+from fasti.app.stats import HandlerStats
+from fasti.app.topics import ensure_topic
+from fasti.client.address import parse_address
+from fasti.client.client import Client, connect
+from fasti.client.durations import Duration, duration_us
+from fasti.client.messages import Messages
+from fasti.client.producer import Producer
+from fasti.client.topics import Backoff
+from fasti.errors import AlreadyExists, FastiError, InvalidArgument, Unavailable
+
+logger = logging.getLogger("fasti.app")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Hook = TypeVar("Hook", bound=Callable[[], Any])
+Wrapper = TypeVar("Wrapper", bound=Middleware)
+
+
+class App:
+    """Handlers of topics. A context manager that starts and stops it.
+
+    `address` is for `fasti.connect`, or a client that is connected already, which is not closed then.
+    More arguments for `connect`, such as `token`, may follow. `grace` is how long running handlers may
+    go on when the app stops.
+    """
+
+    def __init__(
+        self,
+        address: str | Client | None = None,
+        *,
+        owner: str = "",
+        codec: Codec | None = None,
+        grace: Duration = "30s",
+        **connection: Any,
+    ) -> None:
+        self.address = None if isinstance(address, Client) else address
+        self.owner = owner
+        self.codec: Codec = codec or JsonCodec()
+        self.grace_s = duration_us(grace, "grace") / 1_000_000
+        self.handlers: list[Handler[Any, Any]] = []
+        self.middlewares: list[Middleware] = []
+        self.start_hooks: list[Callable[[], Any]] = []
+        self.stop_hooks: list[Callable[[], Any]] = []
+        # Where its workers find it, if it stands at the top of a module.
+        self.module: str = sys._getframe(1).f_globals.get("__name__", "__main__")
+        self._connection = connection
+        self._bound = address if isinstance(address, Client) else None
+        self._client: Client | None = None
+        self._producers: dict[str, Producer] = {}
+        self._running: Running | None = None
+        self._lock = threading.RLock()
+        self._apart = False
+
+    # Declaring
+
+    def on(
+        self,
+        topic: str,
+        *,
+        concurrency: int = 1,
+        kind: Kind | None = None,
+        retry: Backoff | None = None,
+        max_attempts: int | None = None,
+        time_limit: Duration | None = None,
+        prefetch: int | None = None,
+        codec: Codec | None = None,
+        create: bool | Mapping[str, Any] = True,
+        name: str | None = None,
+    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
+        """Declares a function to be the handler of a topic's messages.
+
+        At most `concurrency` run at a time, by `kind`: `threads`, `asyncio` (for `async def`, and its
+        default) or `processes` (spawned; for work that needs a core or may crash).
+
+        `retry` and `max_attempts` become the topic's settings. A handler that takes longer than
+        `time_limit` has failed: tasks are cancelled, processes killed; a thread can't be, but loses its
+        lease. `prefetch` is how many messages may be here unfinished, by default twice the concurrency:
+        handlers of microseconds want more. With `create` a topic that is missing is made, with these
+        settings if it is a mapping. `name` is the consumer's, for leases to be had back after a restart.
+
+        Raises `invalid_argument`, and `already_exists` if the topic has a handler.
+        """
+
+        def declare(function: Callable[P, R]) -> Handler[P, R]:
+            settings = settings_of(
+                topic,
+                inspect.iscoroutinefunction(function),
+                kind=kind,
+                concurrency=concurrency,
+                prefetch=prefetch,
+                time_limit=time_limit,
+                retry=retry,
+                max_attempts=max_attempts,
+                create=create,
+                name=name,
+            )
+            handler = Handler(self, function, settings, codec or self.codec)
+            self._add(handler)
+            return handler
+
+        return declare
+
+    def _add(self, handler: Handler[Any, Any]) -> None:
+        for other in self.handlers:
+            if other.topic == handler.topic:
+                raise AlreadyExists(
+                    f"topic {handler.topic!r} has a handler in this app: {other.label}"
+                )
+        self.handlers.append(handler)
+
+    def middleware(self, wrapper: Wrapper) -> Wrapper:
+        """Declares a callable `(message, call_next)` that wraps every call of a handler."""
+        self.middlewares.append(wrapper)
+        return wrapper
+
+    def on_start(self, hook: Hook) -> Hook:
+        """Declares a function to be called before messages are taken, in every worker."""
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_stop(self, hook: Hook) -> Hook:
+        """Declares a function to be called after the last message, in every worker."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    # The broker
+
+    @property
+    def client(self) -> Client:
+        """The client; connected now if it was not. Raises what `connect` raises."""
+        with self._lock:
+            if self._bound is not None:
+                return self._bound
+            if self._apart:
+                raise Unavailable(
+                    "a worker process can't use the client or the embedded broker of its parent"
+                )
+            if self._client is None:
+                self._client = connect(self.address, owner=self.owner, **self._connection)
+            return self._client
+
+    def bind(self, client: Client) -> App:
+        """Uses this client from now on, whatever the address. It is not closed with the app."""
+        with self._lock:
+            self._check_not_running()
+            self.close()
+            self._bound = client
+        return self
+
+    @property
+    def address_for_others(self) -> str | None:
+        """Where another process finds the broker; None if none can."""
+        if self._bound is not None:
+            return None
+        place = parse_address(self.address)
+        return None if place.directory is not None else str(place)
+
+    def in_worker_process(self, address: str | None) -> None:
+        """Called in a worker process: where its parent's broker is, if it can be reached."""
+        self.address = address
+        self._apart = address is None
+
+    def producer(self, topic: str) -> Producer:
+        """The app's producer of a topic; the topic of a handler is made if it is missing."""
+        found = self._producers.get(topic)
+        if found is not None:
+            return found
+        with self._lock:
+            if topic not in self._producers:
+                client = self.client
+                for handler in self.handlers:
+                    if handler.topic == topic:
+                        ensure_topic(client, handler.settings)
+                self._producers[topic] = client.producer(topic, owner=self.owner or None)
+            return self._producers[topic]
+
+    def messages(self, topic: str) -> Messages:
+        """A topic's pending messages, changed in the app's name."""
+        return self.client.messages(topic, owner=self.owner or None)
+
+    def close(self) -> None:
+        """Sends what is under way and disconnects; the next use connects again."""
+        with self._lock:
+            producers, self._producers = self._producers, {}
+            client, self._client = self._client, None
+        problem: FastiError | None = None
+        for producer in producers.values():
+            try:
+                producer.close(timeout="30s")
+            except FastiError as error:
+                problem = problem or error
+        if client is not None:
+            client.close()
+        if problem is not None:
+            raise problem
+
+    # Running
+
+    @property
+    def running(self) -> bool:
+        """Whether handlers get messages."""
+        return self._running is not None and not self._running.ended.is_set()
+
+    def _check_not_running(self) -> None:
+        if self.running:
+            raise InvalidArgument("the app runs", field="app")
+
+    def start(
+        self,
+        *,
+        concurrency: int | None = None,
+        worker: int | None = None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> App:
+        """Starts the handlers in this process and returns; for programs that do more besides.
+
+        `concurrency` beats every handler's own; `worker` numbers this process among several; `ended` is
+        called when it has stopped. Raises what the broker refuses and what a hook raises.
+        """
+        with self._lock:
+            self._check_not_running()
+            if not self.handlers:
+                raise InvalidArgument("the app has no handlers", field="app")
+            running = Running(
+                self, self.client, concurrency=concurrency, worker=worker, ended=ended
+            )
+            running.start()
+            self._running = running
+        return self
+
+    def stop(self, grace: Duration | None = None) -> None:
+        """Takes no more messages, waits up to `grace` for running handlers, and disconnects.
+
+        What was not begun, and what did not end in time, is given back. Called by a handler it only
+        asks for that. Raises the error that ended the app, if one did.
+        """
+        running = self._running
+        if running is None:
+            return
+        running.begin_stop(None if grace is None else duration_us(grace, "grace") / 1_000_000)
+        if running.called_by_worker():
+            return
+        running.ended.wait()
+        self._after(running)
+
+    def _after(self, running: Running) -> None:
+        try:
+            self.close()
+        finally:
+            error, running.error = running.error, None
+            if error is not None:
+                raise error
+
+    def request_stop(self, now: bool = False) -> None:
+        """Begins to stop and returns at once; with `now` running handlers get no more time."""
+        running = self._running
+        if running is not None:
+            if now:
+                running.hasten()
+            running.begin_stop()
+
+    def run(
+        self,
+        workers: int = 1,
+        *,
+        concurrency: int | None = None,
+        grace: Duration | None = None,
+    ) -> None:
+        """Runs until SIGTERM or SIGINT, or until a handler raises `SystemExit`.
+
+        A second signal stops without grace. With several workers each is a process of its own, which
+        imports the app: it must stand at the top of a module. One that dies is started again.
+        """
+        if grace is not None:
+            self.grace_s = duration_us(grace, "grace") / 1_000_000
+        if workers > 1:
+            from fasti.app.supervisor import Plan, supervise
+
+            supervise(Plan(self.reference(), self.address, concurrency, self.grace_s), workers)
+            return
+        from fasti.app.foreground import run_here
+
+        run_here(self, queue.SimpleQueue(), concurrency=concurrency)
+
+    def finish(self) -> None:
+        """Waits for a stop that was begun, and disconnects. Raises the error that ended the app."""
+        running = self._running
+        if running is not None:
+            running.ended.wait()
+            self._after(running)
+
+    def reference(self) -> str:
+        """`module:name`, by which another process finds it. Raises `invalid_argument` if none can."""
+        module = sys.modules.get(self.module)
+        for name, value in vars(module).items() if module is not None else ():
+            if value is self:
+                return f"{self.module}:{name}"
+        raise InvalidArgument(
+            "workers import the app, so it must stand at the top of a module", field="workers"
+        )
+
+    def stats(self) -> dict[str, HandlerStats]:
+        """What each handler did since the last start, by topic; in this process alone."""
+        return {} if self._running is None else self._running.stats()
+
+    def __enter__(self) -> App:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.stop()
+        else:
+            # What went wrong in the block is told, not what went wrong because of it.
+            with suppress(FastiError):
+                self.stop()
+
+    def __repr__(self) -> str:
+        topics = ", ".join(handler.topic for handler in self.handlers)
+        return f"<App of {topics or 'no topics'}>"

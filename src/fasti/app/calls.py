@@ -1,0 +1,90 @@
+"""Calling a handler: the payload is decoded, the middleware wraps it, its end becomes a verdict.
+
+A middleware is a callable of a message and of what comes next:
+
+    @app.middleware
+    def timed(message, call_next):
+        with timer(message.topic):
+            return call_next(message)
+
+The first that was added is the outermost. Those made by `async def` wrap handlers that are, the
+others wrap the others. What they raise counts as raised by the handler.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from fasti.app.codec import Codec
+from fasti.app.signature import Shape, arguments_of
+from fasti.app.verdicts import ACK, Reject, Undecodable, Verdict, judge
+
+Call = Callable[[Any], Any]
+Middleware = Callable[[Any, Call], Any]
+
+
+def call_of(
+    function: Callable[..., Any], shape: Shape, codec: Codec, middleware: Sequence[Middleware]
+) -> Call:
+    """What is called with each message; for an `async def` handler it gives an awaitable."""
+    arguments = arguments_of(shape, codec)
+
+    def decoded(message: Any) -> tuple[Any, ...]:
+        try:
+            return arguments(message)
+        except Reject:
+            raise
+        except Exception as error:
+            # A codec of the user's own: whatever it raises, trying again would not help.
+            why = f"the payload can't be decoded: {type(error).__name__}: {error}"
+            raise Undecodable(why) from error
+
+    if shape.is_async:
+
+        async def call_async(message: Any) -> Any:
+            return await function(*decoded(message))
+
+        return _wrapped(call_async, [each for each in middleware if _is_async(each)])
+
+    def call(message: Any) -> Any:
+        return function(*decoded(message))
+
+    return _wrapped(call, [each for each in middleware if not _is_async(each)])
+
+
+def _is_async(middleware: Middleware) -> bool:
+    return inspect.iscoroutinefunction(middleware) or inspect.iscoroutinefunction(
+        getattr(middleware, "__call__", None)  # noqa: B004
+    )
+
+
+def _wrapped(call: Call, middleware: Sequence[Middleware]) -> Call:
+    for each in reversed(middleware):
+        call = _around(each, call)
+    return call
+
+
+def _around(middleware: Middleware, call_next: Call) -> Call:
+    return lambda message: middleware(message, call_next)
+
+
+def attempt(call: Call, message: Any) -> tuple[Verdict, BaseException | None]:
+    """Calls a handler: what is to become of the message, and what it raised."""
+    try:
+        call(message)
+    except BaseException as error:
+        return judge(error), error
+    return ACK, None
+
+
+async def attempt_async(
+    call: Callable[[Any], Awaitable[Any]], message: Any
+) -> tuple[Verdict, BaseException | None]:
+    """The same for a handler that is awaited. Being cancelled is left to the caller."""
+    try:
+        await call(message)
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        return judge(error), error
+    return ACK, None

@@ -1,0 +1,214 @@
+"""Handlers: functions that were declared to handle a topic's messages.
+
+A handler stays the function that it was, so a test may call it; besides, it can put messages of its
+topic, `send.later(value, delay="5m")`, and change those that are pending by their keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
+
+from fasti.app.codec import Codec, JsonCodec
+from fasti.app.signature import shape_of
+from fasti.client.durations import Duration, optional_duration_us
+from fasti.client.outcomes import Outcome
+from fasti.client.producer import OnConflict
+from fasti.client.receipts import Receipt
+from fasti.client.topics import Backoff
+from fasti.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from fasti.app.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Kind = Literal["threads", "asyncio", "processes"]
+KINDS = ("threads", "asyncio", "processes")
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerSettings:
+    """How a handler is run; the arguments of `app.on`."""
+
+    topic: str
+    kind: Kind
+    concurrency: int = 1
+    prefetch: int | None = None
+    time_limit_us: int | None = None
+    retry: Backoff | None = None
+    max_attempts: int | None = None
+    create: bool | Mapping[str, Any] = True
+    name: str | None = None
+
+    def prefetched(self, concurrency: int) -> int:
+        """How many messages may be here unfinished: enough that nobody waits, few to hoard."""
+        return max(self.prefetch or 2 * concurrency, concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker process finds the handler: it imports the module and looks."""
+
+    module: str
+    qualname: str
+
+    def find(self) -> Any:
+        """Raises `invalid_argument` if there is no handler."""
+        found: Any = sys.modules.get(self.module)
+        if found is None:
+            import importlib
+
+            found = importlib.import_module(self.module)
+        for name in self.qualname.split("."):
+            found = getattr(found, name, None)
+        if not isinstance(found, Handler):
+            raise InvalidArgument(
+                f"{self.module}.{self.qualname} is no handler: worker processes import it by this "
+                "name, so it must be declared at the top of its module and keep its name",
+                field="kind",
+            )
+        return found
+
+
+class Handler(Generic[P, R]):
+    """Made by `app.on`. Any thread may call."""
+
+    def __init__(
+        self, app: App, function: Callable[P, R], settings: HandlerSettings, codec: Codec
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.app = app
+        self.function = function
+        self.settings = settings
+        self.codec = codec
+        self.shape = shape_of(function)
+        _check(self.label, settings, self.shape.is_async)
+        if self.shape.takes == "value" and isinstance(codec, JsonCodec):
+            codec.converter(self.shape.annotation)
+
+    @property
+    def topic(self) -> str:
+        """Whose messages it handles."""
+        return self.settings.topic
+
+    @property
+    def label(self) -> str:
+        """Its name in logs and statistics."""
+        return str(getattr(self.function, "__qualname__", repr(self.function)))
+
+    @property
+    def place(self) -> Place:
+        """Where a worker process finds it."""
+        return Place(self.function.__module__, self.label)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Handler[P, R]:
+        return self
+
+    def later(
+        self,
+        value: Any = None,
+        *,
+        delay: Duration | None = None,
+        at: Any = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        on_conflict: OnConflict = "reject",
+    ) -> Receipt:
+        """Puts a message that this handler will get: after `delay`, `at` a moment, or now.
+
+            send.later({"id": 7}, delay="5m", key="order-7")
+
+        Returns at once, as `producer.send` does; `receipt.result()` waits until it is durable.
+        Connects if the app is not connected. Raises what `connect` and `send` raise, and
+        `invalid_argument` if the codec can't encode the value.
+        """
+        payload, content_type = self.codec.encode(value)
+        return self.app.producer(self.topic).send(
+            payload,
+            delay=delay,
+            at=at,
+            key=key,
+            headers=headers,
+            content_type=content_type,
+            on_conflict=on_conflict,
+        )
+
+    def cancel(self, *, key: str, version: int | None = None) -> Outcome:
+        """Cancels the pending message with this key; after `ok` it is never handled."""
+        outcome: Outcome = self.app.messages(self.topic).cancel(key=key, version=version)
+        return outcome
+
+    def move(
+        self,
+        *,
+        key: str,
+        delay: Duration | None = None,
+        at: Any = None,
+        version: int | None = None,
+    ) -> Outcome:
+        """Gives the pending message with this key another due time."""
+        outcome: Outcome = self.app.messages(self.topic).move(
+            key=key, delay=delay, at=at, version=version
+        )
+        return outcome
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.label} of {self.topic!r}>"
+
+
+def settings_of(
+    topic: str,
+    is_async: bool,
+    *,
+    kind: Kind | None,
+    concurrency: int,
+    prefetch: int | None,
+    time_limit: Duration | None,
+    retry: Backoff | None,
+    max_attempts: int | None,
+    create: bool | Mapping[str, Any],
+    name: str | None,
+) -> HandlerSettings:
+    """The arguments of `app.on`, checked. Raises `invalid_argument`."""
+    if kind is not None and kind not in KINDS:
+        raise InvalidArgument(f"kind is one of {', '.join(KINDS)}, not {kind!r}", field="kind")
+    for field, value in (("concurrency", concurrency), ("prefetch", prefetch)):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and (not whole or value < 1):
+            raise InvalidArgument(f"{field} is at least 1, not {value!r}", field=field, limit=1)
+    if retry is not None and not isinstance(retry, Backoff):
+        raise InvalidArgument(f"retry is a fasti.Backoff, not {retry!r}", field="retry")
+    return HandlerSettings(
+        topic,
+        kind or ("asyncio" if is_async else "threads"),
+        concurrency,
+        prefetch,
+        optional_duration_us(time_limit, "time_limit"),
+        retry,
+        max_attempts,
+        create,
+        name,
+    )
+
+
+def _check(label: str, settings: HandlerSettings, is_async: bool) -> None:
+    if settings.kind == "asyncio" and not is_async:
+        raise InvalidArgument(f"{label} is no async def: kind='asyncio' needs one", field="kind")
+    if settings.kind == "threads" and is_async:
+        raise InvalidArgument(
+            f"{label} is an async def: kind is 'asyncio', or 'processes'", field="kind"
+        )
+    if settings.kind == "processes" and "<" in label:
+        raise InvalidArgument(
+            f"{label} can't run in worker processes: they import it, so it must stand at the top of "
+            "its module",
+            field="kind",
+        )

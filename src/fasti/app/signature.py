@@ -1,0 +1,102 @@
+"""What a handler takes, read from its annotations when it is declared.
+
+The first parameter: `bytes` gets the payload, `Message` the message, anything else what the codec
+makes of the payload. A second parameter annotated `Message` gets the message besides. A handler
+without parameters only hears that something was due.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
+
+from fasti.app.codec import Codec
+from fasti.client.message import Message
+from fasti.errors import InvalidArgument
+
+Takes = Literal["nothing", "bytes", "message", "value"]
+Arguments = Callable[[Any], tuple[Any, ...]]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a handler takes."""
+
+    takes: Takes
+    annotation: Any = Any
+    with_message: bool = False
+    is_async: bool = False
+
+
+def shape_of(function: Callable[..., Any]) -> Shape:
+    """Reads a handler's parameters. Raises `invalid_argument` on those that nobody could fill."""
+    try:
+        hints = get_type_hints(function)
+        signature = inspect.signature(function)
+    except (NameError, TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"the annotations of {_name(function)} can't be read: {error}", field="handler"
+        ) from error
+    is_async = inspect.iscoroutinefunction(function)
+    parameters = _to_fill(function, signature)
+    if not parameters:
+        return Shape("nothing", is_async=is_async)
+    first = hints.get(parameters[0].name, Any)
+    with_message = len(parameters) == 2
+    if first is Message:
+        return Shape("message", Message, is_async=is_async)
+    if first is bytes:
+        return Shape("bytes", bytes, with_message, is_async)
+    return Shape("value", first, with_message, is_async)
+
+
+def _to_fill(function: Callable[..., Any], signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameter for the payload, and the one for the message if there is one."""
+    hints = get_type_hints(function)
+    filled: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        positional = parameter.kind in _POSITIONAL
+        if (positional and not filled) or (
+            positional and len(filled) == 1 and hints.get(parameter.name) is Message
+        ):
+            filled.append(parameter)
+        elif parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            raise InvalidArgument(
+                f"{_name(function)} has a parameter {parameter.name!r} that nothing would fill: a "
+                "handler takes the payload, and the message as a second parameter annotated Message",
+                field="handler",
+            )
+    return filled
+
+
+def arguments_of(shape: Shape, codec: Codec) -> Arguments:
+    """How a message becomes the handler's arguments."""
+    if shape.takes == "nothing":
+        return lambda message: ()
+    if shape.takes == "message":
+        return lambda message: (message,)
+    decode, annotation = codec.decode, shape.annotation
+    if shape.takes == "bytes":
+
+        def first(message: Any) -> Any:
+            return message.payload
+
+    else:
+
+        def first(message: Any) -> Any:
+            return decode(message.payload, message.content_type, annotation)
+
+    if shape.with_message:
+        return lambda message: (first(message), message)
+    return lambda message: (first(message),)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))

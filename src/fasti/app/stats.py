@@ -1,0 +1,61 @@
+"""What handlers did: counted by each worker for itself, added up when somebody asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Tally:
+    """Counts of one worker. Only that worker writes; any thread reads."""
+
+    __slots__ = ("failed", "handled", "in_flight", "rejected", "replaced", "retried")
+
+    def __init__(self) -> None:
+        self.handled = self.failed = self.retried = self.rejected = 0
+        self.in_flight = self.replaced = 0
+
+    def count(self, op: str, failed: bool = False) -> None:
+        """How a message ended."""
+        if op == "nack" or failed:
+            self.failed += 1
+        elif op == "ack":
+            self.handled += 1
+        elif op == "reject":
+            self.rejected += 1
+        else:
+            self.retried += 1
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerStats:
+    """Counts of one handler since the app was started, in this process.
+
+    `handled` ended well, `failed` raised, ran over their time or lost their worker, `retried` were
+    given back for later, `rejected` are dead. `refused`: what the broker no longer took because the
+    lease was over. `replaced`: worker processes that were started anew.
+    """
+
+    topic: str
+    handler: str
+    handled: int = 0
+    failed: int = 0
+    retried: int = 0
+    rejected: int = 0
+    refused: int = 0
+    in_flight: int = 0
+    replaced: int = 0
+
+
+def total(topic: str, handler: str, tallies: list[Tally], refused: int = 0) -> HandlerStats:
+    """The tallies of a handler's workers together."""
+    return HandlerStats(
+        topic,
+        handler,
+        handled=sum(each.handled for each in tallies),
+        failed=sum(each.failed for each in tallies),
+        retried=sum(each.retried for each in tallies),
+        rejected=sum(each.rejected for each in tallies),
+        refused=refused,
+        in_flight=sum(each.in_flight for each in tallies),
+        replaced=sum(each.replaced for each in tallies),
+    )

@@ -1,0 +1,233 @@
+"""Several processes that each run the same app, and one that looks after them.
+
+Workers are spawned and import the app by its name. One that dies is started again, with pauses that
+grow while it dies soon. Each has a pipe from the supervisor: by it it is told to stop, or to stop at
+once, and when the supervisor is gone, however that ended, the pipe ends and the worker stops by itself.
+Workers are in sessions of their own, so that Ctrl-C in a terminal reaches the supervisor alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from fasti.errors import FastiError
+
+logger = logging.getLogger("fasti.app")
+
+_SPAWN = multiprocessing.get_context("spawn")
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.5, 30.0
+# One that lived this long was well: its next pause is the first again.
+_WELL_S = 60.0
+# After the grace: for connections and hooks to end.
+_MARGIN_S = 15.0
+_FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What each worker runs."""
+
+    reference: str
+    address: str | None = None
+    concurrency: int | None = None
+    grace_s: float = 30.0
+    # The level and form of logs, where the command line has set them up.
+    log: tuple[str, str] | None = None
+
+
+class Worker:
+    """One place among the workers, and the process that has it now."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: SpawnProcess | None = None
+        self.line: Any = None
+        self.began = 0.0
+        self.deaths = 0
+        self.again_at: float | None = 0.0
+        self.code = 0
+
+    def start(self, plan: Plan) -> None:
+        """Spawns the process."""
+        theirs, self.line = _SPAWN.Pipe(duplex=False)
+        self.process = _SPAWN.Process(
+            target=work, args=(plan, self.number, theirs), name=f"fasti-worker-{self.number}"
+        )
+        with _held_signals():
+            self.process.start()
+        theirs.close()
+        self.began, self.again_at = time.monotonic(), None
+
+    def tell(self, word: str) -> None:
+        """Says `stop` or `now`."""
+        if self.line is not None:
+            with suppress(OSError):
+                self.line.send(word)
+
+    def ended(self, stopping: bool) -> None:
+        """The process has ended: well, or it is to be started again."""
+        process = self.process
+        assert process is not None
+        process.join()
+        self.code = process.exitcode or 0
+        process.close()
+        self.process = None
+        self.line.close()
+        if stopping or self.code == 0:
+            self.again_at = None
+            return
+        if time.monotonic() - self.began > _WELL_S:
+            self.deaths = 0
+        pause = min(_PAUSE_FIRST_S * 2**self.deaths, _PAUSE_MAX_S)
+        self.deaths += 1
+        self.again_at = time.monotonic() + pause
+        why = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        logger.error("worker %d died (%s); again in %g s", self.number, why, pause)
+
+
+def supervise(plan: Plan, workers: int) -> int:
+    """Runs until all workers have ended: 0, or the exit code of one that ended badly.
+
+    For the main thread, whose signals it takes meanwhile.
+    """
+    team = [Worker(number) for number in range(workers)]
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    told = 0
+    deadline: float | None = None
+    # Started before any signal is held back: it would let them through.
+    resource_tracker.ensure_running()
+    with ours, theirs, _signals(theirs):
+        while True:
+            if not told:
+                _start_due(team, plan)
+            if not any(each.process or each.again_at is not None for each in team):
+                return max((abs(each.code) for each in team), default=0) if not told else 0
+            _wait(team, ours, deadline)
+            heard = _read(ours)
+            for _ in range(heard):
+                told += 1
+                deadline = time.monotonic() + (plan.grace_s if told == 1 else 0) + _MARGIN_S
+                logger.info(
+                    "telling %d workers to stop%s", workers, "" if told == 1 else " at once"
+                )
+                for each in team:
+                    each.tell("stop" if told == 1 else "now")
+            for each in team:
+                if each.process is not None and not each.process.is_alive():
+                    each.ended(stopping=told > 0)
+                if told:
+                    each.again_at = None
+            if deadline is not None and time.monotonic() >= deadline:
+                _kill(team)
+
+
+def _start_due(team: list[Worker], plan: Plan) -> None:
+    for each in team:
+        if each.again_at is not None and each.again_at <= time.monotonic():
+            each.start(plan)
+
+
+def _wait(team: list[Worker], ours: socket.socket, deadline: float | None) -> None:
+    moments = [each.again_at for each in team if each.again_at is not None]
+    moments += [deadline] if deadline is not None else []
+    left = max(0.0, min(moments) - time.monotonic()) if moments else None
+    sentinels = [each.process.sentinel for each in team if each.process is not None]
+    connection.wait([*sentinels, ours], left)
+
+
+def _read(ours: socket.socket) -> int:
+    try:
+        return len(ours.recv(64))
+    except BlockingIOError:
+        return 0
+
+
+def _kill(team: list[Worker]) -> None:
+    for each in team:
+        if each.process is not None:
+            logger.error("worker %d does not stop: killed", each.number)
+            each.process.kill()
+            each.ended(stopping=True)
+
+
+@contextmanager
+def _signals(theirs: socket.socket) -> Iterator[None]:
+    """SIGTERM and SIGINT become bytes to read."""
+
+    def heard(*_: Any) -> None:
+        with suppress(BlockingIOError):
+            theirs.send(b"!")
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, heard) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """A process started meanwhile gets no signal before it is ready for one."""
+    numbers = {signal.SIGTERM, signal.SIGINT}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# In the worker
+
+
+def work(plan: Plan, number: int, line: Any) -> None:
+    """The life of a worker: runs the app until it is told to stop."""
+    from fasti.app.foreground import run_here
+    from fasti.app.loading import load
+
+    os.setsid()
+    if plan.log is not None:
+        from fasti.broker.logs import set_up
+
+        set_up(*plan.log)
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    # Both are held since before this process began.
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: events.put("signal"))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    threading.Thread(target=_listen, args=(line, events), name="fasti-line", daemon=True).start()
+    try:
+        app = load(plan.reference)
+        app.address = plan.address or app.address
+        app.grace_s = plan.grace_s
+        run_here(app, events, concurrency=plan.concurrency, worker=number, supervised=True)
+    except FastiError as error:
+        logger.error("worker %d: %s: %s", number, error.code, error.message)
+        sys.exit(_FAILED)
+
+
+def _listen(line: Any, events: queue.SimpleQueue[Any]) -> None:
+    while True:
+        try:
+            events.put(line.recv())
+        except (EOFError, OSError):
+            # The supervisor is gone.
+            events.put("stop")
+            return

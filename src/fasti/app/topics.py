@@ -1,0 +1,62 @@
+"""The topic behind a handler: made if it is missing, and given the handler's retry policy.
+
+How long a failed message waits, and how often it is tried, the broker decides by the topic's
+settings, so that it holds however the attempt ended: by a nack, or by a worker that was never heard of
+again. Thus `retry` and `max_attempts` of a handler are settings of its topic. The code that was
+deployed last declares them: where the topic has others they are changed, and that is logged. All
+other settings are only for a topic that is missing; where they differ a warning says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fasti.app.handler import HandlerSettings
+from fasti.client.client import Client
+from fasti.client.topics import given_settings
+from fasti.errors import NotFound
+
+logger = logging.getLogger("fasti.app")
+
+
+def ensure_topic(client: Client, settings: HandlerSettings) -> None:
+    """Makes or changes the topic as the handler asks. With `create=False` it only looks.
+
+    Raises `not_found` then, if it is missing, and what the broker refuses.
+    """
+    name = settings.topic
+    policy = {"retry": settings.retry, "max_attempts": settings.max_attempts}
+    declared = {key: value for key, value in policy.items() if value is not None}
+    others = dict(settings.create) if isinstance(settings.create, Mapping) else {}
+    try:
+        found = client.topic(name)
+    except NotFound:
+        if settings.create is False:
+            raise NotFound(
+                f"there is no topic {name!r}, and its handler was declared with create=False"
+            ) from None
+        client.create_topic(name, **{**others, **declared})
+        logger.info("topic %r was made", name)
+        return
+    current = found.settings.to_dict()
+    changed = _differences(current, declared)
+    if changed and settings.create is not False:
+        client.change_topic(name, **declared)
+        logger.warning("topic %r was changed as its handler asks: %s", name, _told(changed))
+    elif changed:
+        logger.warning(
+            "topic %r has other settings than its handler asks: %s", name, _told(changed)
+        )
+    if differing := _differences(current, others):
+        logger.warning("topic %r was made with other settings: %s", name, _told(differing))
+
+
+def _differences(current: dict[str, Any], asked: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    wire = given_settings(asked)
+    return {name: (current[name], value) for name, value in wire.items() if current[name] != value}
+
+
+def _told(differing: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name}: {has} (asked: {asked})" for name, (has, asked) in differing.items())
