@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Holding:
         self._serial = 0
         # Due times beyond this belong to another run than the one that is being taken from.
         self.bound_us = _FAR_US
+        # Called with the lock when somebody wants a message and there is none.
+        self.ran_out: Callable[[], None] = lambda: None
         self._fault: FastiError | None = None
         self._ended = False
 
@@ -96,6 +98,8 @@ class Holding:
                         run = heapq.heappop(self._heap)[2]
                         self.bound_us = self._heap[0][0] if self._heap else _FAR_US
                         return run
+                else:
+                    self.ran_out()
                 if until is not None:
                     left = until - time.monotonic()
                     if left <= 0:

@@ -138,7 +138,8 @@ class Message:
         run.finished[row] = 1
         run.acks.append(row)
         session = run.session
-        if not run.listed or session.eager:
+        session.unsent += 1
+        if not run.listed or session.eager or session.unsent >= session.hurry:
             session.acked(run)
         return None
 

@@ -41,6 +41,10 @@ _AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "closed", "tim
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
 _REQUESTS_MAX = 8
 _LAST_WORD_S = 1.0
+# Single acks wait this long for others, unless the consumer has nothing left or needs the credit.
+_LINGER_S = 0.005
+_SAID = -(1 << 62)
+_CLOSE_S = 30.0
 
 
 class Session:
@@ -63,8 +67,14 @@ class Session:
         self.failures = Failures(topic)
         self.lock = threading.Lock()
         self.holding = Holding(self.lock, transport.clock)
-        # The thread sleeps and nothing is under way: the next ack should wake it.
+        self.holding.ran_out = self._urge
+        # The thread sleeps and no ack waits: the next one should wake it.
         self.eager = False
+        # Acks since the last were sent, about: user threads count without a lock. At `hurry` they
+        # are sent at once, for their credit is a good part of what the consumer has.
+        self.unsent, self.hurry = 0, max(1, prefetch // 4)
+        self._linger_until = 0.0
+        self._urged = False
         self._transport = transport
         self._time_limit_us = time_limit_us
         self._settings = TopicSettings()
@@ -89,6 +99,7 @@ class Session:
         self._retry_at = 0.0
         self._tries = 0
         self._closing = self._over = self._draining = False
+        self._closed = threading.Event()
         self.reconnections = 0
 
     def start(self) -> None:
@@ -116,9 +127,12 @@ class Session:
         if not run.listed:
             run.listed = True
             self._acked.append(run)
-        if self.eager or self._over:
+        if self.eager or self._over or self.unsent >= self.hurry:
             with self.lock:
                 self.eager = False
+                if self.unsent >= self.hurry:
+                    self._urged = True
+                    self.unsent = _SAID  # Once is enough, until they are sent.
                 self._work.notify()
                 over = self._over
             if over:
@@ -163,6 +177,7 @@ class Session:
         with self.lock:
             if prefetch > self.prefetch:
                 self.prefetch = prefetch
+                self.hurry = max(1, prefetch // 4)
                 self._work.notify()
 
     def drain(self) -> None:
@@ -186,9 +201,15 @@ class Session:
     def flush(self, timeout: float | None) -> None:
         """Waits until everything that was returned is answered. Raises `timed_out`."""
         with self.lock:
-            self._work.notify()
+            self._urge()
             if not self._answered.wait_for(self._all_answered, timeout):
                 raise TimedOut(f"not everything returned to {self.topic!r} was answered in time")
+
+    def _urge(self) -> None:
+        """With the lock: acks that wait for others are sent now."""
+        if self._acked and not self._urged:
+            self._urged = True
+            self._work.notify()
 
     def _all_answered(self) -> bool:
         if self._over or self._thread is None:
@@ -199,11 +220,30 @@ class Session:
     def close(self, timeout: float | None) -> None:
         """Waits for answers, ends the session, gives back what was not started."""
         with self.lock:
-            if self._closing:
-                return
-            self._closing = True
+            first, self._closing = not self._closing, True
             self.holding.end()
             self._work.notify()
+        if not first:
+            # Somebody else is at it.
+            self._closed.wait(timeout)
+            return
+        try:
+            self._close(timeout)
+        finally:
+            self._closed.set()
+
+    def close_aside(self) -> None:
+        """Closes without anybody to wait for it: the consumer was thrown away."""
+        if self._thread is not None and not self._closing:
+            threading.Thread(target=self._close_quietly, name="fasti-close", daemon=True).start()
+
+    def _close_quietly(self) -> None:
+        try:
+            self.close(_CLOSE_S)
+        except FastiError as error:
+            logger.warning("a consumer of %r was not closed cleanly: %s", self.topic, error)
+
+    def _close(self, timeout: float | None) -> None:
         until = None if timeout is None else time.monotonic() + timeout
         problem: FastiError | None = None
         try:
@@ -366,14 +406,24 @@ class Session:
                 if now < self._retry_at:
                     wait = min(wait, self._retry_at - now)
                 elif (self._returns and busy < _REQUESTS_MAX) or (
-                    not busy and (self._acked or self._wanted_credit() > 0)
+                    not busy and (self._acks_due(now) or self._wanted_credit() > 0)
                 ):
                     return
-            self.eager = self._known and not busy
-            if self.eager and self._acked and now >= self._retry_at:
-                continue
+                elif self._acked and not busy:
+                    wait = min(wait, self._linger_until - now)
+            self.eager = self._known and not self._acked
+            if self.eager and self._acked:
+                continue  # It came in between, and found nobody eager.
             self._work.wait(wait)
             self.eager = False
+
+    def _acks_due(self, now: float) -> bool:
+        """Whether single acks have waited for others long enough."""
+        if not self._acked:
+            return False
+        if not self._linger_until:
+            self._linger_until = now + _LINGER_S
+        return self._urged or self._closing or now >= self._linger_until
 
     def _take_returns(self) -> list[Return]:
         if not self._known:
@@ -386,6 +436,7 @@ class Session:
 
     def _gathered_acks(self) -> list[Return]:
         """Acks of single messages, as one return."""
+        self.unsent, self._linger_until, self._urged = 0, 0.0, False
         count = len(self._acked)
         runs = self._acked[:count]
         del self._acked[:count]
