@@ -13,6 +13,7 @@ from fasti.cli import (
     forecast,
     messages,
     produce,
+    run,
     serve,
     storage,
     token,
@@ -27,6 +28,7 @@ app = typer.Typer(
     cls=ErrorsAsExits,
 )
 app.command("serve")(serve.serve)
+app.command("run")(run.run)
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.command()(forecast.forecast)
