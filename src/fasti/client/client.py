@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from fasti.client.address import parse_address
 from fasti.client.consumer import Consumer
-from fasti.client.durations import Duration, duration_us
+from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.messages import Messages
 from fasti.client.producer import Producer
+from fasti.client.session import Session
 from fasti.client.topics import Topic, given_settings
 from fasti.client.transport import BrokerClock, Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
@@ -109,6 +110,8 @@ class Client:
         self._closed = False
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        # Those of consumers that were thrown away end by themselves, if they get the time.
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         _clients.add(self)
 
     @property
@@ -221,8 +224,10 @@ class Client:
             prefetch=prefetch,
             timeout=timeout,
             time_limit=time_limit,
+            limits=self.limits,
         )
         self._consumers.add(made)
+        self._sessions.add(made.session)
         return made
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
@@ -300,6 +305,9 @@ class Client:
                 each.close(timeout=timeout)
             except FastiError as problem:
                 problems.append(problem)
+        for session in list(self._sessions):
+            with suppress(FastiError):
+                session.close(seconds(timeout))
         self.transport.close()
         _clients.discard(self)
         if problems:

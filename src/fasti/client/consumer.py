@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import time
+import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -69,6 +70,14 @@ class Consumer:
             time_limit_us=optional_duration_us(time_limit, "time_limit"),
             limits=limits or Limits(),
         )
+        # A consumer that is thrown away must not go on taking messages.
+        self._gone = weakref.finalize(self, self._session.close_aside)
+        self._gone.atexit = False
+
+    @property
+    def session(self) -> Session:
+        """What lies beneath; the client closes it when nobody else did."""
+        return self._session
 
     @property
     def failed(self) -> int:
@@ -143,7 +152,7 @@ class Consumer:
     def batches(self, count: int = 1000, *, wait: Duration = "100ms") -> Iterator[Batch]:
         """Batches of up to `count` messages that are due, each at most `wait` after its first.
 
-        At least twice as many as `count` may be here unfinished then, whatever `prefetch` says.
+        At least four times `count` may be here unfinished then, whatever `prefetch` says.
 
             for batch in client.consumer("emails").batches(10_000):
                 store(batch.table)
@@ -152,7 +161,7 @@ class Consumer:
         if count < 1:
             raise InvalidArgument("count is at least 1", field="count", limit=1)
         wait_s = seconds(wait, "wait") or 0.0
-        self._session.want(2 * count)
+        self._session.want(4 * count)
         self._begin()
         return self._batches(count, wait_s)
 
