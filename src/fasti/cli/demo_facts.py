@@ -1,12 +1,14 @@
-"""What the demo heard from its process, and what follows from it.
+"""What the demo saw, and what follows from it.
 
-Nothing here trusts the shard: what must be true is worked out from what it promised, and compared
-with what it did. A promise that was under way when the process was killed may be kept or not; it
-is counted as unknown.
+Nothing here trusts the broker: what must be true is worked out from what it promised, and compared
+with what user code got. All times are of this machine's clock, taken by those who saw something
+happen, not by the SDK. A change that was under way when the broker was killed may have happened or
+not; it is counted as unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
+# What is shown while it runs: what goes on, how many arrived, and how many there are.
+Show = Callable[[str, int, int], None]
 
 # Upper ends of the bars of the histogram, in microseconds.
 BARS_US = (500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000)
@@ -45,13 +49,15 @@ class Lateness:
 
 @dataclass(slots=True)
 class Verdict:
-    """The outcome of a run. The first five must be 0."""
+    """The outcome of a run. The first seven must be 0."""
 
     lost: int
+    undelivered: int
     misplaced: int
     early: int
     after_cancel: int
     after_ack: int
+    sent_twice: int
     scheduled: int
     delivered: int
     delivered_again: int
@@ -65,167 +71,155 @@ class Verdict:
     after: Lateness
     up: Lateness
     outage_seconds: float
-    open_seconds: float
-    close_seconds: float
-    checkpoints: int
-    states: dict[str, int]
-    forecast: list[tuple[int, int]]
+    story: list[tuple[float, str]]
+    states: dict[str, int] = field(default_factory=dict)
+    forecast: list[tuple[int, int]] = field(default_factory=list)
     size_bytes: int = 0
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
         """Whether every promise was kept."""
-        kept = (self.lost, self.misplaced, self.early, self.after_cancel, self.after_ack)
-        return not any(kept)
+        broken = (self.lost, self.undelivered, self.misplaced, self.early, self.sent_twice)
+        return not any((*broken, self.after_cancel, self.after_ack))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         return {"ok": self.ok, **asdict(self)}
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A batch of moves or cancels that was asked for; `due` is None in a cancel."""
+
+    ids: list[int]
+    due: list[int] | None
+    asked_us: int
+
+
 @dataclass(slots=True)
 class Facts:
-    """All that was told so far. One thread only."""
+    """All that is known so far. For one thread at a time."""
 
     due: dict[int, int] = field(default_factory=dict)
-    produced_at: dict[int, int] = field(default_factory=dict)
-    cancelled: set[int] = field(default_factory=set)
-    acked: set[int] = field(default_factory=set)
-    # Of each message, the first time that user code had it; and all times, in order.
-    first_started: dict[int, int] = field(default_factory=dict)
+    asked_at: dict[int, int] = field(default_factory=dict)
+    # The number in each message's payload; each number was sent once.
+    number: dict[int, int] = field(default_factory=dict)
+    # When the cancel that answered ok was asked for.
+    cancelled: dict[int, int] = field(default_factory=dict)
+    # When the answer to the ack had come.
+    acked: dict[int, int] = field(default_factory=dict)
+    # Id and time of each delivery, as it was told.
     deliveries: list[tuple[int, int]] = field(default_factory=list)
+    first_started: dict[int, int] = field(default_factory=dict)
     remaining: dict[int, int] = field(default_factory=dict)
     window: tuple[int, int] = (0, 0)
     killed_at_us: int = 0
-    opened: list[dict[str, Any]] = field(default_factory=list)
-    closed: dict[str, Any] = field(default_factory=dict)
-    states: dict[str, int] = field(default_factory=dict)
-    forecast: list[tuple[int, int]] = field(default_factory=list)
+    started_again_us: int = 0
     moved: int = 0
-    after_ack: int = 0
-    _asked: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    story: list[tuple[int, str]] = field(default_factory=list)
+    _unknown_cancels: set[int] = field(default_factory=set)
+    _unknown_moves: dict[int, int] = field(default_factory=dict)
 
-    def take(self, told: dict[str, Any]) -> None:
-        """One line from the process."""
-        getattr(self, f"_{told['fact']}")(told)
+    def happened(self, at_us: int, what: str) -> None:
+        """One line of the story."""
+        self.story.append((at_us, what))
 
-    @property
-    def left_in_window(self) -> int:
-        """How many messages that fall due while we watch have not arrived yet."""
+    def produced(self, ids: list[int], due: list[int], numbers: list[int], asked_us: int) -> None:
+        """Messages whose receipt has come."""
+        self.due |= zip(ids, due, strict=True)
+        self.number |= zip(ids, numbers, strict=True)
+        self.asked_at |= dict.fromkeys(ids, asked_us)
+
+    def answered(self, change: Change, ok: list[bool]) -> None:
+        """A batch of changes whose outcomes are known; a row that is not ok changed nothing."""
+        good = [number for number, fine in zip(change.ids, ok, strict=True) if fine]
+        if change.due is None:
+            self.cancelled |= dict.fromkeys(good, change.asked_us)
+            return
+        wanted = dict(zip(change.ids, change.due, strict=True))
+        self.due |= {number: wanted[number] for number in good}
+        self.moved += len(good)
+
+    def unanswered(self, change: Change) -> None:
+        """A batch of changes that was under way when the broker went."""
+        if change.due is None:
+            self._unknown_cancels |= set(change.ids)
+        else:
+            self._unknown_moves |= zip(change.ids, change.due, strict=True)
+
+    def delivered(self, id: int, number: int, started_us: int) -> None:
+        """User code has a message."""
+        self.number.setdefault(id, number)
+        self.first_started.setdefault(id, started_us)
+        self.deliveries.append((id, started_us))
+
+    def acknowledged(self, id: int, at_us: int) -> None:
+        """The broker has said that it knows that a message is done."""
+        self.acked.setdefault(id, at_us)
+
+    def left_in_window(self) -> set[int]:
+        """The messages that fall due while we watch and have not arrived yet."""
         end_us = self.window[1] + 1_000_000
-        unsure = self._unknown_cancels()
-        near = (number for number, due_us in self.due.items() if due_us < end_us)
-        done = self.first_started.keys() | self.cancelled | unsure
-        return sum(number not in done for number in near)
-
-    def _opened(self, told: dict[str, Any]) -> None:
-        self.opened.append(told)
-
-    def _window(self, told: dict[str, Any]) -> None:
-        self.window = (told["from_us"], told["to_us"])
-
-    def _produced(self, told: dict[str, Any]) -> None:
-        for number, due_us, status in zip(told["ids"], told["due"], told["status"], strict=True):
-            if status == 0:
-                self.due[number] = due_us
-                self.produced_at[number] = told["at_us"]
-
-    def _moving(self, told: dict[str, Any]) -> None:
-        self._asked[len(self.opened), told["call"]] = told
-
-    _cancelling = _moving
-
-    def _moved(self, told: dict[str, Any]) -> None:
-        asked = self._asked.pop((len(self.opened), told["call"]))
-        for number, due_us, status in zip(asked["ids"], asked["due"], told["status"], strict=True):
-            if status == 0:
-                self.due[number] = due_us
-                self.moved += 1
-
-    def _cancelled(self, told: dict[str, Any]) -> None:
-        asked = self._asked.pop((len(self.opened), told["call"]))
-        answers = zip(asked["ids"], told["status"], strict=True)
-        self.cancelled |= {number for number, status in answers if status == 0}
-
-    def _delivered(self, told: dict[str, Any]) -> None:
-        for number, started_us in zip(told["ids"], told["started"], strict=True):
-            self.after_ack += number in self.acked
-            self.first_started.setdefault(number, started_us)
-            self.deliveries.append((number, started_us))
-
-    def _acked(self, told: dict[str, Any]) -> None:
-        answers = zip(told["ids"], told["status"], strict=True)
-        self.acked |= {number for number, status in answers if status == 0}
-
-    def _remaining(self, told: dict[str, Any]) -> None:
-        self.remaining |= dict(zip(told["ids"], told["due"], strict=True))
-
-    def _counts(self, told: dict[str, Any]) -> None:
-        self.states = told["states"]
-
-    def _forecast(self, told: dict[str, Any]) -> None:
-        self.forecast = list(zip(told["start"], told["count"], strict=True))
-
-    def _closed(self, told: dict[str, Any]) -> None:
-        self.closed = told
-
-    def _unknown_cancels(self) -> set[int]:
-        asked = (told for told in self._asked.values() if told["fact"] == "cancelling")
-        return {number for told in asked for number in told["ids"]}
-
-    def _unknown_moves(self) -> dict[int, int]:
-        asked = [told for told in self._asked.values() if told["fact"] == "moving"]
-        return {n: due for told in asked for n, due in zip(told["ids"], told["due"], strict=True)}
+        near = {number for number, due_us in self.due.items() if due_us < end_us}
+        near -= self.first_started.keys() | self.cancelled.keys()
+        return near - self._unknown_cancels - self._unknown_moves.keys()
 
     def verdict(self) -> Verdict:
-        """What follows, once the last process has closed."""
-        moves, cancels = self._unknown_moves(), self._unknown_cancels()
+        """What follows, when all is told."""
         seen = self.first_started.keys()
-        lost = self.due.keys() - self.cancelled - cancels - seen - self.remaining.keys()
-        early = sum(
-            started_us < min(self.due[number], moves.get(number, self.due[number]))
-            for number, started_us in self.deliveries
-            if number in self.due
-        )
-        misplaced = sum(
-            due_us not in (self.due[number], moves.get(number))
-            for number, due_us in self.remaining.items()
-            if number in self.due
-        )
+        unsure = self._unknown_cancels | self.cancelled.keys()
+        lost = self.due.keys() - unsure - seen - self.remaining.keys()
         before, outage, after, up = self._lateness()
-        reopened_us = self.opened[-1]["at_us"]
+        begun_us = self.story[0][0] if self.story else 0
         return Verdict(
             lost=len(lost),
-            misplaced=misplaced,
-            early=early,
-            after_cancel=len(self.cancelled & seen),
-            after_ack=self.after_ack,
+            undelivered=len(self.left_in_window() - lost),
+            misplaced=sum(not self._may_be_due(*each) for each in self.remaining.items()),
+            early=sum(self._is_early(*each) for each in self.deliveries),
+            after_cancel=self._after(self.cancelled),
+            after_ack=self._after(self.acked),
+            sent_twice=self._sent_twice(),
             scheduled=len(self.due),
             delivered=len(seen),
             delivered_again=len(self.deliveries) - len(seen),
             moved=self.moved,
             cancelled=len(self.cancelled),
-            unknown=len(moves.keys() | cancels),
+            unknown=len(self._unknown_moves.keys() | self._unknown_cancels),
             before=before,
             outage=outage,
             after=after,
             up=up,
-            outage_seconds=(reopened_us - self.killed_at_us) / 1e6,
-            open_seconds=self.opened[-1]["seconds"],
-            close_seconds=self.closed["seconds"],
-            checkpoints=self.closed["checkpoints"],
-            states=self.states,
-            forecast=self.forecast,
+            outage_seconds=round((self.started_again_us - self.killed_at_us) / 1e6, 3),
+            story=[(round((at - begun_us) / 1e6, 2), what) for at, what in self.story],
         )
 
+    def _may_be_due(self, number: int, due_us: int) -> bool:
+        return due_us in (self.due.get(number, due_us), self._unknown_moves.get(number))
+
+    def _is_early(self, number: int, started_us: int) -> bool:
+        due_us = self.due.get(number)
+        if due_us is None:
+            return False
+        return started_us < min(due_us, self._unknown_moves.get(number, due_us))
+
+    def _after(self, ends: dict[int, int]) -> int:
+        """How many deliveries began later than what should have been the end of the message."""
+        never = 1 << 62
+        return sum(started_us > ends.get(number, never) for number, started_us in self.deliveries)
+
+    def _sent_twice(self) -> int:
+        """How many messages carry a number that another one carries too."""
+        return len(self.number) - len(set(self.number.values()))
+
     def _lateness(self) -> tuple[Lateness, Lateness, Lateness, Lateness]:
-        known = [number for number in self.first_started if number in self.due]
+        sure = self.due.keys() - self._unknown_moves.keys()
+        known = [number for number in self.first_started if number in sure]
         started = np.array([self.first_started[n] for n in known], dtype=np.int64)
-        due = np.array([max(self.due[n], self.produced_at[n]) for n in known], dtype=np.int64)
+        due = np.array([max(self.due[n], self.asked_at[n]) for n in known], dtype=np.int64)
         late = started - due
         before = started < self.killed_at_us
-        waited = ~before & (due < self.opened[-1]["at_us"])
+        waited = ~before & (due < self.started_again_us)
         groups = (before, waited, ~before & ~waited, ~waited)
         first, second, third, fourth = (Lateness.of(late[group]) for group in groups)
         return first, second, third, fourth

@@ -1,135 +1,190 @@
-"""The demo's course: a process is started, killed in the middle, started again, and ended."""
+"""The demo's course: a broker, workers, traffic, a SIGKILL in the middle, and what came of it.
+
+The story has one thread that knows the facts; all others tell it what they saw through a queue.
+"""
 
 from __future__ import annotations
 
-import json
 import queue
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from fasti.cli.demo_facts import Facts, Verdict
+import numpy as np
+
+from fasti.broker.launch import BrokerProcess
+from fasti.cli.demo_facts import Facts, Show, Verdict
+from fasti.cli.demo_traffic import (
+    CHANGE_EVERY_S,
+    FAR_DAYS,
+    LEAD_US,
+    TOPIC,
+    Changes,
+    Schedule,
+    key_of,
+    now_us,
+)
+from fasti.cli.demo_workers import WorkerProcess
+from fasti.client.client import Client, connect
 from fasti.errors import FastiError
+from fasti.model import DAY_US
 
-# What is shown while it runs: what goes on, how many arrived, and how many there are.
-Show = Callable[[str, int, int], None]
-
-_PATIENCE_S = 10.0
-
-
-class _Child:
-    """One life of the process. Its lines are read by a thread, so that it never has to wait."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        command = [sys.executable, "-m", "fasti.cli.demo_worker", *arguments]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def hear(self, facts: Facts, until: Callable[[], bool], timeout_s: float) -> bool:
-        """Takes facts until something holds; False if the time was over first."""
-        end = time.monotonic() + timeout_s
-        while not until() and time.monotonic() < end:
-            try:
-                line = self._lines.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            if line is None:
-                raise FastiError("the process of the demo ended by itself")
-            facts.take(json.loads(line))
-        return until()
-
-    def kill(self, facts: Facts) -> None:
-        """SIGKILL, in the middle of whatever it does; then takes what it had told before."""
-        facts.killed_at_us = time.time_ns() // 1000
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        while (line := self._lines.get()) is not None:
-            if line.endswith("\n"):
-                facts.take(json.loads(line))
-
-    def finish(self) -> None:
-        """Asks it to end."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("finish\n")
-        self._process.stdin.flush()
-
-    def leave(self) -> None:
-        """Makes sure that nothing of it is left."""
-        if self._process.poll() is None:
-            try:
-                self._process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+WORKERS = 3
+_PATIENCE_S = 20.0
+# The share of the messages that is cancelled, and as many are moved.
+_CHANGED_SHARE = 0.05
 
 
-def run(directory: Path, near: int, far: int, seconds: float, show: Show) -> Verdict:
-    """The whole story in a new directory."""
-    begun = time.monotonic()
-    facts = Facts()
-    sizes = [str(near), str(far), str(int(seconds * 1_000_000))]
-    _first_life(facts, [str(directory), "begin", *sizes], near + far, show)
-    _second_life(facts, [str(directory), "resume", *sizes], seconds, show)
-    verdict = facts.verdict()
-    verdict.size_bytes = sum(p.stat().st_size for p in directory.rglob("*") if p.is_file())
-    verdict.seconds = round(time.monotonic() - begun, 3)
-    return verdict
+class Story:
+    """One run, in a new directory."""
 
+    def __init__(self, directory: Path, near: int, far: int, seconds: float, show: Show) -> None:
+        self._directory, self._near, self._far = directory, near, far
+        self._span_us = int(seconds * 1e6)
+        self._show = show
+        self._told: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self.facts = Facts()
 
-def _first_life(facts: Facts, arguments: list[str], total: int, show: Show) -> None:
-    child = _Child(arguments)
-    try:
+    def tell(self, fact: str, *values: Any) -> None:
+        """From any thread."""
+        self._told.put((fact, values))
 
-        def scheduled() -> bool:
-            show("scheduling", len(facts.due), total)
-            return len(facts.due) >= total
+    def run(self) -> Verdict:
+        """The whole of it."""
+        begun = time.monotonic()
+        self._happened("a broker is started")
+        with BrokerProcess(self._directory) as broker:
+            self._happened(f"it listens at {broker.address}")
+            with connect(broker.address) as client:
+                self._play(broker, client)
+                verdict = self._end(client)
+            self._show("ending the broker", verdict.delivered, verdict.delivered)
+        files = (path for path in self._directory.rglob("*") if path.is_file())
+        verdict.size_bytes = sum(path.stat().st_size for path in files)
+        verdict.seconds = round(time.monotonic() - begun, 3)
+        return verdict
 
-        if not child.hear(facts, scheduled, _PATIENCE_S):
-            raise FastiError("this machine is too slow to schedule so many messages: use --far")
-        goal = facts.left_in_window
+    def _play(self, broker: BrokerProcess, client: Client) -> None:
+        client.create_topic(TOPIC, lease="5s", lookahead="50ms")
+        with ExitStack() as stack:
+            self._show("starting workers", 0, 1)
+            workers = stack.enter_context(self._workers(broker.address))
+            schedule = Schedule(client, self.tell)
+            stack.callback(schedule.close)
+            self._schedule(client, schedule)
+            with self._traffic(client, schedule):
+                self._watch("delivering", until_us=sum(self.facts.window) // 2)
+                self._kill_and_start(broker)
+                self._watch("delivering after a new start", until_us=self.facts.window[1])
+            self._wait_for_the_rest(workers)
 
-        def half_over() -> bool:
-            show("delivering", len(facts.first_started), goal)
-            return time.time_ns() // 1000 >= sum(facts.window) // 2
+    @contextmanager
+    def _workers(self, address: str) -> Iterator[list[WorkerProcess]]:
+        with ExitStack() as stack:
+            made = []
+            for number in range(1, WORKERS + 1):
+                made.append(WorkerProcess(address, f"worker-{number}", self.tell))
+                stack.callback(made[-1].leave)
+            for worker in made:
+                worker.wait_until_ready()
+            self._happened(f"{WORKERS} worker processes wait for messages")
+            yield made
+            for worker in made:
+                worker.finish()
 
-        child.hear(facts, half_over, _PATIENCE_S)
-        show("killing the process", len(facts.first_started), goal)
-        child.kill(facts)
-    finally:
-        child.leave()
+    def _schedule(self, client: Client, schedule: Schedule) -> None:
+        self._show("scheduling", 0, self._near + self._far)
+        random = np.random.default_rng(1)
+        ahead = random.beta(1.2, 3.0, self._far) * (FAR_DAYS - 1) * DAY_US
+        schedule.fill(now_us() + DAY_US + ahead.astype(np.int64))
+        from_us = now_us() + 2 * LEAD_US
+        self.facts.window = (from_us, from_us + self._span_us)
+        schedule.fill(np.sort(from_us + random.integers(0, self._span_us, self._near)))
+        self._take()
+        self._happened(
+            f"{self._far:,} messages are scheduled for {FAR_DAYS} days, and {self._near:,} for the "
+            f"next {self._span_us / 1e6:g} s"
+        )
+        # Those that are due last, so that there is time for it.
+        count = int(self._near * _CHANGED_SHARE)
+        keys = [key_of(number) for number in range(schedule.sent - count, schedule.sent)]
+        if keys:
+            Changes(client, self.tell).cancel_keys(keys)
+            self._happened(f"{count:,} of them are cancelled by their keys")
 
+    @contextmanager
+    def _traffic(self, client: Client, schedule: Schedule) -> Iterator[None]:
+        """Goes on while the broker is killed and started, as the traffic of users would."""
+        rounds = self._span_us / 1e6 / CHANGE_EVERY_S
+        shares = [count * _CHANGED_SHARE / rounds for count in (self._near, self._far)]
+        changes = Changes(client, self.tell, *shares)
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=each.go_on, args=(stop,), daemon=True)
+            for each in (changes, schedule)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
-def _second_life(facts: Facts, arguments: list[str], seconds: float, show: Show) -> None:
-    child = _Child(arguments)
-    try:
-        goal = facts.left_in_window + len(facts.first_started)
+    def _kill_and_start(self, broker: BrokerProcess) -> None:
+        self.facts.killed_at_us = now_us()
+        broker.kill()
+        self._happened("the broker is killed with SIGKILL; traffic and workers go on")
+        self._show("the broker is away", len(self.facts.first_started), self._near)
+        broker.start()
+        self.facts.started_again_us = now_us()
+        self._happened("it is started again on the same data and port")
 
-        def all_arrived() -> bool:
-            show("delivering after a new start", len(facts.first_started), goal)
-            over = time.time_ns() // 1000 >= facts.window[1] + 500_000
-            return len(facts.opened) == 2 and over and not facts.left_in_window
+    def _watch(self, what: str, until_us: int) -> None:
+        """Takes what is told until a time has come."""
+        while now_us() < until_us:
+            self._show(what, len(self.facts.first_started), self._near)
+            self._take(wait_s=0.05)
 
-        child.hear(facts, all_arrived, seconds + _PATIENCE_S / 2)
-        child.finish()
-        show("counting what is left", len(facts.first_started), goal)
-        if not child.hear(facts, lambda: bool(facts.closed), _PATIENCE_S):
-            raise FastiError("the process of the demo did not end in time")
-    finally:
-        child.leave()
+    def _wait_for_the_rest(self, workers: list[WorkerProcess]) -> None:
+        end = time.monotonic() + _PATIENCE_S
+        while self.facts.left_in_window() and time.monotonic() < end:
+            self._show("waiting for the last ones", len(self.facts.first_started), self._near)
+            self._take(wait_s=0.2)
+            if not all(worker.alive for worker in workers):
+                raise FastiError("a worker of the demo ended by itself")
+        if left := len(self.facts.left_in_window()):
+            self._happened(f"{left:,} messages that fell due have not arrived")
+        else:
+            self._happened("all that fell due has arrived")
+
+    def _end(self, client: Client) -> Verdict:
+        """What the broker still has, against what it should have."""
+        self._show("counting what is left", len(self.facts.first_started), self._near)
+        self._take()
+        messages = client.messages(TOPIC)
+        for batch in messages.scan():
+            pairs = zip(batch["id"].to_pylist(), batch["due_us"].to_pylist(), strict=True)
+            self.facts.remaining |= pairs
+        verdict = self.facts.verdict()
+        verdict.states = dict(messages.count())
+        today_us = now_us() // DAY_US * DAY_US
+        coming = messages.forecast("1d", start=today_us, end=today_us + (FAR_DAYS + 2) * DAY_US)
+        starts, counts = coming["start_us"].to_pylist(), coming["count"].to_pylist()
+        verdict.forecast = list(zip(starts, counts, strict=True))
+        return verdict
+
+    def _happened(self, what: str) -> None:
+        self.facts.happened(now_us(), what)
+
+    def _take(self, wait_s: float = 0.0) -> None:
+        """All that was told; waits for the first if there is nothing."""
+        with suppress(queue.Empty):
+            fact, values = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
+            while True:
+                getattr(self.facts, fact)(*values)
+                fact, values = self._told.get_nowait()

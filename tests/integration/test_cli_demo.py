@@ -1,0 +1,33 @@
+"""The demo on a real broker, small: it keeps its promises over a SIGKILL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fasti.cli.exits import ERROR_EXITS
+from fasti.cli.main import app
+
+
+@pytest.mark.parametrize(("near", "far"), [(400, 2_000), (10, 10)])
+def test_a_small_run_keeps_its_promises(tmp_path: Path, near: int, far: int) -> None:
+    place = tmp_path / "data"
+    arguments = ["demo", "--near", str(near), "--far", str(far), "--seconds", "2", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "--data", str(place)])
+    verdict = json.loads(result.stdout)
+    assert result.exit_code == 0, verdict
+    assert verdict["ok"]
+    # The messages of the traffic that goes on come on top.
+    assert verdict["scheduled"] > near + far
+    assert verdict["up"]["earliest_ms"] >= 0
+    # However few there are, most are left to be delivered.
+    assert verdict["cancelled"] <= 0.15 * (near + far)
+    assert verdict["delivered"] >= 0.5 * near
+    assert verdict["outage_seconds"] > 0
+    checked = CliRunner().invoke(app, ["storage", "verify", str(place)])
+    assert checked.exit_code == 0
+    again = CliRunner().invoke(app, [*arguments, "--data", str(place)])
+    assert again.exit_code == ERROR_EXITS["already_exists"]
