@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +17,8 @@ from tests.conformance.protocol_client import (
     rows,
     statuses,
 )
+
+from fasti.broker.launch import BrokerProcess
 
 MakeTopic = Callable[..., str]
 HOUR_US = 3_600_000_000
@@ -353,6 +358,26 @@ def test_the_credit_of_a_fenced_session_is_gone(client: Client, make_topic: Make
     second.finish()
 
 
+def test_a_fenced_session_does_not_take_its_name_back(
+    client: Client, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    first, second = client.consume(topic, "worker"), client.consume(topic, "worker")
+    first.credit(1)
+    first.pending()
+    second.credit(1)
+    second.pending()
+    first.expect(lambda chunk: chunk.kind == "error")
+    # One that doesn't listen goes on asking.
+    first.credit(5)
+    with suppress(Refused, AssertionError):
+        first.finish()
+    ready(client, topic, 3)
+    assert len(second.leased(1)) == 1
+    assert second.pending() == []
+    assert second.finish() == []
+
+
 def test_a_name_is_the_topic_s(client: Client, make_topic: MakeTopic) -> None:
     topics = [make_topic(), make_topic()]
     sessions = [client.consume(topic, "worker") for topic in topics]
@@ -433,6 +458,34 @@ def test_a_topic_that_goes_away_ends_its_sessions(client: Client, make_topic: Ma
     client.call("delete_topic", {"topic": topic})
     assert session.ended().code == "not_found"
     assert idle.ended().code == "not_found"
+
+
+def test_a_broker_that_stops_says_so(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker, Client(f"{broker.host}:{broker.port}") as client:
+        client.call("create_topic", {"topic": "t"})
+        ids = ready(client, "t", 3)
+        session, idle = client.consume("t", "worker"), client.consume("t", "idle")
+        got = session.take(2)
+        assert statuses(session.use("ack", ids_of(got[:1]))) == ["ok"]
+        idle.pending()
+        batch = rows(payload=[b"x"])
+        stream = client.produce(batch.schema, topic="t")
+        assert statuses(stream.ask(batch)) == ["ok"]
+        ended: list[int] = []
+        stopping = threading.Thread(target=lambda: ended.append(broker.stop()))
+        stopping.start()
+        for told in (session, idle):
+            assert told.ended().code == "closed"
+        stream.end()
+        stopping.join(30)
+        assert ended == [0]
+        broker.start()
+        # The lease is still there, and so is everything that was answered.
+        found = counts(client, "t")
+        assert (found["done"], found["leased"], found["ready"]) == (1, 1, 2)
+        assert client.get("t", rows(id=ids[:1]))[0]["status"] == "done"
+        back = returned([got[1]["id"]], [got[1]["token"]])
+        assert statuses(client.call("ack", {"topic": "t"}, back)) == ["ok"]
 
 
 # What is refused

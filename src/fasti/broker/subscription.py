@@ -127,6 +127,9 @@ class Subscription:
             raise InvalidArgument(
                 f"credit is 1 to {CREDIT_MAX} at a time", field="count", limit=CREDIT_MAX
             )
+        if self._ended:
+            # One that was fenced and goes on asking would take the name back.
+            raise Closed("the session has ended")
         return Lease(self._topic, self._session.number, self._consumer, count)
 
     def _submit(self, op: str, request: int | None, commands: list[Any]) -> None:
