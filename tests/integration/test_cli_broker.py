@@ -1,0 +1,182 @@
+"""The command as a real process against a real broker: exit codes, pipes, signals, streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+from fasti.cli.exits import BROKEN_PIPE, ERROR_EXITS, TERMINATED
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as started:
+        yield started
+
+
+@pytest.fixture
+def topic(broker: BrokerProcess, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    name: str = request.node.name
+    with fasti.connect(broker.address) as client:
+        client.create_topic(name)
+    return name
+
+
+def environment(broker: BrokerProcess) -> dict[str, str]:
+    return {**os.environ, "FASTI_ADDRESS": broker.address, "COLUMNS": "120"}
+
+
+def run(
+    broker: BrokerProcess, *arguments: str, stdin: bytes = b"", shell: str = ""
+) -> subprocess.CompletedProcess[bytes]:
+    command: list[str] | str = [sys.executable, "-m", "fasti", *arguments]
+    if shell:
+        command = shell.replace("fasti ", f"{sys.executable} -m fasti ")
+    return subprocess.run(
+        command,
+        shell=bool(shell),
+        executable="/bin/bash" if shell else None,
+        input=stdin,
+        capture_output=True,
+        env=environment(broker),
+        timeout=50,
+        check=False,
+    )
+
+
+def counts(broker: BrokerProcess, topic: str) -> dict[str, int]:
+    with fasti.connect(broker.address) as client:
+        return {state: n for state, n in client.topic(topic).counts.items() if n}
+
+
+def test_from_one_pipe_to_another(broker: BrokerProcess, topic: str) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(7_000))
+    sent = run(broker, "produce", topic, stdin=lines)
+    assert (sent.returncode, sent.stderr) == (0, b"")
+    assert sent.stdout == b"7,000 messages sent\n"
+    got = run(broker, "consume", topic)
+    assert (got.returncode, got.stderr) == (0, b"")
+    assert got.stdout == lines
+    assert counts(broker, topic) == {"done": 7_000}
+
+
+def test_a_reader_that_has_enough(broker: BrokerProcess, topic: str) -> None:
+    with fasti.connect(broker.address) as client, client.producer(topic) as producer:
+        producer.send_batch([b"%d %s" % (n, b"x" * 1_000) for n in range(2_000)])
+    done = run(
+        broker, shell=f"fasti consume {topic} | head -n 3 | cut -c -2; echo ${{PIPESTATUS[0]}}"
+    )
+    assert done.stdout.decode().split() == ["0", "1", "2", str(BROKEN_PIPE)]
+    assert done.stderr == b""
+    # What was not printed is ready again, and what was printed is done.
+    found = counts(broker, topic)
+    assert set(found) == {"ready", "done"}
+    assert sum(found.values()) == 2_000
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, TERMINATED)], ids=["int", "term"]
+)
+def test_following_until_a_signal_comes(
+    broker: BrokerProcess, topic: str, number: signal.Signals, code: int
+) -> None:
+    command = [sys.executable, "-m", "fasti", "consume", topic, "--follow", "--no-ack"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(broker)
+    ) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        with fasti.connect(broker.address) as client, client.producer(topic) as producer:
+            for text in (b"one", b"two"):
+                producer.send(text, delay="20ms").result(timeout="20s")
+                assert following.stdout.readline() == text + b"\n"
+        following.send_signal(number)
+        assert following.wait(30) == code
+        assert following.stderr.read() == b""
+    # Given back, and not counted as an attempt.
+    with fasti.connect(broker.address) as client:
+        rows = client.messages(topic).list().to_pylist()
+    assert [(row["state"], row["attempts"]) for row in rows] == [("ready", 0), ("ready", 0)]
+
+
+def test_lines_are_sent_while_the_pipe_is_open(broker: BrokerProcess, topic: str) -> None:
+    command = [sys.executable, "-m", "fasti", "produce", topic, "--quiet"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(broker)
+    ) as producing:
+        assert producing.stdin is not None
+        with fasti.connect(broker.address) as client:
+            consumer = client.consumer(topic, timeout="30s")
+            for text in (b"first", b"second"):
+                producing.stdin.write(text + b"\n")
+                producing.stdin.flush()
+                message = next(consumer)
+                assert message.payload == text
+                message.ack()
+            consumer.close()
+        out, _ = producing.communicate(timeout=30)
+    assert producing.returncode == 0
+    assert len(out.split()) == 2
+
+
+def test_no_broker_is_one_line_and_a_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fasti", "topics", "list", "--address", "fasti://127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, timeout=50, check=False)
+    assert done.returncode == ERROR_EXITS["unavailable"]
+    assert done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("error unavailable: ")
+    assert "fasti serve" in line
+
+
+def test_a_directory_without_a_server(tmp_path: Path, broker: BrokerProcess) -> None:
+    place = ["--address", f"embedded:{tmp_path / 'data'}"]
+    assert run(broker, "produce", "emails", "hello", "--create", *place).returncode == 0
+    assert run(broker, "consume", "emails", *place).stdout == b"hello\n"
+    locked = run(broker, "topics", "list", "--address", f"embedded:{broker.data}")
+    assert locked.returncode == ERROR_EXITS["locked"]
+
+
+def complete(broker: BrokerProcess, line: str, **env: str) -> list[str]:
+    """What bash would offer."""
+    words = line.split(" ")
+    asked = {
+        "_FASTI_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("fasti"))],
+        capture_output=True,
+        env={**environment(broker), **asked, **env},
+        timeout=50,
+        check=False,
+    )
+    assert done.stderr == b""
+    return done.stdout.decode().split()
+
+
+def test_the_shell_completes_names(broker: BrokerProcess, topic: str) -> None:
+    assert "topics" in complete(broker, "fasti to")
+    assert topic in complete(broker, "fasti consume test_the_shell")
+    nobody = {"FASTI_ADDRESS": "fasti://127.0.0.1:1"}
+    assert complete(broker, "fasti consume test_the_shell", **nobody) == []
+
+
+def test_a_terminal_gets_a_table_and_a_script_json(broker: BrokerProcess, topic: str) -> None:
+    assert run(broker, "produce", topic, "hello", "--delay", "1h", "--key", "k").returncode == 0
+    table = run(broker, "messages", "list", topic, "--payload").stdout.decode()
+    assert "hello" in table
+    found: Any = json.loads(run(broker, "messages", "list", topic, "--payload", "--json").stdout)
+    assert [row["payload"] for row in found] == ["hello"]
