@@ -125,6 +125,23 @@ def test_credit_that_can_not_be_is_refused(
     session.finish()
 
 
+def test_credit_may_go_with_other_requests(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    ids = ready(client, topic, 6)
+    session = client.consume(topic, "worker")
+    assert session.ask("heartbeat", credit=2)["held"] == 0
+    got = session.leased(2)
+    assert statuses(session.use("ack", ids_of(got), credit=3)) == ["ok", "ok"]
+    assert len(session.leased(3)) == 3
+    for wrong in (-1, 1 << 21, "1"):
+        with pytest.raises(Refused) as info:
+            session.use("ack", ids[2:5], credit=wrong)
+        assert info.value.code == "invalid_argument"
+    assert session.pending() == []
+    assert statuses(session.use("ack", ids[2:5])) == ["ok"] * 3, "what was refused was not done"
+    session.finish()
+
+
 # What comes
 
 
