@@ -12,6 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, overload
 
+import pyarrow as pa
+
 from fasti.client.columns import as_bytes, as_headers, message_batch, pieces
 from fasti.client.durations import Duration, aware_us, duration_us, seconds
 from fasti.client.outbox import GATHER_BYTES, GATHER_ROWS, Outbox
@@ -243,15 +245,8 @@ class Producer:
         the other. Raises what `send` raises, and with `wait` the error that refused the batch or
         `timed_out`.
         """
-        if on_conflict not in _ON_CONFLICT:
-            self._refuse_conflict(on_conflict)
         batch = message_batch(payloads, due, delay, key, headers, content_type)
-        limits = self._limits
-        if atomic:
-            cut = [batch] if batch.num_rows else []
-        else:
-            rows_max = min(limits.batch_rows_max, _PIECE_ROWS)
-            cut = pieces(batch, rows_max, min(limits.batch_bytes_max, _PIECE_BYTES))
+        cut = self.cut(batch, on_conflict, atomic)
         box = self._box
         if box.failures.pending:
             box.failures.throw()
@@ -261,6 +256,21 @@ class Producer:
                 parcels.append(box.add(piece, on_conflict, atomic, stage))
         pending = PendingBatch(parcels)
         return pending.result(timeout) if wait else pending
+
+    def cut(self, batch: pa.RecordBatch, on_conflict: str, atomic: bool) -> list[pa.RecordBatch]:
+        """A batch as the pieces in which it travels."""
+        if on_conflict not in _ON_CONFLICT:
+            self._refuse_conflict(on_conflict)
+        if atomic:
+            return [batch] if batch.num_rows else []
+        limits = self._limits
+        rows_max = min(limits.batch_rows_max, _PIECE_ROWS)
+        return pieces(batch, rows_max, min(limits.batch_bytes_max, _PIECE_BYTES))
+
+    @property
+    def outbox(self) -> Outbox:
+        """What is on its way: for the asyncio producer, which waits in another manner."""
+        return self._box
 
     def flush(self, timeout: Duration | None = None) -> None:
         """Waits until everything sent so far is durable or has failed.
