@@ -110,7 +110,10 @@ def update(
         str | None, typer.Option(help="The new payload; `-` takes it from stdin.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The new payload, from a file.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="The new payload, from a file."
+        ),
     ] = None,
     ids: Ids = None,
     keys: Keys = None,

@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -39,7 +40,8 @@ def table(*columns: str, rows: Iterable[Sequence[object]], title: str | None = N
         justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
         made.add_column(column.removesuffix(">"), justify=justify, overflow="fold")
     for row in rows:
-        made.add_row(*(number(cell) if isinstance(cell, int) else str(cell) for cell in row))
+        # As plain texts: brackets in somebody's payload are no markup.
+        made.add_row(*(Text(number(c) if isinstance(c, int) else str(c)) for c in row))
     return made
 
 

@@ -24,6 +24,14 @@ def test_a_list_for_people_and_for_programs(shell: Shell) -> None:
     assert found[0]["due"].endswith("Z")
 
 
+def test_brackets_in_a_payload_are_no_markup(shell: Shell) -> None:
+    shell.good("produce", "emails", "[bold]x[/bold] [/nothing]", "--key", "[red]k")
+    shown = shell("messages", "list", "emails", "--payload").out
+    assert "[bold]x[/bold] [/nothing]" in shown
+    assert "[red]k" in shown
+    assert "[red]k" in shell("messages", "cancel", "emails", "--key", "[red]k").out
+
+
 def test_filters(shell: Shell) -> None:
     for filters, ids in (
         ("--state ready", [3]),
@@ -125,6 +133,7 @@ def test_a_command_line_that_makes_no_sense_is_refused(shell: Shell) -> None:
         "move emails --key a --delay 1h --at 2100-01-01T00:00Z",
         "move emails --key a --at 2100-01-01T00:00",
         "update emails --key a",
+        "update emails --key a --file no-such-file",
         "cancel emails",
         "list emails --state done",
         "list emails --due-to yesterday",
