@@ -17,7 +17,7 @@ from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import HEADERS
 from fasti.client.transport import Header, Transport
 from fasti.errors import InvalidArgument
-from fasti.model import DAY_US, DUE_MAX_US
+from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
 
 _Found = TypeVar("_Found")
 # Requests by lists longer than this go in several.
@@ -207,12 +207,14 @@ class Messages:
     def forecast(self, bucket: Duration = "1h", *, start: Any = None, end: Any = None) -> pa.Table:
         """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
 
-        From `start` (the broker's now) to `end` (a thousand buckets later).
+        From `start` (this minute on the broker's clock) to `end` (a thousand buckets later). The start
+        and the bucket are whole minutes.
         """
         bucket_us = duration_us(bucket, "bucket")
         from_us = optional_moment_us(start, "start")
         if from_us is None:
-            from_us = self._transport.clock.now_us()
+            # Forecasts are kept by the minute.
+            from_us = self._transport.clock.now_us() // MINUTE_US * MINUTE_US
         to_us = optional_moment_us(end, "end")
         if to_us is None:
             to_us = min(from_us + max(1000 * bucket_us, DAY_US), DUE_MAX_US)
