@@ -1,0 +1,36 @@
+"""The SDK for asyncio: the names of the synchronous one, with `await` where it waits.
+
+    import fasti.aio
+
+    async with fasti.aio.connect("fasti://127.0.0.1:7170") as client:
+        await client.create_topic("emails")
+        receipt = await client.producer("emails").send(b"hello", delay="5m")
+        print((await receipt).id)
+        async for message in client.consumer("emails"):
+            await handle(message.payload)
+            message.ack()
+
+Arrow Flight has no asyncio client, so this stands on the synchronous SDK and its threads: they send,
+receive and keep leases alive whatever the event loop does; results reach the loop in batches.
+"""
+
+from fasti.aio.client import Client, connect
+from fasti.aio.consumer import Consumer
+from fasti.aio.message import Batch, Message
+from fasti.aio.messages import Messages
+from fasti.aio.producer import Producer
+from fasti.aio.receipts import PendingBatch, Receipt
+from fasti.aio.transaction import Transaction
+
+__all__ = [
+    "Batch",
+    "Client",
+    "Consumer",
+    "Message",
+    "Messages",
+    "PendingBatch",
+    "Producer",
+    "Receipt",
+    "Transaction",
+    "connect",
+]

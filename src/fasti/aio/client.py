@@ -1,0 +1,306 @@
+"""The asyncio client: one connection to a broker, living in one event loop.
+
+It stands on a synchronous client and its threads. Everything here is for tasks of the loop in which
+it was made; several loops, in several threads or one after the other, have a client each.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from fasti.aio.consumer import Consumer
+from fasti.aio.home import Home
+from fasti.aio.messages import Messages
+from fasti.aio.producer import Producer
+from fasti.aio.session import LoopSession
+from fasti.aio.transaction import Transaction
+from fasti.client import client as sync
+from fasti.client import messages as sync_messages
+from fasti.client.durations import Duration, duration_us, seconds
+from fasti.client.topics import Topic
+from fasti.client.transport import BrokerClock
+from fasti.errors import Closed, FastiError, InvalidArgument
+
+
+def connect(address: str | None = None, **options: Any) -> Connecting:
+    """Connects to a broker, or opens one inside this process; arguments as for `fasti.connect`.
+
+        client = await fasti.aio.connect("fasti://127.0.0.1:7170", owner="billing")
+        async with fasti.aio.connect("embedded:./data") as client: ...
+
+    Raises `unavailable` when no broker answers, `unauthenticated`, `locked` when another process
+    has the directory open, `invalid_argument`.
+    """
+    return Connecting(partial(sync.connect, address, **options))
+
+
+class Connecting:
+    """A client to be: await it, or use it by `async with`. Once."""
+
+    def __init__(self, connect: Callable[[], sync.Client]) -> None:
+        self._connect = connect
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._made().__await__()
+
+    async def _made(self) -> Client:
+        home = Home()
+        connecting = home.submit(self._connect)
+        try:
+            return Client(await home.hear(connecting), home)
+        except BaseException:
+            # Connected too late for anybody to use.
+            connecting.add_done_callback(_close_unused)
+            home.abandon()
+            raise
+
+    async def __aenter__(self) -> Client:
+        self._client = await self
+        return self._client
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._client is not None, "entered before"
+        await self._client.__aexit__(kind, error, traceback)
+
+
+def _close_unused(connecting: Any) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        with suppress(FastiError):
+            connecting.result().close()
+
+
+class Client:
+    """Made by `await fasti.aio.connect(...)`, or around a synchronous client, which it then owns:
+
+        async with fasti.aio.Client(broker.client()) as client: ...      # broker: a VirtualBroker
+
+    Closing it flushes its producers and gives back what its consumers have not started.
+    """
+
+    def __init__(self, client: sync.Client, home: Home | None = None) -> None:
+        self.owner = client.owner
+        self.server = client.server
+        self.limits = client.limits
+        self._client = client
+        self._home = home or Home()
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        # Those that may have something under way: not to be forgotten before it is sent.
+        self._kept: set[Producer] = set()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[LoopSession] = weakref.WeakSet()
+
+    @property
+    def clock(self) -> BrokerClock:
+        """The broker's clock, as far as it is known here: its lower end."""
+        return self._client.clock
+
+    def _check_open(self) -> None:
+        if self._home.closing:
+            raise Closed("the client is closed")
+
+    # Topics
+
+    async def create_topic(self, name: str, *, kind: str = "timeline", **settings: Any) -> Topic:
+        """Makes a topic. Again with the same settings: fine; with others: `topic_mismatch`.
+
+        Settings as for `fasti.Client.create_topic`.
+        """
+        return await self._home.run(self._client.create_topic, name, kind=kind, **settings)
+
+    async def change_topic(self, name: str, **settings: Any) -> Topic:
+        """Changes the settings that are given; `kind` and `partitions` can't be changed."""
+        return await self._home.run(self._client.change_topic, name, **settings)
+
+    async def delete_topic(self, name: str) -> None:
+        """Removes a topic and all its messages. Raises `not_found`."""
+        await self._home.run(self._client.delete_topic, name)
+
+    async def topic(self, name: str) -> Topic:
+        """A topic's settings and counts. Raises `not_found`."""
+        return await self._home.run(self._client.topic, name)
+
+    async def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return await self._home.run(self._client.topics)
+
+    # Messages
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        owner: str | None = None,
+        max_block: Duration = "30s",
+        deadline: Duration = "2m",
+        buffer_rows: int = 200_000,
+        buffer_bytes: int = 64 << 20,
+    ) -> Producer:
+        """A producer of a topic's messages, in `owner`'s name (default: the client's).
+
+        At `buffer_rows` or `buffer_bytes` without a receipt `await send(...)` waits up to
+        `max_block`. While the broker is full or away a send is repeated for up to `deadline`. Each
+        producer has a connection's stream and two threads while it is used: keep it rather than
+        make one per message.
+        """
+        self._check_open()
+        made = Producer(
+            self._home,
+            self._client.producer(
+                topic,
+                owner=owner,
+                max_block=max_block,
+                deadline=deadline,
+                buffer_rows=buffer_rows,
+                buffer_bytes=buffer_bytes,
+            ),
+            duration_us(max_block, "max_block") / 1_000_000,
+        )
+        self._kept = {each for each in self._kept if each.busy} | {made}
+        self._producers.add(made)
+        return made
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        prefetch: int = 32,
+        timeout: Duration | None = None,
+        time_limit: Duration | None = None,
+        group: str | None = None,
+    ) -> Consumer:
+        """A consumer: iterate over it for messages, each at its moment, under a lease.
+
+            async for message in client.consumer("emails", name="worker-1"):
+                await handle(message.payload)
+                message.ack()
+
+        `name` is its identity: one that comes back under its name gets its live leases again, and
+        ends an older session of that name (`fenced`). The default is unique. At most `prefetch`
+        messages are here unfinished. With `timeout` the iteration ends after that long without a
+        message. Leases renew themselves, however busy the loop is, for a message that your code has
+        held for `time_limit` no longer.
+        """
+        self._check_open()
+        if group is not None:
+            raise InvalidArgument("groups are for log topics", field="group")
+        made = Consumer(
+            self._home,
+            self._client.transport,
+            topic,
+            name=name,
+            prefetch=prefetch,
+            timeout=timeout,
+            time_limit=time_limit,
+            limits=self.limits,
+        )
+        self._consumers.add(made)
+        self._sessions.add(made.session)
+        return made
+
+    def messages(self, topic: str, *, owner: str | None = None) -> Messages:
+        """The pending messages of a topic: read, move, cancel, update, count."""
+        self._check_open()
+        transport = self._client.transport
+        name = self.owner if owner is None else owner
+        found = sync_messages.Messages(transport, topic, name)
+        return Messages(self._home, found, partial(self._flush, topic))
+
+    def transaction(self) -> Transaction:
+        """Several changes that happen whole or not at all.
+
+        async with client.transaction() as tx:
+            tx.ack(message)
+            tx.send("receipts", b"...", delay="1d")
+        """
+        self._check_open()
+        return Transaction(self._home, self._client.transport, self.owner, self._flush)
+
+    async def _flush(self, topic: str | None = None) -> None:
+        for producer in list(self._producers):
+            if topic is None or producer.topic == topic:
+                await producer.settle()
+
+    # Stages
+
+    async def publish(self, stage: str, *, skip_conflicts: bool = False) -> tuple[int, list[int]]:
+        """Makes staged messages live: how many, and the ids that were skipped."""
+        return await self._home.run(self._client.publish, stage, skip_conflicts=skip_conflicts)
+
+    async def drop_stage(self, stage: str) -> int:
+        """Drops staged messages: how many."""
+        return await self._home.run(self._client.drop_stage, stage)
+
+    # The broker
+
+    async def health(self) -> dict[str, Any]:
+        """`ready` and `state`: serving, stopping or failed."""
+        return await self._home.run(self._client.health)
+
+    async def metrics(self) -> str:
+        """The broker's metrics in Prometheus' text format."""
+        return await self._home.run(self._client.metrics)
+
+    async def checkpoint(self) -> None:
+        """Has the broker write what it holds to runs now; returns when that is done."""
+        await self._home.run(self._client.checkpoint)
+
+    # The end
+
+    async def close(self, timeout: Duration | None = "30s") -> None:
+        """Flushes producers, gives back what was not started, and disconnects.
+
+        Raises `rows_failed` if sends or acks failed that nobody looked at, `timed_out`. Everything
+        is closed even then, and goes on closing if the task is cancelled; again: it waits for that.
+        """
+        await self._home.close(partial(self._close, seconds(timeout)))
+
+    def _close(self, timeout_s: float | None) -> None:
+        """In a thread of its own, so that it may block."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        problems: list[FastiError] = []
+
+        def attempt(close: Callable[[float | None], None]) -> None:
+            try:
+                close(None if until is None else max(0.1, until - time.monotonic()))
+            except FastiError as problem:
+                problems.append(problem)
+
+        for consumer in list(self._consumers):
+            attempt(consumer.close_session)
+        for session in list(self._sessions):
+            attempt(session.close)
+        attempt(self._client.close)
+        if problems:
+            raise problems[0]
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        # What went wrong in the block is told, not what went wrong because of it.
+        with suppress(FastiError):
+            await self.close(timeout="10s")
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._client.transport}>"

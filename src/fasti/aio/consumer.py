@@ -1,0 +1,381 @@
+"""Consumers: messages at their moments, one by one or in batches, for tasks of an event loop.
+
+A message is taken in the same breath in which it is returned, so a task that is cancelled while it
+waits has taken nothing: what it waited for goes to the next one that asks. Several tasks may iterate
+over one consumer; each message goes to one of them.
+
+Everything here is for the loop's thread. The session's threads ring, and the loop's own timer wakes
+for what falls due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+
+import numpy as np
+
+from fasti.aio.home import Home, settle
+from fasti.aio.message import Batch, Message
+from fasti.aio.session import LoopSession
+from fasti.client.consumer import unique_name
+from fasti.client.durations import Duration, optional_duration_us, seconds
+from fasti.client.returns import Segment
+from fasti.client.run import Run
+from fasti.client.transport import Transport
+from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.model import Limits
+
+# A loop sleeps in whole milliseconds; for less than this it is quicker to look again.
+_SOON_S = 0.0001
+# What is known of the broker's clock ages while we sleep: a sleep that is too short costs another.
+_AGEING = 1.0002
+
+
+class Consumer:
+    """Made by `client.consumer(topic)`. Iterate over it, or over `batches(...)`.
+
+        async with client.consumer("emails", name="worker-1") as consumer:
+            async for message in consumer:
+                await handle(message.payload)
+                message.ack()
+
+    No message is handed over before it is due on the broker's clock. When the connection is lost the
+    consumer connects again by itself, under its name; messages in your hands keep their leases.
+    Iterating raises `fenced` when another session took the name, `not_found` when the topic is gone,
+    and `rows_failed` when acks failed that nobody looked at. `failed` counts those.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        transport: Transport,
+        topic: str,
+        *,
+        name: str | None = None,
+        prefetch: int = 32,
+        timeout: Duration | None = None,
+        time_limit: Duration | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if prefetch < 1:
+            raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
+        self.topic = topic
+        self.name = name or unique_name()
+        self._home = home
+        self._timeout_s = seconds(timeout, "timeout")
+        self._begun = self._closed = False
+        self._session = LoopSession(
+            home,
+            transport,
+            topic,
+            self.name,
+            partial(_ring, home, weakref.WeakMethod(self._look)),
+            prefetch=prefetch,
+            time_limit_us=optional_duration_us(time_limit, "time_limit"),
+            limits=limits or Limits(),
+        )
+        # A consumer that is thrown away must not go on taking messages.
+        self._gone = weakref.finalize(self, self._session.close_aside)
+        self._gone.atexit = False
+        self._failures = self._session.failures
+        # Where messages are taken from one by one.
+        self._run: Run | None = None
+        self._rows: Iterator[int] = iter(())
+        # Tasks that wait for a message, woken one at a time; tasks that wait for a fuller batch.
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._gatherers: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.Handle | None = None
+
+    @property
+    def session(self) -> LoopSession:
+        """What lies beneath; the client closes it when nobody else did."""
+        return self._session
+
+    @property
+    def failed(self) -> int:
+        """How many acks and other returns came out otherwise than asked."""
+        return self._failures.count
+
+    @property
+    def reconnections(self) -> int:
+        """How often the connection was lost."""
+        return self._session.reconnections
+
+    # One by one
+
+    def __aiter__(self) -> Consumer:
+        if self._closed:
+            raise Closed(f"the consumer of {self.topic!r} is closed")
+        return self
+
+    async def __anext__(self) -> Message:
+        if self._failures.pending:
+            self._failures.throw()
+        run = self._run
+        if run is not None and not self._waiters and time.monotonic() < self._home.breathe_at:
+            for row in self._rows:
+                return Message(run, row)
+        until = self._until(None)
+        await self._begin()
+        while (message := self._taken()) is None:
+            if not await self._await_due(until):
+                raise StopAsyncIteration
+        return message
+
+    def _taken(self) -> Message | None:
+        """The next message that is due, if there is one. Raises what ended the session."""
+        if self._failures.pending:
+            self._failures.throw()
+        while True:
+            run = self._run
+            if run is not None:
+                for row in self._rows:
+                    self._pass_on()
+                    return Message(run, row)
+                self._put_back()
+            self._run = self._session.held.due_run()
+            if self._run is None:
+                return None
+            self._rows = self._session.held.take_each(self._run)
+
+    def _put_back(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            self._session.held.put_back(run)
+
+    def _until(self, timeout: Duration | None) -> float | None:
+        limit_s = self._timeout_s if timeout is None else seconds(timeout)
+        return None if limit_s is None else self._home.loop.time() + limit_s
+
+    async def _begin(self) -> None:
+        """Connects, the first time. Later it lets others have their turn, now and then."""
+        if self._begun or self._closed:
+            await self._home.breathe()
+            return
+        await self._home.run(self._session.start)
+        self._begun = True
+
+    # Several at once
+
+    async def take(self, count: int = 1, *, timeout: Duration | None = None) -> list[Message]:
+        """Up to `count` messages that are due, as soon as there is one: for those who feed workers.
+
+        None after `timeout` (default: the consumer's), after `stop` and after `close`. Raises what
+        iterating raises.
+        """
+        until = self._until(timeout)
+        await self._begin()
+        found = await self._gather(count, 0.0, until)
+        return [Message(run, row) for run, rows in found for row in rows.tolist()]
+
+    def batches(self, count: int = 1000, *, wait: Duration = "100ms") -> AsyncIterator[Batch]:
+        """Batches of up to `count` messages that are due, each at most `wait` after its first.
+
+        At least four times `count` may be here unfinished then, whatever `prefetch` says.
+
+            async for batch in client.consumer("emails").batches(10_000):
+                await store(batch.table)
+                batch.ack()
+        """
+        if count < 1:
+            raise InvalidArgument("count is at least 1", field="count", limit=1)
+        wait_s = seconds(wait, "wait") or 0.0
+        self._session.want(4 * count)
+        return _Batches(self, count, wait_s)
+
+    async def next_batch(self, count: int, wait_s: float) -> Batch | None:
+        """What `batches` gives next; None at the end."""
+        until = self._until(None)
+        await self._begin()
+        segments = await self._gather(count, wait_s, until)
+        return Batch(segments) if segments else None
+
+    async def _gather(self, count: int, wait_s: float, until: float | None) -> list[Segment]:
+        """Rows that are due, after waiting for as long as a batch may wait for more.
+
+        They are taken at the end, all at once, so that a task that is cancelled holds none.
+        """
+        while True:
+            self._put_back()
+            if wait_s and self._session.held.seconds_until_due(1) <= 0:
+                await self._await_more(count, self._home.loop.time() + wait_s)
+            segments = self._take_due(count)
+            if segments or not await self._await_due(until):
+                return segments
+
+    def _take_due(self, count: int) -> list[Segment]:
+        if self._failures.pending:
+            self._failures.throw()
+        held = self._session.held
+        segments: list[Segment] = []
+        taken = 0
+        while taken < count and (run := held.due_run()) is not None:
+            begin, end = held.take_due(run, count - taken)
+            held.put_back(run)
+            if end > begin:
+                segments.append((run, np.arange(begin, end)))
+                taken += end - begin
+        self._pass_on()
+        return segments
+
+    # Waiting
+
+    async def _await_due(self, until: float | None) -> bool:
+        """Suspends until a message may be due; False when `until` (loop's time) or the end came."""
+        loop = self._home.loop
+        if self._session.held.ended or (until is not None and loop.time() >= until):
+            return False
+        self._home.check()
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
+        self._look()
+        alarm = None if until is None else loop.call_at(until, settle, waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            # It may have been woken for a message that it will not take now.
+            self._forget(waiter)
+            self._pass_on()
+            raise
+        finally:
+            self._forget(waiter)
+            if alarm is not None:
+                alarm.cancel()
+        self._home.rested()
+        return True
+
+    def _forget(self, waiter: asyncio.Future[None]) -> None:
+        with suppress(ValueError):
+            self._waiters.remove(waiter)
+
+    async def _await_more(self, count: int, full_at: float) -> None:
+        """Suspends until so many messages are due, or the time has come, or the end."""
+        loop, held = self._home.loop, self._session.held
+        while not held.over:
+            # Before looking: what arrives from now on rings.
+            held.watch(everything=True)
+            wake_at = min(full_at, loop.time() + held.seconds_until_due(count))
+            if wake_at <= loop.time():
+                break
+            gatherer = loop.create_future()
+            self._gatherers.add(gatherer)
+            alarm = loop.call_at(wake_at, settle, gatherer)
+            try:
+                await gatherer
+            finally:
+                self._gatherers.discard(gatherer)
+                alarm.cancel()
+        self._home.rested()
+
+    def _pass_on(self) -> None:
+        """Others wait: what is left is for them."""
+        if self._waiters:
+            self._put_back()
+            self._home.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Wakes a task if a message is due, or sees to it that one will be woken in time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for gatherer in self._gatherers:
+            settle(gatherer)
+        self._gatherers.clear()
+        if not self._waiters:
+            return
+        loop, held = self._home.loop, self._session.held
+        wait_s = held.watch()
+        if wait_s <= 0:
+            self._wake(len(self._waiters) if held.over else 1)
+        elif wait_s < _SOON_S:
+            self._timer = loop.call_soon(self._look)
+        else:
+            self._timer = loop.call_later(wait_s * _AGEING, self._look)
+
+    def _wake(self, count: int) -> None:
+        while count and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    # The end
+
+    async def flush(self, timeout: Duration | None = None) -> None:
+        """Waits until all acks so far are answered. Raises `timed_out`, `rows_failed`."""
+        await self._home.run(self._session.flush, seconds(timeout))
+        self._failures.throw()
+
+    def stop(self) -> None:
+        """Ends the iteration and gives back what was not started. Any thread may call it.
+
+        Messages in your hands keep their leases, and these are renewed, until `close`.
+        """
+        self._session.drain()
+
+    async def close(self, timeout: Duration | None = "30s") -> None:
+        """Waits for acks, gives back what was not started, ends the iteration.
+
+        Raises `rows_failed` for acks that failed, `timed_out`. Messages in your hands stay leased
+        until they are finished, which still works, or until their leases end. Goes on to its end
+        even if the task is cancelled.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        await self._home.run_through(partial(self.close_session, seconds(timeout)))
+
+    def close_session(self, timeout_s: float | None) -> None:
+        """The part of closing that waits. Not for the loop's thread."""
+        self._closed = True
+        self._session.close(timeout_s)
+        self._failures.throw()
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        # What went wrong in the block is told, not what went wrong because of it.
+        with suppress(FastiError):
+            await self.close(timeout="10s")
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self.topic!r}>"
+
+
+def _ring(home: Home, look: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """The session's way to its consumer, which doesn't keep one alive that was thrown away."""
+    alive = look()
+    if alive is not None:
+        home.post(alive)
+
+
+class _Batches:
+    """The iteration over a consumer's batches."""
+
+    def __init__(self, consumer: Consumer, count: int, wait_s: float) -> None:
+        self._consumer, self._count, self._wait_s = consumer, count, wait_s
+
+    def __aiter__(self) -> _Batches:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._consumer.next_batch(self._count, self._wait_s)
+        if batch is None:
+            raise StopAsyncIteration
+        return batch

@@ -1,0 +1,185 @@
+"""The event loop that a client lives in: how its threads reach it, and how calls that wait leave it.
+
+The SDK's own threads bring answers and messages. They reach the loop by `post`, which wakes it once
+for everything that came until it looks: never once per message. What waits for a broker runs in a
+few threads of the client's own, so that it neither blocks the loop nor fills its default executor.
+
+`post` is for any thread; everything else is for the loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from fasti.client.durations import Duration, seconds
+from fasti.errors import Closed, FastiError, IllegalTransition, TimedOut
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+# A task that never has to wait gives the others a turn this often.
+_BREATH_S = 0.001
+# So many calls are under way at once; more wait for their turn.
+_THREADS_MAX = 8
+
+
+class Home:
+    """Made where a loop runs, and bound to it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="fasti-aio")
+        self._posted: deque[Callable[[], None]] = deque()
+        self._rung = False
+        # When those who find everything ready should let others have a turn.
+        self.breathe_at = 0.0
+        self._closed: asyncio.Future[None] | None = None
+
+    # From any thread
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Has the loop call it soon. After the loop's end nobody is left to be told."""
+        self._posted.append(call)
+        if not self._rung:
+            self._rung = True
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._call_posted)
+
+    def _call_posted(self) -> None:
+        # Before looking: whoever posts from now on rings again.
+        self._rung = False
+        posted = self._posted
+        while posted:
+            posted.popleft()()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the loop's own thread asks."""
+        return threading.get_ident() == self._thread_id
+
+    # From the loop
+
+    def check(self) -> None:
+        """Raises when another loop runs: its tasks could never be woken from here."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise IllegalTransition(
+                "the client belongs to another event loop: make one in each, by connect()"
+            )
+
+    async def breathe(self) -> None:
+        """Lets others have a turn, if the last one was a while ago."""
+        now = time.monotonic()
+        if now >= self.breathe_at:
+            # Before they run, so that not each of them does the same.
+            self.breathe_at = now + _BREATH_S
+            await asyncio.sleep(0)
+            self.rested()
+
+    def rested(self) -> None:
+        """Others just had their turn."""
+        self.breathe_at = time.monotonic() + _BREATH_S
+
+    async def run(
+        self, call: Callable[_Given, _Found], *given: _Given.args, **named: _Given.kwargs
+    ) -> _Found:
+        """Runs a call that waits in one of our threads.
+
+        If the task is cancelled, a call that has not begun does not; one that has goes on, and
+        nobody hears how it ends.
+        """
+        self.check()
+        return await self.hear(self.submit(partial(call, *given, **named)))
+
+    async def hear(self, call: Future[_Found]) -> _Found:
+        """What becomes of a call that was submitted."""
+        found = await asyncio.wrap_future(call)
+        self.rested()
+        return found
+
+    async def run_through(self, call: Callable[[], _Found]) -> _Found:
+        """The same for a call that is to be made even if the task is cancelled."""
+        self.check()
+        return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
+
+    def submit(self, call: Callable[[], _Found]) -> Future[_Found]:
+        """The same without waiting for it. Raises `closed`."""
+        try:
+            return self._executor.submit(call)
+        except RuntimeError as error:
+            raise Closed("the client is closed") from error
+
+    # The end
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing new is begun any more."""
+        return self._closed is not None
+
+    async def close(self, last: Callable[[], None]) -> None:
+        """Runs `last` in a thread, waits for all calls and ends our threads, once.
+
+        It goes on whatever becomes of the task. Who comes later waits for its end as well, but the
+        first alone is told what it raised.
+        """
+        self.check()
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+            return
+        problems: list[BaseException] = []
+        self._closed = closed = self.loop.create_future()
+
+        def close() -> None:
+            try:
+                last()
+            except BaseException as problem:
+                problems.append(problem)
+            self._executor.shutdown(wait=True)
+            self.post(partial(settle, closed))
+
+        thread = threading.Thread(target=close, name="fasti-aio-close")
+        thread.start()
+        await asyncio.shield(closed)
+        # It has nothing left to do but end.
+        thread.join()
+        if problems:
+            raise problems[0]
+
+    def abandon(self) -> None:
+        """Ends our threads when they have done what they are at."""
+        self._executor.shutdown(wait=False)
+
+
+def settle(future: asyncio.Future[None]) -> None:
+    """Wakes who awaits it, if anybody still does."""
+    if not future.done():
+        future.set_result(None)
+
+
+async def within(
+    timeout: Duration | None,
+    waiting: Coroutine[Any, Any, _Found],
+    refusal: Callable[[], str],
+    error: type[FastiError] = TimedOut,
+) -> _Found:
+    """Awaits for `timeout` at most, then raises `timed_out` or another error."""
+    if timeout is None:
+        return await waiting
+    try:
+        limit = seconds(timeout)
+    except FastiError:
+        waiting.close()
+        raise
+    try:
+        async with asyncio.timeout(limit):
+            return await waiting
+    except TimeoutError as late:
+        raise error(refusal()) from late

@@ -1,0 +1,182 @@
+"""Messages and batches of messages in the hands of tasks, under their leases.
+
+As in the synchronous SDK, finishing one takes effect at once and is gathered with others: `ack()`
+needs no `await`, and may be called by any thread. Awaiting it does no harm. With `wait=True` the
+`await` is for the broker's answer, and for tasks of the client's loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator
+from typing import Any, cast
+
+import numpy as np
+
+from fasti.aio.session import LoopSession, LoopWaiter
+from fasti.client import message as sync
+from fasti.client.durations import Duration, duration_us
+from fasti.client.outcomes import Outcome, Outcomes
+from fasti.client.returns import Return, Segment
+
+
+class _Told:
+    """What to await when there is nothing to wait for."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+_TOLD = _Told()
+
+
+class Message(sync.Message):
+    """One message, leased to this consumer; it says what `fasti.Message` says.
+
+    Finish it with `ack`, `nack`, `reject` or `release`, once. Those take effect at once, without
+    `await`; if one fails (`stale_lease`: the lease is over) the consumer raises `rows_failed` next.
+    `await message.ack(wait=True)` waits for the broker and gives an `Outcome`.
+    """
+
+    __slots__ = ()
+
+    def ack(  # type: ignore[override]  # What the synchronous one returns, this one awaits.
+        self, *, wait: bool = False, timeout: Duration | None = None
+    ) -> Awaitable[Outcome | None]:
+        """Done. Raises `illegal_transition` if it was finished before."""
+        if wait:
+            return self._finished("ack", None, True, timeout)
+        super().ack()
+        return _TOLD
+
+    def nack(  # type: ignore[override]
+        self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
+    ) -> Awaitable[Outcome | None]:
+        """Failed: due again after the topic's retry delay, dead after its last attempt."""
+        return self._finished("nack", reason, wait, timeout)
+
+    def reject(  # type: ignore[override]
+        self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
+    ) -> Awaitable[Outcome | None]:
+        """Failed for good: dead, until somebody redrives it."""
+        return self._finished("reject", reason, wait, timeout)
+
+    def release(  # type: ignore[override]
+        self,
+        delay: Duration | None = None,
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Awaitable[Outcome | None]:
+        """Gives it back, for now or after `delay`; the attempt doesn't count."""
+        return self._finished("release", duration_us(delay or 0, "delay"), wait, timeout)
+
+    def extend(  # type: ignore[override]
+        self, length: Duration, *, wait: bool = False, timeout: Duration | None = None
+    ) -> Awaitable[Outcome | None]:
+        """Has the lease last `length` from now. Mostly not needed: leases renew themselves."""
+        return self._return("extend", duration_us(length, "length"), wait, timeout)
+
+    def _finished(
+        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+    ) -> Awaitable[Outcome | None]:
+        return cast(Awaitable[Outcome | None], self._finish(op, argument, wait, timeout))
+
+    def _return(  # type: ignore[override]
+        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+    ) -> Awaitable[Outcome | None]:
+        returned = Return(op, argument, [(self._run, np.array([self._row]))])
+        asked = _give_back(returned, wait, timeout)
+        return _TOLD if asked is None else _first(asked)
+
+
+class Batch(sync.Batch):
+    """Many messages at once, in columns: `table` has id, due_us, version, attempts, key, payload, ...
+
+    async for batch in client.consumer("emails").batches(10_000):
+        good = check(batch.table)              # a boolean for each row
+        batch.nack(~good, "no address")
+        batch.ack()                            # the rest
+    """
+
+    __slots__ = ()
+
+    @property
+    def messages(self) -> list[Message]:  # type: ignore[override]
+        """The rows one by one."""
+        return [Message(run, row) for run, rows in self._segments for row in rows.tolist()]
+
+    def ack(  # type: ignore[override]
+        self, mask: Any = None, *, wait: bool = False, timeout: Duration | None = None
+    ) -> Awaitable[Outcomes | None]:
+        """Done: the rows where `mask` is true, or all that are not finished yet."""
+        return self._finish("ack", None, mask, wait, timeout)
+
+    def nack(  # type: ignore[override]
+        self,
+        mask: Any = None,
+        reason: str = "",
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Awaitable[Outcomes | None]:
+        """Failed: due again after the topic's retry delay, or dead."""
+        return self._finish("nack", reason, mask, wait, timeout)
+
+    def reject(  # type: ignore[override]
+        self,
+        mask: Any = None,
+        reason: str = "",
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Awaitable[Outcomes | None]:
+        """Failed for good."""
+        return self._finish("reject", reason, mask, wait, timeout)
+
+    def release(  # type: ignore[override]
+        self,
+        mask: Any = None,
+        delay: Duration | None = None,
+        *,
+        wait: bool = False,
+        timeout: Duration | None = None,
+    ) -> Awaitable[Outcomes | None]:
+        """Given back, for now or after `delay`."""
+        return self._finish("release", duration_us(delay or 0, "delay"), mask, wait, timeout)
+
+    def _finish(  # type: ignore[override]
+        self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
+    ) -> Awaitable[Outcomes | None]:
+        segments: list[Segment] = self._chosen(mask)
+        if segments and op in ("nack", "reject"):
+            sync.check_reason(argument, segments[0][0].session.reason_bytes_max)
+        for run, rows in segments:
+            run.finish(rows)
+        if not segments:
+            return _none() if wait else _TOLD
+        return _give_back(Return(op, argument, segments), wait, timeout) or _TOLD
+
+
+def _give_back(
+    returned: Return, wait: bool, timeout: Duration | None
+) -> Awaitable[Outcomes] | None:
+    """Sends it; what to await for the outcomes, if somebody waits."""
+    session = cast(LoopSession, returned.segments[0][0].session)
+    if not wait:
+        session.give_back(returned)
+        return None
+    session.home.check()
+    returned.waiter = waiter = LoopWaiter(session.home)
+    session.give_back(returned)
+    return session.ask(returned, waiter, timeout)
+
+
+async def _first(outcomes: Awaitable[Outcomes]) -> Outcome:
+    return (await outcomes)[0]
+
+
+async def _none() -> Outcomes:
+    return Outcomes.joined([])

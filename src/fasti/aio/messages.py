@@ -1,0 +1,210 @@
+"""Pending messages: reading, changing, moving and cancelling them, from tasks of an event loop.
+
+Made by `client.messages(topic)`. Each call runs in one of the client's threads. If the task is
+cancelled meanwhile, a change that is under way happens all the same, and nobody hears its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from fasti.aio.home import Home
+from fasti.client import messages as sync
+from fasti.client.durations import Duration
+
+
+class Messages:
+    """The messages of one topic.
+
+        emails = client.messages("emails")
+        (await emails.move(key="user-7", delay="10m")).status        # "ok", "conflict", "leased", ...
+        (await emails.cancel(key=["user-7", "user-8"])).counts()     # lists give a batch of outcomes
+
+    Messages are named by `id` or by `key`, one or a list. Before a change, everything that this
+    client's producers of the topic have taken is sent and answered, so that a cancel can't overtake
+    the send that it means.
+    """
+
+    def __init__(
+        self, home: Home, messages: sync.Messages, flush: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.topic = messages.topic
+        self.owner = messages.owner
+        self._home = home
+        self._messages = messages
+        self._flush = flush
+
+    # Changing
+
+    async def move(
+        self,
+        *,
+        id: sync.Ids = None,
+        key: sync.Keys = None,
+        at: Any = None,
+        due: Any = None,
+        delay: Any = None,
+        version: Any = None,
+    ) -> Any:
+        """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
+
+        With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
+        for lists `Outcomes`.
+        """
+        return await self._change(
+            partial(
+                self._messages.move,
+                id=id,
+                key=key,
+                at=at,
+                due=due,
+                delay=delay,
+                version=version,
+            )
+        )
+
+    async def cancel(
+        self, *, id: sync.Ids = None, key: sync.Keys = None, version: Any = None
+    ) -> Any:
+        """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`."""
+        return await self._change(partial(self._messages.cancel, id=id, key=key, version=version))
+
+    async def update(
+        self,
+        *,
+        id: sync.Ids = None,
+        key: sync.Keys = None,
+        payload: Any,
+        headers: Any = None,
+        content_type: Any = None,
+        version: Any = None,
+    ) -> Any:
+        """Gives messages another payload; headers and content type are replaced with it.
+
+        For a list, `payload` may be a list too. `Outcome`, for lists `Outcomes`.
+        """
+        return await self._change(
+            partial(
+                self._messages.update,
+                id=id,
+                key=key,
+                payload=payload,
+                headers=headers,
+                content_type=content_type,
+                version=version,
+            )
+        )
+
+    async def _change(self, call: Callable[[], Any]) -> Any:
+        # Waiting for receipts is the loop's; the call that follows finds nothing to wait for.
+        await self._flush()
+        return await self._home.run(call)
+
+    # Reading
+
+    async def get(self, *, id: sync.Ids = None, key: sync.Keys = None, payload: bool = True) -> Any:
+        """Messages as they are now: a dict or None for one, an Arrow table for a list.
+
+        A table has a row for each that was asked for, with `status`.
+        """
+        return await self._home.run(self._messages.get, id=id, key=key, payload=payload)
+
+    async def list(
+        self,
+        *,
+        due_from: Any = None,
+        due_to: Any = None,
+        state: str | None = None,
+        owner: str | None = None,
+        limit: int | None = 1000,
+        payload: bool = False,
+    ) -> pa.Table:
+        """The messages that fit every filter, by id, as an Arrow table; at most `limit`."""
+        return await self._home.run(
+            self._messages.list,
+            due_from=due_from,
+            due_to=due_to,
+            state=state,
+            owner=owner,
+            limit=limit,
+            payload=payload,
+        )
+
+    async def scan(
+        self,
+        *,
+        due_from: Any = None,
+        due_to: Any = None,
+        state: str | None = None,
+        owner: str | None = None,
+        limit: int | None = None,
+        payload: bool = False,
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """The same in batches, for any number of messages: `async for batch in emails.scan()`."""
+        batches = self._messages.scan(
+            due_from=due_from,
+            due_to=due_to,
+            state=state,
+            owner=owner,
+            limit=limit,
+            payload=payload,
+        )
+        reading: Future[Any] | None = None
+        try:
+            while (reading := self._home.submit(partial(next, batches, None))) is not None:
+                batch = await asyncio.shield(asyncio.wrap_future(reading))
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            if reading is not None:
+                # A read that is under way ends first: a generator runs in one thread at a time.
+                reading.add_done_callback(lambda _: _close(batches))
+
+    async def dead(self, *, limit: int | None = 1000, payload: bool = False) -> pa.Table:
+        """Those that failed for good, with their `reason`."""
+        return await self._home.run(self._messages.dead, limit=limit, payload=payload)
+
+    async def count(self) -> dict[str, int]:
+        """How many messages are scheduled, ready, leased, dead, and ever were done or cancelled."""
+        return await self._home.run(self._messages.count)
+
+    async def forecast(
+        self, bucket: Duration = "1h", *, start: Any = None, end: Any = None
+    ) -> pa.Table:
+        """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
+
+        From `start` (the broker's now) to `end` (a thousand buckets later).
+        """
+        return await self._home.run(self._messages.forecast, bucket, start=start, end=end)
+
+    # The dead
+
+    async def redrive(
+        self,
+        id: sync.Ids = None,
+        *,
+        delay: Duration | None = None,
+        due: Any = None,
+        **filters: Any,
+    ) -> Any:
+        """Makes dead messages live again, now or later, with no attempts counted.
+
+        Without `id` all dead ones that fit the filters of `list` are meant.
+        """
+        return await self._home.run(self._messages.redrive, id, delay=delay, due=due, **filters)
+
+    async def purge(self, id: sync.Ids = None, **filters: Any) -> Any:
+        """Removes dead messages; without `id` all that fit the filters of `list`."""
+        return await self._home.run(self._messages.purge, id, **filters)
+
+
+def _close(batches: Iterator[pa.RecordBatch]) -> None:
+    if isinstance(batches, Generator):
+        batches.close()

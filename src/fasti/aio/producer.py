@@ -1,0 +1,242 @@
+"""Producers: putting messages at their moments, from tasks of an event loop.
+
+Sends are gathered by the synchronous SDK's outbox, and its threads send them. `await send(...)`
+returns when the message is in the buffer, which is at once unless the buffer is full; `await
+receipt` returns when it is durable. Any number of tasks of one loop may share a producer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sized
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, overload
+
+import pyarrow as pa
+
+from fasti.aio.home import Home, within
+from fasti.aio.receipts import Answers, PendingBatch, Receipt
+from fasti.client import producer as sync
+from fasti.client.columns import message_batch
+from fasti.client.durations import Duration
+from fasti.client.outcomes import Outcomes
+from fasti.client.receipts import Parcel
+from fasti.errors import FastiError, Overloaded
+
+# So many rows are converted in less time than a thread takes to answer.
+_ROWS_AT_ONCE = 256
+
+
+class Producer:
+    """Made by `client.producer(topic)`; `async with` flushes and closes it at its end.
+
+        producer = client.producer("emails")
+        receipt = await producer.send(b"hello", delay="5m", key="user-7")
+        (await receipt).id
+
+    `failed` counts the messages that came out otherwise than asked.
+    """
+
+    def __init__(self, home: Home, producer: sync.Producer, max_block_s: float) -> None:
+        self.topic = producer.topic
+        self.owner = producer.owner
+        self._home = home
+        self._producer = producer
+        self._box = producer.outbox
+        self._answers = Answers(home, self._box)
+        self._max_block_s = max_block_s
+
+    @property
+    def failed(self) -> int:
+        """How many messages were refused, or came out as something else than `ok`."""
+        return self._producer.failed
+
+    @property
+    def busy(self) -> bool:
+        """Whether something has no receipt yet."""
+        with self._box.lock:
+            return not self._box.answered(self._box.mark())
+
+    async def send(
+        self,
+        payload: bytes,
+        *,
+        delay: Duration | None = None,
+        at: Any = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        on_conflict: sync.OnConflict = "reject",
+    ) -> Receipt:
+        """Puts one message: after `delay`, `at` an aware datetime, or now.
+
+        Returns when the message is in the buffer: at once, unless that is full. `await receipt`
+        waits until it is durable. `key` is your own name for it, by which it can be changed until
+        it is delivered; when a live message has the key, `on_conflict` says what happens: `reject`
+        answers `conflict`, `replace` makes that message new, `keep` leaves it and answers
+        `duplicate`. If the task is cancelled here, nothing was sent.
+
+        Raises `invalid_argument` on bad input, `overloaded` when the buffer stays full for
+        `max_block`, `closed`, and `rows_failed` when earlier sends failed whose receipts were thrown
+        away without a look (this message is not sent then).
+        """
+        home, box = self._home, self._box
+        if time.monotonic() >= home.breathe_at:
+            await home.breathe()
+        with box.lock:
+            full = box.full
+        if full:
+            await self._room()
+        receipt = self._producer.send(
+            payload,
+            delay=delay,
+            at=at,
+            key=key,
+            headers=headers,
+            content_type=content_type,
+            on_conflict=on_conflict,
+        )
+        return Receipt(receipt, self._answers)
+
+    async def _room(self) -> None:
+        """Waits until the outbox takes more without blocking. Raises `overloaded`, `closed`."""
+        await within(
+            self._max_block_s,
+            self._answers.until(self._has_room),
+            lambda: f"the buffer of {self.topic!r} was full for {self._max_block_s} s",
+            Overloaded,
+        )
+        self._home.rested()
+
+    def _has_room(self) -> bool:
+        with self._box.lock:
+            return not self._box.full
+
+    @overload
+    async def send_batch(
+        self,
+        payloads: Any,
+        *,
+        due: Any = ...,
+        delay: Any = ...,
+        key: Any = ...,
+        headers: Any = ...,
+        content_type: Any = ...,
+        atomic: bool = ...,
+        on_conflict: sync.OnConflict = ...,
+        stage: str = ...,
+        wait: Literal[True] = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    async def send_batch(
+        self,
+        payloads: Any,
+        *,
+        due: Any = ...,
+        delay: Any = ...,
+        key: Any = ...,
+        headers: Any = ...,
+        content_type: Any = ...,
+        atomic: bool = ...,
+        on_conflict: sync.OnConflict = ...,
+        stage: str = ...,
+        wait: Literal[False],
+        timeout: Duration | None = ...,
+    ) -> PendingBatch: ...
+
+    async def send_batch(
+        self,
+        payloads: Any,
+        *,
+        due: Any = None,
+        delay: Any = None,
+        key: Any = None,
+        headers: Any = None,
+        content_type: Any = None,
+        atomic: bool = False,
+        on_conflict: sync.OnConflict = "reject",
+        stage: str = "",
+        wait: bool = True,
+        timeout: Duration | None = None,
+    ) -> Outcomes | PendingBatch:
+        """Puts many messages: an outcome for each row, in order; arguments as in `fasti.Producer`.
+
+            (await producer.send_batch([b"a", b"b"], delay="1h")).all_ok
+            pending = await producer.send_batch(table, wait=False)   # more while it is under way
+            (await pending).ids
+
+        With `atomic`, all rows or none; otherwise large batches travel in pieces, one behind the
+        other, and a task that is cancelled here may have sent some of them. Raises what `send`
+        raises, and with `wait` the error that refused the batch or `timed_out`.
+        """
+
+        def cut() -> list[pa.RecordBatch]:
+            batch = message_batch(payloads, due, delay, key, headers, content_type)
+            return self._producer.cut(batch, on_conflict, atomic)
+
+        # Many rows take a while to convert, which is not the loop's to wait for.
+        small = isinstance(payloads, Sized) and len(payloads) <= _ROWS_AT_ONCE
+        await self._home.breathe()
+        cuts = cut() if small else await self._home.run(cut)
+        parcels: list[Parcel] = []
+        pending = PendingBatch(parcels, self._answers)
+        for piece in cuts:
+            if not self._has_room():
+                await self._room()
+            if not parcels:
+                self._throw()
+            with self._box.lock:
+                parcels.append(self._box.add(piece, on_conflict, atomic, stage))
+        return await pending.result(timeout) if wait else pending
+
+    def _throw(self) -> None:
+        if self._box.failures.pending:
+            self._box.failures.throw()
+
+    async def flush(self, timeout: Duration | None = None) -> None:
+        """Waits until everything sent so far is durable or has failed.
+
+        Raises `timed_out`, and `rows_failed` for failures that nobody looked at.
+        """
+        await self.settle(timeout)
+        self._box.failures.throw()
+
+    async def settle(self, timeout: Duration | None = None) -> None:
+        """Waits like `flush`, and leaves failures for whoever sends or flushes next."""
+        with self._box.lock:
+            mark = self._box.mark()
+        await within(
+            timeout,
+            self._answers.until(lambda: self._box.answered(mark)),
+            lambda: f"not everything sent to {self.topic!r} was answered in {timeout}",
+        )
+
+    async def close(self, timeout: Duration | None = None) -> None:
+        """Flushes, then takes nothing more. Raises what `flush` raises; again: nothing happens."""
+        try:
+            await self.settle(timeout)
+        finally:
+            await self._home.run_through(self._box.close)
+        self._box.failures.throw()
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        # What went wrong in the block is told, not what went wrong because of it.
+        with suppress(FastiError):
+            await self.close(timeout="10s")
+
+    def __repr__(self) -> str:
+        return f"<Producer of {self.topic!r}>"
