@@ -227,8 +227,12 @@ class Client:
             limits=self.limits,
         )
         self._consumers.add(made)
-        self._sessions.add(made.session)
+        self.look_after(made.session)
         return made
+
+    def look_after(self, session: Session) -> None:
+        """Has `close` end a session if nobody did before."""
+        self._sessions.add(session)
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""
