@@ -18,7 +18,6 @@ from fasti.aio.consumer import Consumer
 from fasti.aio.home import Home
 from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
-from fasti.aio.session import LoopSession
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
@@ -99,7 +98,6 @@ class Client:
         # Those that may have something under way: not to be forgotten before it is sent.
         self._kept: set[Producer] = set()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        self._sessions: weakref.WeakSet[LoopSession] = weakref.WeakSet()
 
     @property
     def clock(self) -> BrokerClock:
@@ -207,7 +205,7 @@ class Client:
             limits=self.limits,
         )
         self._consumers.add(made)
-        self._sessions.add(made.session)
+        self._client.look_after(made.session)
         return made
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
@@ -280,8 +278,6 @@ class Client:
 
         for consumer in list(self._consumers):
             attempt(consumer.close_session)
-        for session in list(self._sessions):
-            attempt(session.close)
         attempt(self._client.close)
         if problems:
             raise problems[0]

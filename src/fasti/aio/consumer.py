@@ -248,6 +248,9 @@ class Consumer:
             self._forget(waiter)
             if alarm is not None:
                 alarm.cancel()
+            if self._timer is not None and not self._waiters:
+                # It would keep a consumer alive that was thrown away.
+                self._timer.cancel()
         self._home.rested()
         return True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 from fasti.aio.home import Home
 from fasti.client import messages as sync
 from fasti.client.durations import Duration
+from fasti.errors import Closed
 
 
 class Messages:
@@ -165,7 +167,12 @@ class Messages:
         finally:
             if reading is not None:
                 # A read that is under way ends first: a generator runs in one thread at a time.
-                reading.add_done_callback(lambda _: _close(batches))
+                reading.add_done_callback(lambda _: self._end(batches))
+
+    def _end(self, batches: Iterator[pa.RecordBatch]) -> None:
+        if isinstance(batches, Generator):
+            with suppress(Closed):
+                self._home.submit(batches.close)
 
     async def dead(self, *, limit: int | None = 1000, payload: bool = False) -> pa.Table:
         """Those that failed for good, with their `reason`."""
@@ -203,8 +210,3 @@ class Messages:
     async def purge(self, id: sync.Ids = None, **filters: Any) -> Any:
         """Removes dead messages; without `id` all that fit the filters of `list`."""
         return await self._home.run(self._messages.purge, id, **filters)
-
-
-def _close(batches: Iterator[pa.RecordBatch]) -> None:
-    if isinstance(batches, Generator):
-        batches.close()

@@ -216,6 +216,8 @@ class Producer:
 
     async def close(self, timeout: Duration | None = None) -> None:
         """Flushes, then takes nothing more. Raises what `flush` raises; again: nothing happens."""
+        if self._home.closing:
+            return
         try:
             await self.settle(timeout)
         finally:
