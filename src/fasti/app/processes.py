@@ -58,6 +58,7 @@ class Remote:
         self._started = started
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
+        self._tally = Tally()
         self._deaths = 0
         self._begun = False
         self._aborted = False
@@ -66,10 +67,14 @@ class Remote:
 
     def ready(self, tally: Tally) -> bool:
         """Starts the process, or a new one in its place. False when the app stops meanwhile."""
+        self._tally = tally
+        return self._ensure()
+
+    def _ensure(self) -> bool:
         while not self._alive():
             self._let_go()
             if self._begun:
-                tally.replaced += 1
+                self._tally.replaced += 1
             if self._deaths:
                 pause = min(_PAUSE_FIRST_S * 2 ** (self._deaths - 1), _PAUSE_MAX_S)
                 if self._stopping.wait(pause):
@@ -117,6 +122,9 @@ class Remote:
 
     def call(self, message: Any) -> Verdict:
         """Sends the message there and waits for the verdict."""
+        # It may have died while there was nothing to do, which is not this message's fault.
+        if not self._ensure():
+            return Verdict("release", "the app stops")
         limit_us = self._time_limit_us
         deadline = None if limit_us is None else time.monotonic() + limit_us / 1_000_000
         try:
