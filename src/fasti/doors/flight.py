@@ -231,8 +231,9 @@ def _refusals() -> Iterator[None]:
 
 def _as_flight(error: FastiError) -> Exception:
     kind = next((made for ours, made in _FLIGHT_ERRORS.items() if isinstance(error, ours)), None)
+    problem = error_to_json(error)
     made = (kind or fl.FlightServerError)(
-        f"{error.code}: {error.message}", extra_info=dump(error_to_json(error))
+        f"{error.code}: {problem['message']}", extra_info=dump(problem)
     )
     assert isinstance(made, Exception)
     return made
