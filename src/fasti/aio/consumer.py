@@ -4,26 +4,24 @@ A message is taken in the same breath in which it is returned, so a task that is
 waits has taken nothing: what it waited for goes to the next one that asks. Several tasks may iterate
 over one consumer; each message goes to one of them.
 
-Everything here is for the loop's thread. The session's threads ring, and the loop's own timer wakes
-for what falls due.
+Everything here is for the loop's thread, but for `stop`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
 import numpy as np
 
-from fasti.aio.home import Home, settle
+from fasti.aio.home import Home
 from fasti.aio.message import Batch, Message
 from fasti.aio.session import LoopSession
+from fasti.aio.waiting import WaitingRoom
 from fasti.client.consumer import unique_name
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.returns import Segment
@@ -31,11 +29,6 @@ from fasti.client.run import Run
 from fasti.client.transport import Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
-
-# A loop sleeps in whole milliseconds; for less than this it is quicker to look again.
-_SOON_S = 0.0001
-# What is known of the broker's clock ages while we sleep: a sleep that is too short costs another.
-_AGEING = 1.0002
 
 
 class Consumer:
@@ -71,12 +64,13 @@ class Consumer:
         self._home = home
         self._timeout_s = seconds(timeout, "timeout")
         self._begun = self._closed = False
+        self._room = WaitingRoom(home)
         self._session = LoopSession(
             home,
             transport,
             topic,
             self.name,
-            partial(_ring, home, weakref.WeakMethod(self._look)),
+            self._room.ring,
             prefetch=prefetch,
             time_limit_us=optional_duration_us(time_limit, "time_limit"),
             limits=limits or Limits(),
@@ -88,10 +82,7 @@ class Consumer:
         # Where messages are taken from one by one.
         self._run: Run | None = None
         self._rows: Iterator[int] = iter(())
-        # Tasks that wait for a message, woken one at a time; tasks that wait for a fuller batch.
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._gatherers: set[asyncio.Future[None]] = set()
-        self._timer: asyncio.Handle | None = None
+        self._room.held = self._session.held
 
     @property
     def session(self) -> LoopSession:
@@ -119,13 +110,13 @@ class Consumer:
         if self._failures.pending:
             self._failures.throw()
         run = self._run
-        if run is not None and not self._waiters and time.monotonic() < self._home.breathe_at:
+        if run is not None and not self._room.waiters and time.monotonic() < self._home.breathe_at:
             for row in self._rows:
                 return Message(run, row)
         until = self._until(None)
         await self._begin()
         while (message := self._taken()) is None:
-            if not await self._await_due(until):
+            if not await self._room.await_due(until):
                 raise StopAsyncIteration
         return message
 
@@ -149,6 +140,12 @@ class Consumer:
         run, self._run = self._run, None
         if run is not None:
             self._session.held.put_back(run)
+
+    def _pass_on(self) -> None:
+        """Others wait: what is left is for them."""
+        if self._room.waiters:
+            self._put_back()
+            self._room.look_soon()
 
     def _until(self, timeout: Duration | None) -> float | None:
         limit_s = self._timeout_s if timeout is None else seconds(timeout)
@@ -205,9 +202,9 @@ class Consumer:
         while True:
             self._put_back()
             if wait_s and self._session.held.seconds_until_due(1) <= 0:
-                await self._await_more(count, self._home.loop.time() + wait_s)
+                await self._room.await_more(count, self._home.loop.time() + wait_s)
             segments = self._take_due(count)
-            if segments or not await self._await_due(until):
+            if segments or not await self._room.await_due(until):
                 return segments
 
     def _take_due(self, count: int) -> list[Segment]:
@@ -224,90 +221,6 @@ class Consumer:
                 taken += end - begin
         self._pass_on()
         return segments
-
-    # Waiting
-
-    async def _await_due(self, until: float | None) -> bool:
-        """Suspends until a message may be due; False when `until` (loop's time) or the end came."""
-        loop = self._home.loop
-        if self._session.held.ended or (until is not None and loop.time() >= until):
-            return False
-        self._home.check()
-        waiter = loop.create_future()
-        self._waiters.append(waiter)
-        self._look()
-        alarm = None if until is None else loop.call_at(until, settle, waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            # It may have been woken for a message that it will not take now.
-            self._forget(waiter)
-            self._pass_on()
-            raise
-        finally:
-            self._forget(waiter)
-            if alarm is not None:
-                alarm.cancel()
-            if self._timer is not None and not self._waiters:
-                # It would keep a consumer alive that was thrown away.
-                self._timer.cancel()
-        self._home.rested()
-        return True
-
-    def _forget(self, waiter: asyncio.Future[None]) -> None:
-        with suppress(ValueError):
-            self._waiters.remove(waiter)
-
-    async def _await_more(self, count: int, full_at: float) -> None:
-        """Suspends until so many messages are due, or the time has come, or the end."""
-        loop, held = self._home.loop, self._session.held
-        while not held.over:
-            # Before looking: what arrives from now on rings.
-            held.watch(everything=True)
-            wake_at = min(full_at, loop.time() + held.seconds_until_due(count))
-            if wake_at <= loop.time():
-                break
-            gatherer = loop.create_future()
-            self._gatherers.add(gatherer)
-            alarm = loop.call_at(wake_at, settle, gatherer)
-            try:
-                await gatherer
-            finally:
-                self._gatherers.discard(gatherer)
-                alarm.cancel()
-        self._home.rested()
-
-    def _pass_on(self) -> None:
-        """Others wait: what is left is for them."""
-        if self._waiters:
-            self._put_back()
-            self._home.loop.call_soon(self._look)
-
-    def _look(self) -> None:
-        """Wakes a task if a message is due, or sees to it that one will be woken in time."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for gatherer in self._gatherers:
-            settle(gatherer)
-        self._gatherers.clear()
-        if not self._waiters:
-            return
-        loop, held = self._home.loop, self._session.held
-        wait_s = held.watch()
-        if wait_s <= 0:
-            self._wake(len(self._waiters) if held.over else 1)
-        elif wait_s < _SOON_S:
-            self._timer = loop.call_soon(self._look)
-        else:
-            self._timer = loop.call_later(wait_s * _AGEING, self._look)
-
-    def _wake(self, count: int) -> None:
-        while count and self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                count -= 1
 
     # The end
 
@@ -359,13 +272,6 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name!r} of {self.topic!r}>"
-
-
-def _ring(home: Home, look: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """The session's way to its consumer, which doesn't keep one alive that was thrown away."""
-    alive = look()
-    if alive is not None:
-        home.post(alive)
 
 
 class _Batches:
