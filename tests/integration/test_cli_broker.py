@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -172,11 +170,3 @@ def test_the_shell_completes_names(broker: BrokerProcess, topic: str) -> None:
     assert topic in complete(broker, "fasti consume test_the_shell")
     nobody = {"FASTI_ADDRESS": "fasti://127.0.0.1:1"}
     assert complete(broker, "fasti consume test_the_shell", **nobody) == []
-
-
-def test_a_terminal_gets_a_table_and_a_script_json(broker: BrokerProcess, topic: str) -> None:
-    assert run(broker, "produce", topic, "hello", "--delay", "1h", "--key", "k").returncode == 0
-    table = run(broker, "messages", "list", topic, "--payload").stdout.decode()
-    assert "hello" in table
-    found: Any = json.loads(run(broker, "messages", "list", topic, "--payload", "--json").stdout)
-    assert [row["payload"] for row in found] == ["hello"]

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fasti.client.consumer import Consumer
     from fasti.client.message import Message
 
-_PREFETCH = 32
+# Printing is quick, so that holding so many keeps nobody else waiting.
+_PREFETCH = 1_000
 # Printed but not acknowledged, they stay leased; a person looks at fewer than these.
 _HELD_MAX = 10_000
 # How long a message that is ready may take to come, when we don't wait for new ones.
