@@ -197,3 +197,25 @@ def test_a_busy_handler_keeps_its_lease(
         await_counts(client, "threaded", done=1, leased=0)
     for each in (running.stats()["spinning"], threaded.stats()["threaded"]):
         assert (each.handled, each.failed, each.refused) == (1, 0, 0)
+
+
+def test_a_thread_over_its_time_limit_loses_its_lease(
+    broker: BrokerProcess, client: fasti.Client
+) -> None:
+    """It can't be killed: its message comes again, and what it says afterwards is refused."""
+    app = fasti.App(broker.address)
+    again = threading.Event()
+
+    @app.on("slow", concurrency=2, time_limit="500ms", create={"lease": "1s"})
+    def crawl(message: fasti.Message) -> None:
+        if message.attempts == 1:
+            assert again.wait(WAIT_S)
+        else:
+            again.set()
+
+    crawl.later(b"x").result(WAIT_S)
+    with app:
+        assert again.wait(WAIT_S)
+        await_counts(client, "slow", done=1, leased=0)
+    stats = app.stats()["slow"]
+    assert (stats.handled, stats.refused) == (2, 1)

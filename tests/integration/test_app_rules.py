@@ -402,6 +402,25 @@ def test_hooks_run_around_everything_and_a_failing_one_keeps_the_app_from_starti
     assert not app.running
 
 
+def test_a_hook_may_send(fasti_broker: VirtualBroker, app: fasti.App) -> None:
+    """Also from the loop's thread, while the app is being started by another."""
+    got: list[str] = []
+
+    @app.on_start
+    async def announce() -> None:
+        send.later("started")
+
+    @app.on("emails")
+    def send(text: str) -> None:
+        got.append(text)
+
+    with app:
+        fasti_broker.settle()
+        app.producer("emails").flush()
+        fasti_broker.settle()
+    assert got == ["started"]
+
+
 # asyncio
 
 

@@ -246,15 +246,20 @@ class App:
         `concurrency` beats every handler's own; `worker` numbers this process among several; `ended` is
         called when it has stopped. Raises what the broker refuses and what a hook raises.
         """
+        if not self.handlers:
+            raise InvalidArgument("the app has no handlers", field="app")
+        client = self.client
         with self._lock:
             self._check_not_running()
-            if not self.handlers:
-                raise InvalidArgument("the app has no handlers", field="app")
-            running = Running(
-                self, self.client, concurrency=concurrency, worker=worker, ended=ended
-            )
-            running.start()
+            before = self._running
+            running = Running(self, client, concurrency=concurrency, worker=worker, ended=ended)
             self._running = running
+        try:
+            # Without the lock: hooks may send, from other threads too.
+            running.start()
+        except BaseException:
+            self._running = before
+            raise
         return self
 
     def stop(self, grace: Duration | None = None) -> None:

@@ -129,4 +129,7 @@ def carry_out(message: Any, verdict: Verdict) -> bool:
             message.release(verdict.delay_us / 1_000_000)
     except IllegalTransition:
         return False
+    except FastiError as error:
+        logger.error("%s of %r was refused: %s", verdict.op, message, error)
+        return False
     return True

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from fasti.app.calls import call_of
 from fasti.app.feed import Feed
@@ -46,6 +46,14 @@ class Runner(Protocol):
     def join(self, timeout: float) -> None: ...
     def owns(self, thread: threading.Thread) -> bool: ...
     def tallies(self) -> list[Tally]: ...
+
+
+class Told(TypedDict):
+    """Whom workers tell what."""
+
+    ended: Callable[[], None]
+    stop_asked: Callable[[str], None]
+    crashed: Callable[[Exception], None]
 
 
 class Running:
@@ -131,6 +139,11 @@ class Running:
 
     def _runner(self, handler: Handler[Any, Any], feed: Feed, concurrency: int) -> Runner:
         settings, label = handler.settings, handler.label
+        told: Told = {
+            "ended": self._look_again,
+            "stop_asked": self._stop_asked,
+            "crashed": self._failed,
+        }
         if settings.kind == "processes":
             lines: list[Line] = [
                 Remote(
@@ -142,11 +155,11 @@ class Running:
                 )
                 for _ in range(concurrency)
             ]
-            return Slots(label, feed, lines, ended=self._look_again, stop_asked=self._stop_asked)
+            return Slots(label, feed, lines, **told)
         call = call_of(handler.function, handler.shape, handler.codec, self.app.middlewares)
         if settings.kind == "threads":
             lines = [Here(label, call) for _ in range(concurrency)]
-            return Slots(label, feed, lines, ended=self._look_again, stop_asked=self._stop_asked)
+            return Slots(label, feed, lines, **told)
         assert self._loop is not None
         return Tasks(
             label,
@@ -155,8 +168,7 @@ class Running:
             self._loop,
             concurrency,
             settings.time_limit_us,
-            ended=self._look_again,
-            stop_asked=self._stop_asked,
+            **told,
         )
 
     # What workers tell
@@ -169,7 +181,7 @@ class Running:
         logger.info("a handler asked to stop: %s", why)
         self.begin_stop()
 
-    def _failed(self, error: FastiError) -> None:
+    def _failed(self, error: Exception) -> None:
         logger.error("the app can't go on: %s", error)
         self.error = self.error or error
         self.begin_stop()

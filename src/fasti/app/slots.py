@@ -86,12 +86,14 @@ class Slots:
         *,
         ended: Callable[[], None],
         stop_asked: Callable[[str], None],
+        crashed: Callable[[Exception], None],
     ) -> None:
         self._label = label
         self._feed = feed
         self._slots = [Slot(line) for line in lines]
         self._ended = ended
         self._stop_asked = stop_asked
+        self._crashed = crashed
 
     def start(self) -> None:
         """Begins to take messages."""
@@ -137,8 +139,9 @@ class Slots:
         try:
             self._handle_all(slot)
             slot.line.end()
-        except Exception:
+        except Exception as error:
             logger.exception("a worker of %s ended", self._label)
+            self._crashed(error)
         finally:
             # Whoever is told looks at `done`, which this thread would still contradict.
             slot.thread = None

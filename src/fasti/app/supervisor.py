@@ -99,8 +99,8 @@ class Worker:
         logger.error("worker %d died (%s); again in %g s", self.number, why, pause)
 
 
-def supervise(plan: Plan, workers: int) -> int:
-    """Runs until all workers have ended: 0, or the exit code of one that ended badly.
+def supervise(plan: Plan, workers: int) -> None:
+    """Runs until all workers have ended, because they were told to or by their own will.
 
     For the main thread, whose signals it takes meanwhile.
     """
@@ -117,7 +117,7 @@ def supervise(plan: Plan, workers: int) -> int:
             if not told:
                 _start_due(team, plan)
             if not any(each.process or each.again_at is not None for each in team):
-                return max((abs(each.code) for each in team), default=0) if not told else 0
+                return
             _wait(team, ours, deadline)
             heard = _read(ours)
             for _ in range(heard):

@@ -70,6 +70,7 @@ class Tasks:
         *,
         ended: Callable[[], None],
         stop_asked: Callable[[str], None],
+        crashed: Callable[[Exception], None],
     ) -> None:
         self._label = label
         self._feed = feed
@@ -78,6 +79,7 @@ class Tasks:
         self._time_limit_us = time_limit_us
         self._ended = ended
         self._stop_asked = stop_asked
+        self._crashed = crashed
         self._room = threading.Condition()
         self._free = self._concurrency = concurrency
         self._stopped = False
@@ -140,8 +142,9 @@ class Tasks:
                 with self._room:
                     self._free -= len(found)
                 self._loop.loop.call_soon_threadsafe(self._begin, found)
-        except Exception:
+        except Exception as error:
             logger.exception("taking messages for %s ended", self._label)
+            self._crashed(error)
         finally:
             with self._room:
                 self._thread = None

@@ -73,7 +73,7 @@ def run(
         app.run(concurrency=concurrency)
         return
     plan = Plan(reference, address, concurrency, app.grace_s, (log_level, log_format))
-    raise typer.Exit(supervise(plan, workers))
+    supervise(plan, workers)
 
 
 def _banner(app: App, reference: str, workers: int, concurrency: int | None) -> str:
