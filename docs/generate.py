@@ -1,7 +1,7 @@
 """Writes the pages of the documentation that are made from the code: `make docs`.
 
 A page is made where the code is the truth and prose would go stale: the life cycle's table, the
-error tree, the settings. `tests/unit/test_docs.py` fails when a page and the code disagree.
+error tree, the settings, the API (api_pages.py). `tests/unit/test_docs.py` fails when a page and the code disagree.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import api_pages
 from fasti.cli.exits import ERROR_EXITS
 from fasti.config import ShardSettings
 from fasti.core.lifecycle import TRANSITIONS, draw
@@ -228,11 +229,13 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "lifecycle.md", lifecycle_page()
     yield DOCS / "errors.md", errors_page()
     yield DOCS / "settings.md", settings_page()
+    yield from api_pages.pages()
 
 
 def main() -> None:
     """Writes them all."""
     for path, text in pages():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 

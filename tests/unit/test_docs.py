@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,8 @@ from types import ModuleType
 import pyarrow as pa
 import pytest
 
+import fasti
+import fasti.aio
 from fasti.config import ShardSettings
 from fasti.core.arena import BYTES_PER_ROW, COLUMNS
 from fasti.core.events import EVENTS
@@ -32,7 +35,12 @@ def generator() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # As when it is run: what lies beside it can be imported.
+    sys.path.insert(0, str(DOCS))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(DOCS))
     return module
 
 
@@ -47,6 +55,18 @@ def test_pages_made_from_code_are_current() -> None:
 
 def test_the_drawing_of_the_life_cycle_is_the_table() -> None:
     assert blocks(DOCS / "lifecycle.md", "mermaid") == [draw() + "\n"]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    reference = generator().api_pages
+    listed = {name for page in reference.PAGES for name in page.names}
+    modules = {"aio", "errors", "model", "testing"}
+    assert {f"fasti.{name}" for name in set(fasti.__all__) - modules - {"FastiError"}} <= listed
+    assert {f"fasti.aio.{name}" for name in fasti.aio.__all__} <= listed
+    for name, hidden in reference.INTERNAL.items():
+        assert name in listed
+        for member in hidden:
+            assert hasattr(reference._find(name), member), f"{name}.{member}"
 
 
 def test_every_setting_and_outcome_has_a_meaning() -> None:
