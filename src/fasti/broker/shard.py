@@ -344,13 +344,20 @@ class Shard:
     # After the sync: the committer's thread
 
     def _answer(self, work: Work) -> None:
+        """Messages go before the replies of their step: a consumer that comes back knows by the
+        answer to its heartbeat that it has all its leases again. The end of a session goes last.
+        """
+        self._bring(work.step, Deliver)
         begin = 0
         for request in work.requests:
             end = begin + len(request.inputs)
             request.answer.set_result(work.step.replies[begin:end])
             begin = end
-        for effect in work.step.effects:
-            if isinstance(effect, (Deliver, ConsumerReplaced)):
+        self._bring(work.step, ConsumerReplaced)
+
+    def _bring(self, step: Step, kind: type[Deliver] | type[ConsumerReplaced]) -> None:
+        for effect in step.effects:
+            if isinstance(effect, kind):
                 session = self.sessions.get(effect.session)
                 if session is not None:
                     session.arrive(effect)

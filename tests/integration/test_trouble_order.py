@@ -1,0 +1,42 @@
+"""In which order a consumer that comes back hears what it asked."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
+
+from fasti.core import commands as co
+
+
+def test_leases_that_are_given_again_come_before_the_answer_to_a_heartbeat() -> None:
+    """Both in one step. The SDK takes that answer as the word that all its leases are here."""
+    with serving(SharedFiles(), clock=FakeClock()) as shard:
+        make_topic(shard)
+        produce(shard, b"a", b"b")
+        before = shard.open_session()
+        before.lease("t", "worker", 2)
+        assert before.receive(20) is not None
+        again = shard.open_session()
+        heard: list[str] = []
+
+        def hear(kind: str) -> Any:
+            return lambda _: heard.append(kind)
+
+        arrive = again.arrive
+        again.arrive = lambda effect: (heard.append("leases"), arrive(effect))  # type: ignore[assignment, func-returns-value]
+        lost = before.arrive
+        before.arrive = lambda effect: (heard.append("fenced"), lost(effect))  # type: ignore[assignment, func-returns-value]
+        held = threading.Event()
+        waiting = shard.run(lambda: held.wait(20))
+        credit = shard.submit([co.Lease("t", again.number, "worker", 1)])
+        credit.add_done_callback(hear("credit"))
+        beat = shard.submit([co.Heartbeat("t", "worker")])
+        beat.add_done_callback(hear("heartbeat"))
+        held.set()
+        assert waiting.result(20)
+        assert beat.result(20)[0].value == 2
+        # One more word through the same thread: what belongs to that step has arrived by then.
+        shard.call(co.Count("t"), 20)
+        assert heard == ["leases", "credit", "heartbeat", "fenced"]
