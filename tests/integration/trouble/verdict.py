@@ -1,0 +1,235 @@
+"""What the facts mean: whether every promise was kept.
+
+Everything is judged from what the workers told. `leases_lasted` says that no lease can have ended
+by itself (it is longer than the test, and no consumer died): then a second delivery of a message is
+allowed only after its first was nacked or released.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tests.integration.trouble.facts import Book, Fact
+
+
+class Got(NamedTuple):
+    """One delivery to user code."""
+
+    id: int
+    name: str
+    attempts: int
+    due_us: int
+    started_us: int
+    token: int
+    who: str
+    at: int
+    wall_us: int
+
+
+class Ledger:
+    """The facts of a book, by message."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        # Names that were to be sent, and those of them that were answered ok: id and version.
+        self.tried: dict[str, Fact] = {}
+        self.ok: dict[str, tuple[int, int]] = {}
+        self._names: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
+        self.answers: dict[str, str] = {}
+        self.got: dict[int, list[Got]] = defaultdict(list)
+        self.returned: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
+        self.acked: dict[int, int] = {}
+        self.changes: dict[int, list[Fact]] = defaultdict(list)
+        self.refused: list[tuple[str, Fact]] = []
+        for fact in book.all():
+            self._hear(fact)
+
+    def _hear(self, fact: Fact) -> None:
+        what = fact["what"]
+        if what == "try":
+            for name in fact["names"]:
+                self.tried[name] = fact
+        elif what == "sent":
+            for name, (status, message, version) in zip(fact["names"], fact["rows"], strict=True):
+                self.answers[name] = status
+                if status == "ok":
+                    self.ok[name] = (message, version)
+        elif what == "send_failed":
+            for name in fact["names"]:
+                self.answers[name] = fact["code"]
+        elif what == "got":
+            for row in fact["rows"]:
+                self.got[row[0]].append(Got(*row, fact["who"], fact["at"], fact["wall_us"]))
+        elif what in ("ack", "nack", "release"):
+            for message in fact["ids"]:
+                self.returned[message].append((fact["at"], what, fact["who"]))
+        elif what == "acked":
+            for message in fact["ids"]:
+                self.acked[message] = min(fact["at"], self.acked.get(message, fact["at"]))
+        elif what in ("changed", "change_unknown"):
+            self.changes[fact["id"]].append(fact)
+        elif what == "refused":
+            self.refused += [(fact["who"], failure) for failure in fact["failures"]]
+
+    # What is owed
+
+    def cancelled(self) -> dict[int, Fact]:
+        """Messages whose cancel was answered ok."""
+        return {
+            message: fact
+            for message, facts in self.changes.items()
+            for fact in facts
+            if fact["verb"] == "cancel" and fact.get("status") == "ok"
+        }
+
+    def maybe_cancelled(self) -> set[int]:
+        return {
+            message
+            for message, facts in self.changes.items()
+            if any(f["verb"] == "cancel" and f["what"] == "change_unknown" for f in facts)
+        }
+
+    def owed(self) -> set[int]:
+        """Ids that were promised and not certainly cancelled."""
+        return {message for message, _ in self.ok.values()} - self.cancelled().keys()
+
+    def unacked(self) -> set[int]:
+        """Owed, and nobody was told yet that they are done."""
+        return self.owed() - self.acked.keys() - self.maybe_cancelled()
+
+    # The verdict
+
+    def check(self, leases_lasted: bool = True, every_send_ok: bool = True) -> None:
+        """All of it, but for what is still owed."""
+        if every_send_ok:
+            self._every_send_was_answered()
+        self._nothing_early()
+        self._what_was_got_was_sent()
+        self._one_send_one_message()
+        self._done_is_final()
+        self._cancelled_is_final()
+        if leases_lasted:
+            assert not self.refused, self.refused[:5]
+            self._one_delivery_at_a_time()
+
+    def nothing_lost(self, left: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        """Every promise was fulfilled, or can still be: `left` is what the broker has."""
+        lost = self.unacked() - left
+        assert not lost, f"{len(lost)} were lost: {[self._story(i) for i in sorted(lost)[:3]]}"
+
+    def _every_send_was_answered(self) -> None:
+        silent = self.tried.keys() - self.answers.keys()
+        assert not silent, f"{len(silent)} sends have no answer: {sorted(silent)[:5]}"
+        words = {"ok", "conflict", "duplicate", "leased"}
+        bad = {name: word for name, word in self.answers.items() if word not in words}
+        assert not bad, f"{len(bad)} sends failed: {sorted(bad.items())[:5]}"
+        keyless = {n for n, word in self.answers.items() if word != "ok"}
+        assert all("keys" in self.tried[name] for name in keyless)
+
+    def _nothing_early(self) -> None:
+        for deliveries in self.got.values():
+            for got in deliveries:
+                assert got.due_us <= got.started_us <= got.wall_us, self._story(got.id)
+        for name, (message, _) in self.ok.items():
+            self._not_before_it_was_asked_for(name, message)
+
+    def _not_before_it_was_asked_for(self, name: str, message: int) -> None:
+        fact = self.tried[name]
+        place = fact["names"].index(name)
+        if "due" in fact:
+            earliest = fact["due"][place]
+        else:
+            earliest = fact["wall_us"] + (fact["delays"][place] if "delays" in fact else 0)
+        moved = [f["due"] for f in self.changes.get(message, ()) if f["verb"] == "move"]
+        for got in self.got.get(message, ()):
+            if got.name == name:
+                assert got.due_us >= min([earliest, *moved]), self._story(message)
+        sure = moved and all(
+            f.get("status") == "ok" for f in self.changes[message] if f["verb"] == "move"
+        )
+        if sure and self.got.get(message):
+            assert self.got[message][0].due_us == moved[-1], self._story(message)
+
+    def _what_was_got_was_sent(self) -> None:
+        """Payloads are those that were promised last, and none that was refused."""
+        updates = {
+            f["name"]: f for facts in self.changes.values() for f in facts if f["verb"] == "update"
+        }
+        for message, deliveries in self.got.items():
+            for got in deliveries:
+                if got.name in updates:
+                    assert updates[got.name].get("status") in ("ok", None), self._story(message)
+                    continue
+                assert got.name in self.tried, f"from nowhere: {self._story(message)}"
+                assert self.answers.get(got.name, "ok") == "ok", self._story(message)
+            self._replaced_in_order(message, [got.name for got in deliveries])
+
+    def _replaced_in_order(self, message: int, names: list[str]) -> None:
+        """One that went back may be replaced: what is delivered last is what was promised last."""
+        if any(fact["verb"] == "update" for fact in self.changes.get(message, ())):
+            return
+        promised = {name: v for name, (_, v) in self.promised_as(message).items()}
+        versions = [promised[name] for name in names if name in promised]
+        assert versions == sorted(versions), self._story(message)
+        if promised and message in self.acked:
+            assert versions[-1:] == [max(promised.values())], self._story(message)
+
+    def promised_as(self, message: int) -> dict[str, tuple[int, int]]:
+        """The names under which a message was promised."""
+        if not self._names:
+            for name, promise in self.ok.items():
+                self._names[promise[0]][name] = promise
+        return self._names.get(message, {})
+
+    def _one_send_one_message(self) -> None:
+        ids: dict[str, set[int]] = defaultdict(set)
+        for message, deliveries in self.got.items():
+            for got in deliveries:
+                ids[got.name].add(message)
+        for name, (message, _) in self.ok.items():
+            ids[name].add(message)
+        twice = {name: found for name, found in ids.items() if len(found) > 1}
+        assert not twice, f"sends that became two messages: {sorted(twice.items())[:5]}"
+
+    def _done_is_final(self) -> None:
+        for message, at in self.acked.items():
+            after = [got for got in self.got.get(message, ()) if got.at > at]
+            assert not after, f"delivered after its ack was answered: {self._story(message)}"
+
+    def _cancelled_is_final(self) -> None:
+        for message, fact in self.cancelled().items():
+            after = [got for got in self.got.get(message, ()) if got.at > fact["at"]]
+            assert not after, f"delivered after its cancel was answered: {self._story(message)}"
+            assert message not in self.acked, self._story(message)
+
+    def _one_delivery_at_a_time(self) -> None:
+        for message, deliveries in self.got.items():
+            for first, second in pairwise(deliveries):
+                back = [
+                    what
+                    for at, what, who in self.returned[message]
+                    if who == first.who and first.at <= at <= second.at and what != "ack"
+                ]
+                assert back, f"two leases at once: {self._story(message)}"
+                counted = first.attempts + (back[0] == "nack")
+                assert second.attempts == counted, self._story(message)
+            assert deliveries[0].attempts == 1, self._story(message)
+
+    def _story(self, message: int) -> str:
+        """Everything that is known of a message, in order: for whoever reads a failure."""
+        told: list[tuple[int, Any]] = [(g.at, g._asdict()) for g in self.got.get(message, ())]
+        told += [(at, (what, who)) for at, what, who in self.returned.get(message, ())]
+        told += [(f["at"], f) for f in self.changes.get(message, ())]
+        if message in self.acked:
+            told.append((self.acked[message], "acked"))
+        names = [f"{n} v{v}" for n, (i, v) in self.ok.items() if i == message]
+        sends = [
+            (f["at"], f["who"], f["what"])
+            for f in self.book.all("try", "sent")
+            if any(n.split(" ")[0] in f["names"] for n in names)
+        ]
+        return f"message {message} {names} {sends}: " + "; ".join(
+            str(each) for _, each in sorted(told, key=lambda pair: pair[0])
+        )

@@ -1,0 +1,43 @@
+"""What all workers share: their options, their orders, their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tests.integration.trouble.facts import Teller
+
+import fasti
+
+
+class Life:
+    """Options from the command line, orders from stdin. Without a parent there is no life."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = json.loads(sys.argv[1])
+        self.tell = Teller(self.options["who"])
+        self.random = random.Random(f"{self.options.get('seed', 0)}-{self.tell.who}")
+        self.stopping = threading.Event()
+        self.on_stop: Callable[[], None] = lambda: None
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return self.options.get(name, default)
+
+    def connect(self) -> fasti.Client:
+        client = fasti.connect(self.options["address"], owner=self.option("owner", ""))
+        self.tell("ready")
+        return client
+
+    def _hear(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == "stop":
+                self.stopping.set()
+                self.on_stop()
+        if not self.stopping.is_set():
+            os._exit(3)  # The test is gone.
