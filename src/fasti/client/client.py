@@ -55,6 +55,7 @@ def connect(
     has the directory open, `invalid_argument`.
     """
     place = parse_address(address)
+    timeout_s = duration_us(timeout, "timeout") / 1_000_000
     transport: Transport
     if place.directory is not None:
         from fasti.client.embedded_transport import EmbeddedTransport
@@ -71,7 +72,7 @@ def connect(
             place,
             token=token or os.environ.get("FASTI_TOKEN"),
             tls_ca=_certificate(tls_ca),
-            timeout=duration_us(timeout, "timeout") / 1_000_000,
+            timeout=timeout_s,
         )
         transport = over_flight
         try:
@@ -79,7 +80,7 @@ def connect(
         except FastiError:
             over_flight.close()
             raise
-    return Client(transport, owner, hello)
+    return Client(transport, owner, hello, timeout_s)
 
 
 def _certificate(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
@@ -98,10 +99,15 @@ class Client:
     """
 
     def __init__(
-        self, transport: Transport, owner: str = "", hello: dict[str, Any] | None = None
+        self,
+        transport: Transport,
+        owner: str = "",
+        hello: dict[str, Any] | None = None,
+        timeout_s: float = 30.0,
     ) -> None:
         self.owner = owner
         self.transport = transport
+        self._timeout_s = timeout_s
         hello = hello or {}
         self.server: str = hello.get("server", "")
         known = {name: value for name, value in hello.get("limits", {}).items() if name in _LIMITS}
@@ -244,7 +250,7 @@ class Client:
         def flush() -> None:
             for producer in list(self._producers):
                 if producer.topic == topic:
-                    producer.settle()
+                    producer.settle(self._timeout_s)
 
         return flush
 
@@ -262,7 +268,7 @@ class Client:
 
     def _flush_all(self) -> None:
         for producer in list(self._producers):
-            producer.settle()
+            producer.settle(self._timeout_s)
 
     # Stages
 
