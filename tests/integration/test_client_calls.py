@@ -183,17 +183,22 @@ def test_transactions_happen_whole_or_not_at_all(client: fasti.Client, topic: st
     producer.send(b"other", key="other", delay="1h")
     consumer = client.consumer(topic, prefetch=1)
     message = next(consumer)
+    tx = client.transaction()
+    tx.ack(message)
+    tx.send(topic, b"again", key="other")
     with pytest.raises(TransactionAborted) as aborted:
-        with client.transaction() as tx:
-            tx.ack(message)
-            tx.send(topic, b"again", key="other")
+        tx.commit()
     assert [failure["status"] for failure in aborted.value.failures] == ["conflict"]
     assert [each.status for each in tx.outcomes] == [["aborted"], ["conflict"]]
     assert not message.finished
+
+    def fail_inside() -> None:
+        with client.transaction() as begun:
+            begun.ack(message)
+            raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        with client.transaction() as tx:
-            tx.ack(message)
-            _ = 1 / 0
+        fail_inside()
     assert not message.finished
     assert client.messages(topic).count()["leased"] == 1
     with client.transaction() as tx:

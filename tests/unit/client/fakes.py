@@ -112,7 +112,9 @@ class FakeStream:
     def of(self, op: str) -> list[tuple[dict[str, Any], pa.RecordBatch | None]]:
         return [(header, batch) for header, batch in list(self.sent) if header["op"] == op]
 
-    def lease(self, token: int, ids: Sequence[int], due_us: Sequence[int], attempts: int = 1) -> None:
+    def lease(
+        self, token: int, ids: Sequence[int], due_us: Sequence[int], attempts: int = 1
+    ) -> None:
         count = len(ids)
         columns = {
             "id": np.array(ids),

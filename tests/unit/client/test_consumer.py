@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 
 from fasti.client.consumer import Consumer
 from fasti.client.message import Message
@@ -23,7 +24,6 @@ from fasti.errors import (
 )
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
-from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 
 NOW_US = 1_000_000
 
@@ -310,8 +310,8 @@ def test_an_ack_that_had_happened_before_the_connection_was_lost_is_fine(
 
     transport.on_open = answer_done
     first.lose()
+    eventually(lambda: consumer.failed)
     with pytest.raises(RowsFailed) as told:
-        eventually(lambda: consumer.failed)
         consumer.flush(5)
     # Only the second is told: its lease was lost meanwhile.
     assert [failure["id"] for failure in told.value.failures] == [2]
