@@ -23,13 +23,23 @@ from fasti.protocol.schemas import RETURNED
 
 Segment = tuple[Run, NDArray[np.intp]]
 
+# What may have become of a message since it went back. That it did, by the first try or because its
+# lease ended, is the same for everybody.
+_WENT_BACK = (
+    Code.STALE_LEASE,
+    Code.LEASED,
+    Code.DONE,
+    Code.DEAD,
+    Code.CANCELLED,
+    Code.GONE,
+)
 # Of a request that was sent again because its answer was lost: what shows that it had happened.
 _HAD_HAPPENED = {
-    "ack": (Code.DONE,),
+    # A message that was leased and is forgotten was finished before.
+    "ack": (Code.DONE, Code.GONE),
     "reject": (Code.DEAD,),
-    # The message went back, by the first try or because its lease ended: the same for everybody.
-    "nack": (Code.DEAD, Code.STALE_LEASE, Code.LEASED),
-    "release": (Code.STALE_LEASE, Code.LEASED),
+    "nack": _WENT_BACK,
+    "release": _WENT_BACK,
     "extend": (),
 }
 
