@@ -28,18 +28,18 @@ def returned(op: str, again: bool) -> Return:
 @pytest.mark.parametrize("status", ["stale_lease", "leased", "done", "dead", "cancelled", "gone"])
 def test_what_went_back_may_have_become_anything_since(op: str, status: str) -> None:
     """The first try happened, its answer was lost, and another consumer was faster than the next."""
-    header = {"status": [[status, 1]]}
+    header = {"status": [[status, 1]], "versions": [[1, 1]]}
     assert returned(op, again=True).outcomes(header).all_ok
     assert returned(op, again=False).outcomes(header).status == [status]
 
 
 @pytest.mark.parametrize("status", ["done", "gone"])
 def test_an_ack_whose_answer_was_lost_finds_its_message_finished(status: str) -> None:
-    header = {"status": [[status, 1]]}
+    header = {"status": [[status, 1]], "versions": [[1, 1]]}
     assert returned("ack", again=True).outcomes(header).all_ok
     assert returned("ack", again=False).outcomes(header).status == [status]
 
 
 def test_an_ack_under_a_lease_that_ended_is_told_also_the_second_time() -> None:
-    header = {"status": [["stale_lease", 1]]}
+    header = {"status": [["stale_lease", 1]], "versions": [[1, 1]]}
     assert returned("ack", again=True).outcomes(header).status == ["stale_lease"]
