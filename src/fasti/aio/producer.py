@@ -8,6 +8,7 @@ receipt` returns when it is durable. Any number of tasks of one loop may share a
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sized
 from contextlib import suppress
 from types import TracebackType
@@ -20,9 +21,10 @@ from fasti.aio.receipts import Answers, PendingBatch, Receipt
 from fasti.client import producer as sync
 from fasti.client.columns import message_batch
 from fasti.client.durations import Duration
+from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import Parcel
-from fasti.errors import FastiError, Overloaded
+from fasti.errors import Closed, FastiError, Overloaded
 
 # So many rows are converted in less time than a thread takes to answer.
 _ROWS_AT_ONCE = 256
@@ -46,6 +48,9 @@ class Producer:
         self._box = producer.outbox
         self._answers = Answers(home, self._box)
         self._max_block_s = max_block_s
+        # The client keeps those that have something under way, so here is nothing left to send.
+        self._gone = weakref.finalize(self, _end_quietly, home, self._box)
+        self._gone.atexit = False
 
     @property
     def failed(self) -> int:
@@ -242,3 +247,9 @@ class Producer:
 
     def __repr__(self) -> str:
         return f"<Producer of {self.topic!r}>"
+
+
+def _end_quietly(home: Home, box: Outbox) -> None:
+    """A producer was thrown away: its threads and its stream end as well."""
+    with suppress(Closed):
+        home.submit(box.close)
