@@ -67,22 +67,14 @@ class Session:
     def join(self, leased: Deliver) -> Delivery:
         """Leased messages with their payloads; what is too much at once is left in `parts`."""
         try:
-            leased = self._part(leased)
-            return Delivery(leased, self._shard.store.payloads.gather(leased.location))
+            payloads = self._shard.store.payloads.gather(leased.location, _DELIVERY_BYTES)
         except MOVED:
             return self._find_again(leased)
-
-    def _part(self, leased: Deliver) -> Deliver:
-        """What may be gathered at once; the rest waits for the next call."""
-        limits = self._shard.settings.limits
-        count = len(leased.ids)
-        if count * (limits.payload_bytes_max + limits.headers_bytes_max) <= _DELIVERY_BYTES:
-            return leased
-        fitting = self._shard.store.payloads.fitting(leased.location, _DELIVERY_BYTES)
-        if fitting < count:
-            self.parts.appendleft(_rows_of(leased, np.arange(fitting, count)))
-            leased = _rows_of(leased, np.arange(fitting))
-        return leased
+        count, all_rows = payloads.num_rows, np.arange(len(leased.ids))
+        if count < len(all_rows):
+            self.parts.appendleft(_rows_of(leased, all_rows[count:]))
+            leased = _rows_of(leased, all_rows[:count])
+        return Delivery(leased, payloads)
 
     def _find_again(self, leased: Deliver) -> Delivery:
         """The payloads have moved since. Messages whose lease is over by now are left out."""

@@ -8,7 +8,11 @@ while they are being made; the latter are worthless after a crash and are remove
 Of the spares, ``reserve`` are held back: ordinary appends never take them, so that when the disk
 is full the appends that free space (acks, cancels) still find room.
 
-Thread-safety: all methods, from any thread.  The lock guards the list of names, never I/O.
+Under load the segments that a checkpoint trims are enough: up to ``kept_max`` of them are kept, so
+that nothing has to be zero-filled while messages stream in.
+
+Thread-safety: all methods, from any thread.  The lock guards the list of names, never I/O; only one
+thread prepares at a time, and whoever comes meanwhile waits for its spare instead of making another.
 """
 
 from __future__ import annotations
@@ -29,12 +33,13 @@ class Spares:
         self._files = files
         self._directory = directory
         self._lock = threading.Lock()
+        self._one_prepares = threading.Lock()
         self._ready: list[str] = []
         self._serial = 0
         self.size_bytes = size_bytes
         self.reserve = reserve
         self.wanted = reserve + 1
-        self.kept_max = reserve + 2
+        self.kept_max = reserve + 4
 
     @property
     def count(self) -> int:
@@ -85,10 +90,11 @@ class Spares:
 
     def prepare(self) -> bool:
         """Make one spare if one is wanted; False when there were enough."""
-        if self.count >= self.wanted:
-            return False
-        self.give_back(self.make())
-        return True
+        with self._one_prepares:
+            if self.count >= self.wanted:
+                return False
+            self.give_back(self.make())
+            return True
 
     def recycle(self, name: str, size_bytes: int) -> None:
         """Take a segment file out of service: keep it as a spare, or delete it.

@@ -90,15 +90,25 @@ class Payloads:
                     return
                 self._kept_bytes -= self._kept.pop(oldest).batch.nbytes
 
-    def gather(self, locations: Int64s) -> pa.RecordBatch:
-        """The payload rows at these places, in this order, with every column of the schema."""
-        order, rows, places = self._find(locations)
+    def gather(self, locations: Int64s, bytes_max: int | None = None) -> pa.RecordBatch:
+        """The payload rows at these places, in this order, with every column of the schema.
+
+        With `bytes_max`, from the first on only as many as have about so many bytes; at least one.
+        """
+        found = self._find(locations)
+        if bytes_max is not None:
+            count = self._fitting(locations, found[2], bytes_max)
+            if count < len(locations):
+                found = self._find(locations[:count])
+        order, rows, places = found
         columns = [_joined(field, places, rows, order) for field in PAYLOAD_SCHEMA]
         return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
 
     def fitting(self, locations: Int64s, bytes_max: int) -> int:
         """How many of these rows, from the first on, have about so many bytes; at least one."""
-        _, _, places = self._find(locations)
+        return self._fitting(locations, self._find(locations)[2], bytes_max)
+
+    def _fitting(self, locations: Int64s, places: list[_Place], bytes_max: int) -> int:
         if sum(place.count * place.stored.widest for place in places) <= bytes_max:
             return len(locations)
         ends = np.cumsum(self.sizes(locations))
