@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from fasti.errors import InvalidArgument
@@ -36,7 +37,8 @@ _MICROSECOND = timedelta(microseconds=1)
 def duration_us(value: Duration, field: str = "duration") -> int:
     """A length in microseconds. Raises `invalid_argument` on what is none, or is negative."""
     if isinstance(value, str):
-        return _bounded(_parsed_us(value, field), value, field)
+        # The same few texts come again and again, with every send.
+        return _parsed_us(value, field)
     if isinstance(value, timedelta):
         return _bounded(value // _MICROSECOND, value, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -59,6 +61,7 @@ def seconds(value: Duration | None, field: str = "timeout") -> float | None:
     return None if value is None else duration_us(value, field) / SECOND_US
 
 
+@lru_cache(1024)
 def _parsed_us(text: str, field: str) -> int:
     squeezed = text.replace(" ", "")
     if not _WHOLE.fullmatch(squeezed):
@@ -66,7 +69,8 @@ def _parsed_us(text: str, field: str) -> int:
             f"{field} {text!r} is no length of time: write '90s', '5m', '1h30m', '100ms', '7d'",
             field=field,
         )
-    return round(sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(squeezed)))
+    length_us = round(sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(squeezed)))
+    return _bounded(length_us, text, field)
 
 
 def _bounded(length_us: int, value: object, field: str) -> int:

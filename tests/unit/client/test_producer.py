@@ -474,3 +474,22 @@ def test_large_batches_go_in_pieces_unless_atomic(
     for size in sizes:
         stream.answer(size)
     producer.flush(5)
+
+
+def test_wide_headers_do_not_make_a_batch_too_large(
+    transport: FakeTransport, producer: Producer
+) -> None:
+    producer.send(b"0")
+    stream = transport.stream()
+    written(stream, 1)
+    wide = {"wide": "x" * 16_000}
+    for _ in range(1_000):
+        producer.send(b"", headers=wide)
+    stream.answer(1)
+    second = transport.stream(1)
+    sizes = [batch.num_rows for _, batch in written(second, 4)]
+    assert sum(sizes) == 1_000
+    assert max(batch.nbytes for _, batch in written(second, 4)) < 8 << 20
+    for size in sizes:
+        second.answer(size)
+    producer.flush(5)
