@@ -8,7 +8,7 @@ whole state. An operation is a name and its arguments in plain Python, `("move",
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,7 +165,7 @@ class Rig:
         for effect in effects:
             self._take_effect(effect)
         if not step.more:
-            self._check_nothing_waits(self.model.pressing)
+            self._check_nothing_waits(self.model.topics, self.model.pressing)
         self.check_state()
         self.broken = False
         return replies
@@ -297,7 +297,8 @@ class Rig:
             self._take_effect(effects.pop(0))
         credit = self.model.credit(given["topic"], given["session"])
         if credit > before:
-            self._check_nothing_waits(self.model.available)
+            # All that may go, not only what must: it doesn't wait for the next batch.
+            self._check_nothing_waits([given["topic"]], self.model.available)
         self.model.limit_credit(given["topic"], given["session"], min(before, credit))
 
     def _take_effect(self, effect: Any) -> None:
@@ -322,10 +323,13 @@ class Rig:
             assert self.payload(int(effect.location[row])) == message.payload
             self.tokens_used.setdefault(message_id, []).append(effect.token)
 
-    def _check_nothing_waits(self, find: Callable[[str, int], list[Message]]) -> None:
+    def _check_nothing_waits(
+        self, topics: Iterable[str], find: Callable[[str, int], list[Message]]
+    ) -> None:
         """Nobody waits in vain: what is to go and in memory has gone to those with credit."""
         room = self.engine.memory.leases.free
-        for name, topic in self.model.topics.items():
+        for name in topics:
+            topic = self.model.topics[name]
             for number in range(topic.settings.partitions):
                 if topic.waiting and room:
                     loaded = self._partition(name, number).loaded_until_us

@@ -528,7 +528,8 @@ class EngineMachine(RuleBasedStateMachine):
 # Bounds so low that a few messages meet them: steps, pieces, chunks and tables.
 SMALL: tuple[tuple[Any, str, int], ...] = (
     (staging, "LANDED_PER_STEP", LANDED_PER_STEP),
-    (leasing, "TURN_ROWS", 2),
+    (leasing, "TURN_ROWS", 3),
+    (leasing, "TURN_ROWS_MIN", 2),
     (turns, "SERVED_PER_STEP", 5),
     (turns, "_SHARE_MIN", 2),
     (slices, "ASKED_PER_STEP", 1),

@@ -7,6 +7,7 @@ lease is journaled before the message leaves, so there is never a second live on
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -28,7 +29,9 @@ from fasti.model import DUE_MAX_US, SEQUENCE_BITS
 
 Int64s = NDArray[np.int64]
 
+# What a session gets at a time if it has the credit: at most, and if it is there at least.
 TURN_ROWS = 5_000
+TURN_ROWS_MIN = 1_000
 _EXPIRED_PER_STEP = 5_000
 
 
@@ -83,40 +86,67 @@ def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]
     busy = False
     for partition in topic.partitions:
         busy |= partition.advance(limit_us)
-    handed = 0
+    heads = _heads(topic, limit_us)
+    most = _turn_rows(topic, line)
+    handed = line.share = 0
     while line and handed < budget:
         waiting = line.first()
         room = work.state.memory.leases.free
-        count = min(waiting.credit, TURN_ROWS, budget - handed, room)
-        taken = _take(work, topic, waiting, count, limit_us) if count else 0
+        count = min(waiting.credit, most, budget - handed, room)
+        taken = _take(work, topic, heads, waiting, count, limit_us)
         if not taken:
             return handed, busy
         handed += taken
         line.end_turn(taken)
+    line.share = most
     return handed, busy or bool(line)
 
 
-def _take(work: Work, topic: Topic, waiting: Waiting, count: int, limit_us: int) -> int:
-    if len(topic.partitions) == 1:
-        return _lease_from(work, topic, topic.partitions[0], waiting, count, limit_us)
+def _turn_rows(topic: Topic, line: Line) -> int:
+    """How many messages a session gets at a time: an even share of what is there.
+
+    It doesn't shrink while a burst goes out over several steps. Few messages are not divided: a
+    delivery of its own costs more than they are worth.
+    """
+    near = sum(partition.near for partition in topic.partitions)
+    even = -(-near // max(1, len(line)))
+    return min(TURN_ROWS, max(TURN_ROWS_MIN, even, line.share))
+
+
+def _heads(topic: Topic, limit_us: int) -> list[tuple[int, int]]:
+    """A heap of (first due time, partition) of the partitions that have something to go."""
+    heads = [
+        (head_us, partition.number)
+        for partition in topic.partitions
+        if (head_us := partition.head_us(limit_us)) is not None
+    ]
+    heapq.heapify(heads)
+    return heads
+
+
+def _take(
+    work: Work,
+    topic: Topic,
+    heads: list[tuple[int, int]],
+    waiting: Waiting,
+    count: int,
+    limit_us: int,
+) -> int:
+    """Leases up to `count`: from the partition that has the earliest, then from the next.
+
+    Order is a partition's, not the topic's: to take turns by the message would make a lease of
+    each.
+    """
+    share = max(TURN_ROWS_MIN, -(-count // max(1, len(heads))))
     taken = 0
-    while taken < count:
-        heads = sorted(
-            (head, partition.number)
-            for partition in topic.partitions
-            if (head := partition.ready.first_due()) is not None
-            and head <= partition.reach(limit_us)
-        )
-        if not heads:
-            break
-        # From the partition with the earliest message, up to where the next one begins.
-        until = heads[1][0] if len(heads) > 1 else limit_us
+    while heads and taken < count:
         partition = topic.partitions[heads[0][1]]
-        before = partition.ready.entries
-        taken += _lease_from(
-            work, topic, partition, waiting, count - taken, max(heads[0][0], min(until, limit_us))
-        )
-        assert partition.ready.entries < before, "each turn takes entries"
+        taken += _lease_from(work, topic, partition, waiting, min(share, count - taken), limit_us)
+        head_us = partition.head_us(limit_us)
+        if head_us is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (head_us, partition.number))
     return taken
 
 

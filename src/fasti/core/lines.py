@@ -24,7 +24,7 @@ class Waiting:
 class Line:
     """The sessions that wait for one topic, and which session each consumer's name belongs to."""
 
-    __slots__ = ("_names", "_sessions", "_waiting", "wake_us")
+    __slots__ = ("_names", "_sessions", "_waiting", "share", "wake_us")
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[int, Waiting] = OrderedDict()
@@ -32,6 +32,8 @@ class Line:
         self._names: dict[int, list[str]] = {}
         # Nothing has to go out before, as far as it is known.
         self.wake_us = FOREVER
+        # What each got in a turn that was broken off, to go on with.
+        self.share = 0
 
     def __len__(self) -> int:
         return len(self._waiting)

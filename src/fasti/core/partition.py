@@ -228,6 +228,11 @@ class Partition:
         """How far the ready line is complete: beyond, something may still come in between."""
         return min(limit_us, self.calendar.cursor_us - 1, self.loaded_until_us - 1)
 
+    def head_us(self, limit_us: int) -> int | None:
+        """The due time of the first entry that may be handed out; None if there is none."""
+        first = self.ready.first_due()
+        return first if first is not None and first <= self.reach(limit_us) else None
+
     def next_us(self) -> int:
         """When something may be due next; FOREVER if nothing is pending.
 
