@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from fasti.client.custody import Custody
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import Failures, described
 from fasti.client.holding import Holding
@@ -45,6 +45,7 @@ _LAST_WORD_S = 1.0
 _LINGER_S = 0.005
 _SAID = -(1 << 62)
 _CLOSE_S = 30.0
+_CREDIT_MAX = 1 << 20
 
 
 class Session:
@@ -85,11 +86,9 @@ class Session:
         self._stream: Stream | None = None
         self._stream_number = 0
         self._known = False
-        # In the order of their arrival; a dict, because runs leave from anywhere.
-        self._runs: dict[Run, None] = {}
-        # Rows in user code's hands when the connection was lost, until their new tokens come.
-        self._in_hand: dict[int, tuple[Run, int]] = {}
-        self._unfinished = self._credit = self._came_first = 0
+        self._custody = Custody()
+        # Messages that the broker may still send, and those that came before all was known.
+        self._credit = self._came_first = 0
         self._acked: list[Run] = []
         self._returns: list[Return] = []
         self._requests: dict[int, Request] = {}
@@ -169,7 +168,7 @@ class Session:
         """A transaction finished a message: its place is free."""
         with self.lock:
             run.finished[row] = 1
-            self._leave(run, 1)
+            self._custody.leave(run, 1)
             self._work.notify()
 
     def want(self, prefetch: int) -> None:
@@ -187,7 +186,7 @@ class Session:
                 return
             self._draining = True
             self.holding.end()
-            for run in list(self._runs):
+            for run in self._custody:
                 self._give_back_unstarted(run)
 
     def _give_back_unstarted(self, run: Run) -> None:
@@ -290,13 +289,9 @@ class Session:
 
     def _release_unstarted(self) -> None:
         with self.lock:
-            found = []
-            for run in self._runs:
-                rows = run.unfinished(run.next, run.rows)
-                if len(rows):
-                    run.finish(rows)
-                    found.append((run, rows))
-            self._runs = {}
+            found = self._custody.unstarted()
+            for run, rows in found:
+                run.finish(rows)
         if found:
             self._return_afterwards([Return("release", None, found, quiet=True)])
 
@@ -382,7 +377,7 @@ class Session:
             if renew:
                 self._beat_at = time.monotonic() + self._beat_every()
                 renewals = self._renewals()
-                renew = renewals is None and self._unfinished > 0
+                renew = renewals is None and self._custody.unfinished > 0
                 returns += renewals or []
             requests = [self._request(each) for each in returns]
         for request in requests:
@@ -457,26 +452,21 @@ class Session:
         self._requests[request.number] = request
         if returned.op != "extend" and not returned.again:
             for run, rows in returned.segments:
-                self._leave(run, len(rows))
+                self._custody.leave(run, len(rows))
         return request
-
-    def _leave(self, run: Run, rows: int) -> None:
-        run.left -= rows
-        self._unfinished -= rows
-        if run.left <= 0:
-            self._runs.pop(run, None)
 
     def _wanted_credit(self) -> int:
         if self._closing or self._draining:
             return 0
-        return self.prefetch - self._unfinished - self._credit
+        return self.prefetch - self._custody.unfinished - self._credit
 
     def _take_credit(self) -> int:
         credit = self._wanted_credit() if self._known else 0
         if credit <= 0:
             return 0
+        credit = min(credit, _CREDIT_MAX)
         self._credit += credit
-        return min(credit, 1 << 20)
+        return credit
 
     def _renewals(self) -> list[Return] | None:
         """None for a heartbeat, which renews all. Once user code has held a message for too long,
@@ -485,14 +475,7 @@ class Session:
         if self._time_limit_us is None:
             return None
         limit_us = self._transport.clock.now_us() - self._time_limit_us
-        over, others = 0, []
-        for run in self._runs:
-            rows = run.unfinished(0, run.rows)
-            begun = run.started_of(rows)
-            late = (begun != 0) & (begun < limit_us)
-            over += int(late.sum())
-            if not late.all():
-                others.append((run, rows[~late]))
+        over, others = self._custody.held_since(limit_us)
         if not over:
             return None
         logger.warning(
@@ -521,37 +504,13 @@ class Session:
                 self._credit = max(0, self._credit - run.rows)
             elif run.rows:
                 self._came_first += run.rows
-            if self._in_hand:
-                run = self._without_known(run)
+            run = self._custody.add(run)
             if run.rows:
-                self._runs[run] = None
-                self._unfinished += run.rows
                 if self._draining and not self._closing:
                     # By credit that the broker had before.
                     self._give_back_unstarted(run)
                 elif not self._closing:
                     self.holding.add(run)
-
-    def _without_known(self, run: Run) -> Run:
-        """Rows that user code has in its hands learn their new token instead of going there again."""
-        fresh = []
-        for row, message_id in enumerate(run.id_list()):
-            known = self._in_hand.get(message_id)
-            if known is None:
-                fresh.append(row)
-                continue
-            old, place = known
-            del self._in_hand[message_id]
-            if old.value("attempts", place) != run.value("attempts", row):
-                # Its lease had ended, so this is another delivery.
-                fresh.append(row)
-                continue
-            if old.tokens is None:
-                old.tokens = {}
-            old.tokens[place] = run.token
-        if len(fresh) == run.rows:
-            return run
-        return Run(self, run.token, run.batch.take(pa.array(fresh, type=pa.int64())))
 
     def _heartbeat(self, number: int, header: Header) -> None:
         with self.lock:
@@ -561,7 +520,7 @@ class Session:
                 # Everything that was ours has come again by now.
                 self._known = True
                 self._tries = 0
-                self._in_hand = {}
+                self._custody.all_known()
                 # If something came it may have used the first credit. If not, one more than asked
                 # for may be here, for a while.
                 self._credit = 0 if self._came_first else 1
@@ -580,7 +539,8 @@ class Session:
 
     def _error(self, number: int, header: Header) -> None:
         error = error_from_json(header["error"])
-        if header.get("request") is None:
+        asked = header.get("request")
+        if asked is None or (not self._known and asked == self._heartbeat_number):
             self._lost(number, error)
             return
         with self.lock:
@@ -639,32 +599,14 @@ class Session:
         self._retry_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     def _take_back(self) -> None:
-        """What was held comes again; what is in user code's hands waits for its new token."""
-        self._in_hand = {}
-        for run in self._runs:
-            unstarted = run.rows - run.next
-            run.left -= unstarted
-            self._unfinished -= unstarted
-            run.rows = run.next
-        self.holding.drop_all()
-        self._runs = {run: None for run in self._runs if run.left > 0}
-        for run in self._runs:
-            self._remember(run, run.unfinished(0, run.next))
+        """What was held comes again; what has no answer is asked again, under its new token."""
         for request in self._requests.values():
             if not request.returned.quiet:
                 request.returned.again = True
                 self._returns.append(request.returned)
         self._requests.clear()
-        for returned in self._returns:
-            for run, rows in returned.segments:
-                self._remember(run, rows)
-        for run in self._acked:
-            self._remember(run, np.array(run.acks, dtype=np.intp))
-
-    def _remember(self, run: Run, rows: Any) -> None:
-        ids = run.id_list()
-        for row in rows.tolist():
-            self._in_hand[ids[row]] = (run, row)
+        self._custody.take_back(self._returns, self._acked)
+        self.holding.drop_all()
 
     def _succeeded(self, returned: Return, outcomes: Outcomes) -> None:
         returned.settle(outcomes)

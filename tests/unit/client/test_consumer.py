@@ -283,6 +283,29 @@ def test_messages_in_hand_learn_their_new_token_and_are_not_delivered_again(
     assert [message.token for message in taker.messages[2:]] == [8, 8]
     consumer.flush(5)
     assert (consumer.reconnections, consumer.failed) == (1, 0)
+    # Two are in our hands, so there is room for eight: nothing was counted twice or forgotten.
+    assert consumer._session._custody.unfinished == 2
+    eventually(lambda: _credit(second) >= 8)
+
+
+def test_a_session_whose_first_heartbeat_is_refused_begins_again(
+    transport: FakeTransport, consumer: Consumer
+) -> None:
+    def refuse(stream: FakeStream) -> None:
+        def on_send(header: dict[str, Any], batch: pa.RecordBatch | None) -> None:
+            if header["op"] == "heartbeat":
+                problem = error_to_json(Overloaded("full", retry_after_us=1))
+                told = {"kind": "error", "request": header["request"], "error": problem}
+                stream.arrived({**told, "now_us": 0}, None)
+
+        stream.on_send = on_send
+        transport.on_open = FakeStream.accept_all
+
+    transport.on_open = refuse
+    taker = Taker(consumer, transport)
+    ready(transport.stream(1)).lease(1, [1], [NOW_US])
+    taker.wait_for(1)[0].ack()
+    consumer.flush(5)
 
 
 def test_an_ack_that_had_happened_before_the_connection_was_lost_is_fine(

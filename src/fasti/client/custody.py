@@ -1,0 +1,104 @@
+"""What a consumer was given and has not finished: runs, and after a reconnection their new tokens.
+
+For whoever has the consumer's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.client.returns import Return, Segment
+from fasti.client.run import Run
+
+
+class Custody:
+    """The books of one consumer. `unfinished` counts rows held here and in user code's hands."""
+
+    def __init__(self) -> None:
+        # In the order of their arrival; a dict, because runs leave from anywhere.
+        self._runs: dict[Run, None] = {}
+        # Rows in user code's hands when the connection was lost, until their new tokens come.
+        self._in_hand: dict[int, tuple[Run, int]] = {}
+        self.unfinished = 0
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(list(self._runs))
+
+    def add(self, run: Run) -> Run:
+        """Takes in what arrived; gives back what of it is new to user code."""
+        if self._in_hand:
+            run = self._without_known(run)
+        if run.rows:
+            self._runs[run] = None
+            self.unfinished += run.rows
+        return run
+
+    def leave(self, run: Run, rows: int) -> None:
+        """Rows of a run are finished, or gone."""
+        run.left -= rows
+        self.unfinished -= rows
+        if run.left <= 0:
+            self._runs.pop(run, None)
+
+    def unstarted(self) -> list[Segment]:
+        """What user code never got."""
+        found = ((run, run.unfinished(run.next, run.rows)) for run in self._runs)
+        return [(run, rows) for run, rows in found if len(rows)]
+
+    def held_since(self, limit_us: int) -> tuple[int, list[Segment]]:
+        """How many rows user code has had since before then, and all the others."""
+        over, others = 0, []
+        for run in self._runs:
+            rows = run.unfinished(0, run.rows)
+            begun = run.started_of(rows)
+            late = (begun != 0) & (begun < limit_us)
+            over += int(late.sum())
+            if not late.all():
+                others.append((run, rows[~late]))
+        return over, others
+
+    # Reconnecting
+
+    def take_back(self, returns: Iterable[Return], acked: Iterable[Run]) -> None:
+        """What was not started comes again; what was, or is being returned, gets a new token."""
+        self._in_hand = {}
+        for run in list(self._runs):
+            unstarted, run.rows = run.rows - run.next, run.next
+            self.leave(run, unstarted)
+        for run in self._runs:
+            self._remember(run, run.unfinished(0, run.next))
+        for returned in returns:
+            for run, rows in returned.segments:
+                self._remember(run, rows)
+        for run in acked:
+            self._remember(run, np.array(run.acks, dtype=np.intp))
+
+    def all_known(self) -> None:
+        """Everything that was ours has come again by now."""
+        self._in_hand = {}
+
+    def _remember(self, run: Run, rows: Any) -> None:
+        ids = run.id_list()
+        for row in rows.tolist():
+            self._in_hand[ids[row]] = (run, row)
+
+    def _without_known(self, run: Run) -> Run:
+        """Rows that user code has in its hands learn their new token instead of going there again."""
+        fresh = []
+        for row, message_id in enumerate(run.id_list()):
+            known = self._in_hand.pop(message_id, None)
+            # With another attempt it is another delivery: the lease had ended.
+            if known is None or known[0].value("attempts", known[1]) != run.value("attempts", row):
+                fresh.append(row)
+                continue
+            old, place = known
+            if old.tokens is None:
+                old.tokens = {}
+            old.tokens[place] = run.token
+        if len(fresh) == run.rows:
+            return run
+        return Run(run.session, run.token, run.batch.take(pa.array(fresh, type=pa.int64())))
