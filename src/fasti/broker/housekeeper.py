@@ -48,6 +48,7 @@ class Housekeeper:
         self._stopping = False
         self._paused = False
         self._working_now = 0
+        self._spare_asked = self._making = False
         self.checkpoints = 0
         self.last_error: Exception | None = None
         # For metrics: what checkpoints took and wrote, and which old blocks they made needless.
@@ -87,6 +88,17 @@ class Housekeeper:
             with self._changed:
                 self._changed.notify_all()
 
+    def ask_for_spare(self) -> None:
+        """The sequencer is short of room: it is woken when a segment was made, or could not be."""
+        with self._changed:
+            self._spare_asked = True
+            self._changed.notify_all()
+
+    @property
+    def making_room(self) -> bool:
+        """Whether a segment that was asked for is still being made."""
+        return self._spare_asked or self._making
+
     def load(self, wanted: LoadSlice, engine: Engine) -> None:
         """The sequencer wants a slice of runs in its engine's memory."""
         self._slices.put((wanted, engine))
@@ -120,17 +132,24 @@ class Housekeeper:
     def _run_spares(self) -> None:
         while True:
             wait: float | None = None
+            with self._changed:
+                asked, self._spare_asked = self._spare_asked, False
+                self._making = True
             try:
                 with self._working():
-                    if self._shard.store.journal.prepare_spare():
-                        continue
+                    while self._shard.store.journal.prepare_spare():
+                        pass
             except Exception as error:
                 self.last_error = error
                 wait = _RETRY_S
+            self._making = False
+            if asked:
+                self._shard.wake()
             with self._changed:
                 if self._stopping:
                     return
-                self._changed.wait(wait)
+                if not self._spare_asked:
+                    self._changed.wait(wait)
 
     # Checkpoints
 

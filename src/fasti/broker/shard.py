@@ -36,6 +36,7 @@ from fasti.broker.committer import Committer, Work
 from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.session import Session
+from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
 from fasti.core.engine import Engine
@@ -89,12 +90,15 @@ class Shard:
     ) -> None:
         self.settings = settings or ShardSettings()
         self.clock = clock or SystemClock()
+        self._ticks = LeaseTicks(self.clock)
         self._files = files
         self._wakeup = threading.Condition()
         self._urgent: deque[Request] = deque()
         self._bulk: deque[Request] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._inbox_rows = 0
+        # Bulk that waits until a segment is prepared; it is asked for once.
+        self._short_of_room: Request | None = None
         self._closing = False
         # The sequencer takes nothing any more.
         self._stopped = False
@@ -120,7 +124,7 @@ class Shard:
         try:
             self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
             self.store.load(self.engine)
-            self.engine.start(self.clock.tick())
+            self.engine.start(self._ticks.now())
             self.committer = Committer(self.store, self._answer, self._fail, self.housekeeper.look)
         except BaseException:
             self.store.close()
@@ -252,7 +256,8 @@ class Shard:
                     return
                 if not requests and self._closing and self._stop_if_idle():
                     return
-                wake = self._step(requests)
+                tick = self._ticks.look(wake.wake_at_tick if wake is not None else None)
+                wake = self._step(requests, tick)
                 requests = []
         finally:
             self._refuse(requests)
@@ -268,7 +273,7 @@ class Shard:
     ) -> tuple[list[Request], list[tuple[Callable[[], Any], Future[Any]]]]:
         """Sleeps until there is something to do, and takes a bounded piece of it."""
         with self._wakeup:
-            while not (self._urgent or self._bulk or self._calls or self._closing):
+            while not (self._urgent or self._calls or self._closing or self._may_take_bulk()):
                 if self._failure is not None or (wake is not None and wake.more):
                     break
                 timeout = self._time_to_wake(wake)
@@ -279,12 +284,33 @@ class Shard:
             self._calls.clear()
             taken: list[Request] = []
             rows = 0
-            for queue in (self._urgent, self._bulk):
+            bulk = self._bulk if self._closing or self._may_take_bulk() else ()
+            for queue in (self._urgent, bulk):
                 while queue and (not taken or rows + queue[0].rows <= _STEP_ROWS):
                     taken.append(queue.popleft())
                     rows += taken[-1].rows
             self._inbox_rows -= rows
             return taken, calls
+
+    def _may_take_bulk(self) -> bool:
+        """Whether there is bulk, and room for it. While room is made, everything else goes on."""
+        if not self._bulk:
+            return False
+        request = self._bulk[0]
+        if self.store.journal.room_bytes() >= self._needed_bytes(request):
+            return True
+        if self._short_of_room is not request:
+            self._short_of_room = request
+            self.housekeeper.ask_for_spare()
+        return not self.housekeeper.making_room
+
+    def _needed_bytes(self, request: Request) -> int:
+        return request.size_bytes + _FRAME_OVERHEAD_BYTES + self.committer.waiting_bytes
+
+    def wake(self) -> None:
+        """Something has changed that the sequencer may be waiting for."""
+        with self._wakeup:
+            self._wakeup.notify()
 
     def _time_to_wake(self, wake: Step | None) -> float | None:
         if wake is None:
@@ -293,14 +319,14 @@ class Shard:
         if wake.wake_at_us is not None:
             waits.append(wake.wake_at_us - self.clock.now_us())
         if wake.wake_at_tick is not None:
-            waits.append(wake.wake_at_tick - self.clock.tick())
+            waits.append(wake.wake_at_tick - self._ticks.now())
         return min(min(waits) / 1e6, _SLEEP_MAX_S) if waits else None
 
-    def _step(self, requests: list[Request]) -> Step:
+    def _step(self, requests: list[Request], tick: int) -> Step:
         admitted = [request for request in requests if self._admit(request)]
         inputs = [command for request in admitted for command in request.inputs]
         try:
-            step = self.engine.step(inputs, self.clock.now_us(), self.clock.tick())
+            step = self.engine.step(inputs, self.clock.now_us(), tick)
             for frame in step.frames:
                 if frame.rows is not None:
                     self.store.payloads.keep(frame.sequence, frame.rows, frame.events[-1].at_us)
@@ -323,7 +349,7 @@ class Shard:
             return False
         if not request.size_bytes:
             return True
-        needed = request.size_bytes + _FRAME_OVERHEAD_BYTES + self.committer.waiting_bytes
+        needed = self._needed_bytes(request)
         if self.store.journal.room_bytes() >= needed:
             return True
         try:
