@@ -137,11 +137,13 @@ class Load:
 def main() -> None:
     directory, seed, durability = sys.argv[1], int(sys.argv[2]), Durability(sys.argv[3])
     shard = Shard(LocalFiles(directory), replace(SETTINGS, durability=durability))
-    settings = TopicSettings(lease_us=3600 * 1_000_000, max_attempts=0)
+    settings = TopicSettings(lease_us=3600 * 1_000_000, max_attempts=0, lookahead_us=0)
     assert shard.call(co.CreateTopic("t", settings)).error is None
     load = Load(shard, seed)
     targets: list[Any] = [lambda: load.produce(1), lambda: load.produce(2)]
-    threads = [threading.Thread(target=t) for t in [*targets, load.change, load.consume]]
+    threads = [
+        threading.Thread(target=t, daemon=True) for t in [*targets, load.change, load.consume]
+    ]
     for thread in threads:
         thread.start()
 
