@@ -129,7 +129,7 @@ INTERNAL = {
     "fasti.App": ("address_for_others", "in_worker_process", "reference", "finish"),
     "fasti.app.handler.Handler": ("place", "label"),
     "fasti.app.codec.JsonCodec": ("converter",),
-    "fasti.aio.Consumer": ("session", "next_batch", "close_session"),
+    "fasti.aio.Consumer": ("session", "close_session"),
     "fasti.aio.Message": ("segment", "reason_bytes_max", "same_as", "finished_elsewhere"),
     "fasti.aio.Producer": ("settle", "busy"),
     "fasti.testing.virtual.VirtualBroker": ("transport",),

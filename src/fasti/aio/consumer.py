@@ -187,8 +187,7 @@ class Consumer:
         self._session.want(4 * count)
         return _Batches(self, count, wait_s)
 
-    async def next_batch(self, count: int, wait_s: float) -> Batch | None:
-        """What `batches` gives next; None at the end."""
+    async def _next_batch(self, count: int, wait_s: float) -> Batch | None:
         until = self._until(None)
         await self._begin()
         segments = await self._gather(count, wait_s, until)
@@ -284,7 +283,7 @@ class _Batches:
         return self
 
     async def __anext__(self) -> Batch:
-        batch = await self._consumer.next_batch(self._count, self._wait_s)
+        batch = await self._consumer._next_batch(self._count, self._wait_s)
         if batch is None:
             raise StopAsyncIteration
         return batch

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from fasti.client.durations import Duration, seconds
-from fasti.errors import Closed, FastiError, IllegalTransition, TimedOut
+from fasti.errors import Closed, FastiError, IllegalTransition
 
 _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
@@ -167,10 +167,9 @@ def settle(future: asyncio.Future[None]) -> None:
 async def within(
     timeout: Duration | None,
     waiting: Coroutine[Any, Any, _Found],
-    refusal: Callable[[], str],
-    error: type[FastiError] = TimedOut,
+    refusal: Callable[[], FastiError],
 ) -> _Found:
-    """Awaits for `timeout` at most, then raises `timed_out` or another error."""
+    """Awaits for `timeout` at most, then raises what `refusal` makes."""
     if timeout is None:
         return await waiting
     try:
@@ -182,4 +181,4 @@ async def within(
         async with asyncio.timeout(limit):
             return await waiting
     except TimeoutError as late:
-        raise error(refusal()) from late
+        raise refusal() from late

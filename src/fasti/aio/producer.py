@@ -24,7 +24,7 @@ from fasti.client.durations import Duration
 from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import Parcel
-from fasti.errors import Closed, FastiError, Overloaded
+from fasti.errors import Closed, FastiError, Overloaded, TimedOut
 
 # So many rows are converted in less time than a thread takes to answer.
 _ROWS_AT_ONCE = 256
@@ -109,8 +109,10 @@ class Producer:
         await within(
             self._max_block_s,
             self._answers.until(self._has_room),
-            lambda: f"the buffer of {self.topic!r} was full for {self._max_block_s} s",
-            Overloaded,
+            lambda: Overloaded(
+                f"the buffer of {self.topic!r} was full for {self._max_block_s} s",
+                retry_after_us=100_000,
+            ),
         )
         self._home.rested()
 
@@ -216,7 +218,7 @@ class Producer:
         await within(
             timeout,
             self._answers.until(lambda: self._box.answered(mark)),
-            lambda: f"not everything sent to {self.topic!r} was answered in {timeout}",
+            lambda: TimedOut(f"not everything sent to {self.topic!r} was answered in {timeout}"),
         )
 
     async def close(self, timeout: Duration | None = None) -> None:

@@ -17,6 +17,7 @@ from fasti.client.durations import Duration
 from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import Parcel
+from fasti.errors import TimedOut
 
 
 class Answers:
@@ -108,7 +109,7 @@ class Receipt:
         return await within(
             timeout,
             self._outcome(),
-            lambda: f"no receipt within {timeout}; the send is still under way",
+            lambda: TimedOut(f"no receipt within {timeout}; the send is still under way"),
         )
 
     def __repr__(self) -> str:
@@ -143,5 +144,5 @@ class PendingBatch:
         return await within(
             timeout,
             self._outcomes(),
-            lambda: f"no receipt within {timeout}; the send is still under way",
+            lambda: TimedOut(f"no receipt within {timeout}; the send is still under way"),
         )

@@ -16,7 +16,7 @@ from fasti.client.outcomes import Outcomes
 from fasti.client.returns import Return, Waiter
 from fasti.client.session import Session
 from fasti.client.transport import Transport
-from fasti.errors import Closed, FastiError
+from fasti.errors import Closed, FastiError, TimedOut
 from fasti.model import Limits
 
 
@@ -86,7 +86,7 @@ class LoopWaiter(Waiter):
         await within(
             timeout,
             self._await(),
-            lambda: f"no answer to {op} within {timeout}; it is still under way",
+            lambda: TimedOut(f"no answer to {op} within {timeout}; it is still under way"),
         )
         found = self.wait(0)
         assert found is not None

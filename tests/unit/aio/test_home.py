@@ -131,11 +131,14 @@ def test_waiting_within_a_time() -> None:
         async def answer() -> int:
             return 7
 
-        assert await within(None, answer(), lambda: "late") == 7
-        assert await within("1h", answer(), lambda: "late") == 7
+        def late() -> TimedOut:
+            return TimedOut("late")
+
+        assert await within(None, answer(), late) == 7
+        assert await within("1h", answer(), late) == 7
         with pytest.raises(TimedOut, match="late"):
-            await within(0.01, asyncio.Event().wait(), lambda: "late")
+            await within(0.01, asyncio.Event().wait(), late)
         with pytest.raises(InvalidArgument):
-            await within("soon", answer(), lambda: "late")
+            await within("soon", answer(), late)
 
     asyncio.run(story())
