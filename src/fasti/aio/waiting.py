@@ -18,7 +18,7 @@ from fasti.aio.holding import LoopHolding
 from fasti.aio.home import Home, settle
 
 # A loop sleeps in whole milliseconds; for less than this it is quicker to look again.
-_SOON_S = 0.0001
+_SOON_S = 0.00002
 # What is known of the broker's clock ages while we sleep: a sleep that is too short costs another.
 _AGEING = 1.0002
 
