@@ -211,6 +211,8 @@ def _shown(name: str, value: Any) -> str:
         for unit, size in (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000)):
             if value and value % size == 0:
                 return f"{value:,} ({value // size} {unit})"
+        if value and value % 1_000_000:
+            return f"{value:,} ({value / 1000:g} ms)"
         return f"{value:,} ({value // 1_000_000} s)" if value else "0"
     if "bytes" in name:
         for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -69,7 +69,7 @@ def main() -> None:
         worker.start()
 
         # Two hundred customers pay in the very moment in which their carts expire.
-        time.sleep(0.35)
+        time.sleep(0.25)
         for cart in CARTS:
             shop.check_out(cart)
         while any(shop.expiries.count()[state] for state in ("scheduled", "ready", "leased")):
