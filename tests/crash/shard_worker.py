@@ -141,9 +141,9 @@ def main() -> None:
     assert shard.call(co.CreateTopic("t", settings)).error is None
     load = Load(shard, seed)
     targets: list[Any] = [lambda: load.produce(1), lambda: load.produce(2)]
-    threads = [
-        threading.Thread(target=t, daemon=True) for t in [*targets, load.change, load.consume]
-    ]
+    # Whoever listened is gone: so is this process, with all its threads.
+    threading.excepthook = lambda _: os._exit(1)
+    threads = [threading.Thread(target=t) for t in [*targets, load.change, load.consume]]
     for thread in threads:
         thread.start()
 
