@@ -28,6 +28,8 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "payload": payloads.as_cell,
 }
 _NUMBERS = ("id", "version", "attempts")
+# For one message or for programs: a table has no room for everything.
+_NOT_IN_TABLES = ("created_us",)
 # Left out where no row has a value.
 _OPTIONAL = ("key", "owner", "consumer", "reason", "content_type", "headers")
 
@@ -76,6 +78,8 @@ def as_dict(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _said(found: pa.Table, name: str) -> bool:
+    if name in _NOT_IN_TABLES:
+        return False
     return name not in _OPTIONAL or any(found.column(name).to_pylist())
 
 

@@ -51,7 +51,7 @@ def produce(
     topic: Topic,
     payloads: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PAYLOAD]...", help="Messages; none or `-`: the lines of stdin."),
+        typer.Argument(metavar="PAYLOAD", help="Messages; none or `-`: the lines of stdin."),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="Take the messages from a file.")

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+# So many take less time than a bar to be seen.
+_LITTLE = 5_000
 # Tells how many more are done.
 Advance = Callable[[int], None]
 
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Advance]:
-    """A bar for the time of the work; it goes when the work is done."""
+    """A bar for the time of the work, unless it is little; it goes when the work is done."""
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal or (total is not None and total <= _LITTLE):
         yield lambda count: None
         return
     columns = (
