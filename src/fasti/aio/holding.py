@@ -83,7 +83,12 @@ class LoopHolding(Holding):
         with self.lock:
             if self._fault is not None:
                 raise self._fault
-            if self._ended or not self._heap or self._clock.seconds_until(self._heap[0][0]) > 0:
+            if (
+                self._ended
+                or self.void
+                or not self._heap
+                or self._clock.seconds_until(self._heap[0][0]) > 0
+            ):
                 return None
             run = heapq.heappop(self._heap)[2]
             self.bound_us = self._heap[0][0] if self._heap else _FAR_US
@@ -98,7 +103,7 @@ class LoopHolding(Holding):
             if self._ended or self._fault is not None:
                 return 0.0
             self._watched_us = _FAR_US
-            if not self._heap:
+            if not self._heap or self.void:
                 self.ran_out()
                 return _SLEEP_MAX_S
             first_us = self._heap[0][0]

@@ -61,6 +61,15 @@ class Custody:
                 others.append((run, rows[~late]))
         return over, others
 
+    def renewed(self, sent_us: int, length_us: int) -> None:
+        """A heartbeat that was written at `sent_us`, on the broker's clock, was answered.
+
+        What had ended before it was written is not alive again by it.
+        """
+        for run in self._runs:
+            if run.until_us > sent_us:
+                run.until_us = max(run.until_us, sent_us + length_us)
+
     # Reconnecting
 
     def take_back(self, returns: Iterable[Return], acked: Iterable[Run]) -> None:
@@ -101,4 +110,6 @@ class Custody:
             old.tokens[place] = run.token
         if len(fresh) == run.rows:
             return run
-        return Run(run.session, run.token, run.batch.take(pa.array(fresh, type=pa.int64())))
+        rest = Run(run.session, run.token, run.batch.take(pa.array(fresh, type=pa.int64())))
+        rest.until_us = run.until_us
+        return rest

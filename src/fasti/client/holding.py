@@ -34,6 +34,9 @@ class Holding:
         self._serial = 0
         # Due times beyond this belong to another run than the one that is being taken from.
         self.bound_us = _FAR_US
+        # A lease ended that nobody renewed, because this process hung: nothing of what is held may
+        # be handed out until it is known what is still ours.
+        self.void = False
         # Called with the lock when somebody wants a message and there is none.
         self.ran_out: Callable[[], None] = lambda: None
         self._fault: FastiError | None = None
@@ -57,8 +60,14 @@ class Holding:
         for _, _, run in self._heap:
             run.rows = run.next
         self._heap.clear()
+        self.void = False
         self.bound_us = -1
         self._changed.notify_all()
+
+    def _ended_unseen(self) -> None:
+        self.void = True
+        self.bound_us = -1
+        self.ran_out()
 
     def fail(self, error: FastiError) -> None:
         """Whoever takes next is told."""
@@ -92,7 +101,7 @@ class Holding:
                 if self._ended:
                     return None
                 wait = _SLEEP_MAX_S
-                if self._heap:
+                if self._heap and not self.void:
                     wait = min(wait, self._clock.seconds_until(self._heap[0][0]))
                     if wait <= 0:
                         run = heapq.heappop(self._heap)[2]
@@ -118,6 +127,8 @@ class Holding:
         with self.lock:
             now_us = self._clock.now_us()
             begin = run.next
+            if now_us >= run.until_us and begin < run.rows:
+                self._ended_unseen()
             if self.bound_us < 0:
                 return begin, begin
             until_us = min(now_us, self.bound_us)
@@ -141,6 +152,9 @@ class Holding:
                     return
                 at_us = now_us()
                 if due_us > at_us:
+                    return
+                if at_us >= run.until_us:
+                    self._ended_unseen()
                     return
                 run.next = row + 1
                 started[row] = at_us

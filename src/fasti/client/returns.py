@@ -79,6 +79,11 @@ class Return:
     again: bool = False
 
     @property
+    def renews(self) -> bool:
+        """Whether it takes the place of a heartbeat."""
+        return self.quiet and self.op == "extend"
+
+    @property
     def rows(self) -> int:
         """How many rows it is about."""
         return sum(len(rows) for _, rows in self.segments)
@@ -128,6 +133,8 @@ class Request:
 
     number: int
     returned: Return
+    # On the broker's clock, if it renews leases.
+    sent_us: int = 0
 
 
 def merged(returns: list[Return]) -> list[Return]:

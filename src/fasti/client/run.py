@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Int64s = NDArray[np.int64]
 
+_FAR_US = 1 << 62
+
 
 class Run:
     """Rows of one `leased` batch, sorted by due time."""
@@ -43,6 +45,7 @@ class Run:
         "token",
         "tokens",
         "topic",
+        "until_us",
     )
 
     def __init__(self, session: Session, token: int, batch: pa.RecordBatch) -> None:
@@ -61,6 +64,8 @@ class Run:
         self.due_us: Int64s = due_us
         self.rows = self.left = len(due_us)
         self.next = 0
+        # On the broker's clock: until then the lease lasts for certain, as far as is known here.
+        self.until_us = _FAR_US
         self.started = array("q", bytes(8 * self.rows))
         self.finished = bytearray(self.rows)
         # Acks that are gathered, and whether the session knows that there are some.

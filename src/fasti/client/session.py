@@ -17,6 +17,7 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -31,7 +32,7 @@ from fasti.client.outcomes import Outcomes
 from fasti.client.returns import Request, Return, Waiter, merged
 from fasti.client.run import Run
 from fasti.client.transport import Header, Stream, Transport
-from fasti.errors import Closed, FastiError, TimedOut
+from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
 
@@ -94,6 +95,8 @@ class Session:
         self._requests: dict[int, Request] = {}
         self._request_number = 0
         self._heartbeat_number = 0
+        # When each heartbeat that has no answer yet was written, on the broker's clock.
+        self._beats: deque[int] = deque()
         self._beat_at = 0.0
         self._retry_at = 0.0
         self._tries = 0
@@ -205,7 +208,9 @@ class Session:
                 raise TimedOut(f"not everything returned to {self.topic!r} was answered in time")
 
     def _urge(self) -> None:
-        """With the lock: acks that wait for others are sent now."""
+        """With the lock: acks that wait for others are sent now, and void leases seen to."""
+        if self.holding.void:
+            self._work.notify()
         if self._acked and not self._urged:
             self._urged = True
             self._work.notify()
@@ -320,8 +325,12 @@ class Session:
                 if stream is None and pause > 0:
                     self._work.wait(pause)
                     continue
+                void = stream is not None and self.holding.void
             try:
-                if stream is None:
+                if void:
+                    # A new session is told what is still ours.
+                    self._lost(number, Unavailable("leases were not renewed in time"))
+                elif stream is None:
                     self._connect()
                 else:
                     self._serve(stream)
@@ -346,6 +355,7 @@ class Session:
             self._came_first = 0
             self._request_number += 1
             self._heartbeat_number = self._request_number
+            self._beats.clear()
         stream = self._transport.consume(
             {"call": "consume", "topic": self.topic, "consumer": self.consumer},
             lambda header, batch: self._arrived(number, header, batch),
@@ -360,6 +370,7 @@ class Session:
             stream.cancel()
             return
         stream.send({"op": "credit", "count": 1})
+        self._beats.append(self._transport.clock.now_us())
         stream.send({"op": "heartbeat", "request": self._heartbeat_number})
 
     def _beat_every(self) -> float:
@@ -369,7 +380,7 @@ class Session:
         """Waits until there is something to write, and writes it."""
         with self.lock:
             self._await_work(stream)
-            if self._stream is not stream or self._over:
+            if self._stream is not stream or self._over or self.holding.void:
                 return
             returns = self._take_returns()
             credit = self._take_credit()
@@ -378,6 +389,8 @@ class Session:
                 self._beat_at = time.monotonic() + self._beat_every()
                 renewals = self._renewals()
                 renew = renewals is None and self._custody.unfinished > 0
+                if renew:
+                    self._beats.append(self._transport.clock.now_us())
                 returns += renewals or []
             requests = [self._request(each) for each in returns]
         for request in requests:
@@ -391,7 +404,7 @@ class Session:
             stream.send({"op": "heartbeat", "request": 0})
 
     def _await_work(self, stream: Stream) -> None:
-        while self._stream is stream and not self._over:
+        while self._stream is stream and not self._over and not self.holding.void:
             now, busy = time.monotonic(), len(self._requests)
             wait = None
             if self._known:
@@ -448,7 +461,8 @@ class Session:
 
     def _request(self, returned: Return) -> Request:
         self._request_number += 1
-        request = Request(self._request_number, returned)
+        sent_us = self._transport.clock.now_us() if returned.renews else 0
+        request = Request(self._request_number, returned, sent_us)
         self._requests[request.number] = request
         if returned.op != "extend" and not returned.again:
             for run, rows in returned.segments:
@@ -488,7 +502,9 @@ class Session:
     def _arrived(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
         kind = header.get("kind")
         if kind == "leased" and batch is not None:
-            self._leased(number, Run(self, int(header["token"]), batch))
+            run = Run(self, int(header["token"]), batch)
+            run.until_us = int(header["now_us"]) + self._settings.lease_us
+            self._leased(number, run)
         elif kind == "outcomes":
             self._outcomes(number, header)
         elif kind == "heartbeat":
@@ -516,6 +532,8 @@ class Session:
         with self.lock:
             if number != self._stream_number:
                 return
+            if self._beats:
+                self._custody.renewed(self._beats.popleft(), self._settings.lease_us)
             if not self._known and header.get("request") == self._heartbeat_number:
                 # Everything that was ours has come again by now.
                 self._known = True
@@ -531,6 +549,8 @@ class Session:
             if number != self._stream_number:
                 return
             request = self._requests.pop(header["request"], None)
+            if request is not None and request.returned.renews:
+                self._custody.renewed(request.sent_us, self._settings.lease_us)
             self._work.notify()
         if request is not None:
             self._succeeded(request.returned, request.returned.outcomes(header))
@@ -546,6 +566,8 @@ class Session:
         with self.lock:
             if number != self._stream_number:
                 return
+            if not asked and self._beats:
+                self._beats.popleft()
             request = self._requests.pop(header["request"], None)
             if request is not None and error.code in _AGAIN:
                 request.returned.again = True

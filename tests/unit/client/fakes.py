@@ -129,7 +129,9 @@ class FakeStream:
         }
         arrays = [pa.array(columns[field.name], type=field.type) for field in LEASED]
         batch = pa.RecordBatch.from_arrays(arrays, schema=LEASED)
-        self.arrived({"kind": "leased", "token": token, "now_us": 0}, batch)
+        self.arrived(
+            {"kind": "leased", "token": token, "now_us": self.transport.clock.at_us}, batch
+        )
 
     def outcomes(self, request: int, status: list[list[Any]]) -> None:
         count = sum(each for _, each in status)

@@ -543,3 +543,37 @@ def test_arguments_that_can_not_be() -> None:
             Consumer(transport, "emails", **arguments)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):
         Consumer(transport, "emails").batches(0)
+
+
+def test_what_was_not_renewed_in_time_is_not_handed_out(
+    transport: FakeTransport, consumer: Consumer
+) -> None:
+    """The process hung: others may have those messages by now, so a new session is asked."""
+    taker = Taker(consumer, transport)
+    stream = ready(transport.stream())
+    stream.lease(1, [1, 2], [NOW_US, NOW_US + 50])
+    taker.wait_for(1)
+    transport.clock.move_to(NOW_US + 30_000_000)
+    ready(transport.stream(1)).lease(3, [2], [NOW_US + 50], attempts=2)
+    messages = taker.wait_for(2)
+    assert taker.ids == [1, 2]
+    assert [(message.token, message.attempts) for message in messages] == [(1, 1), (3, 2)]
+    assert consumer.reconnections == 1
+
+
+def test_a_heartbeat_that_was_written_in_time_keeps_what_is_held(
+    transport: FakeTransport, opened: list[Consumer]
+) -> None:
+    transport.settings = TopicSettings(lease_us=30_000)
+    consumer = Consumer(transport, "emails", prefetch=10)
+    opened.append(consumer)
+    taker = Taker(consumer, transport)
+    stream = ready(transport.stream())
+    stream.lease(1, [1, 2], [NOW_US, NOW_US + 40_000])
+    taker.wait_for(1)
+    for _ in range(2):
+        transport.clock.move_to(transport.clock.now_us() + 20_000)
+        beats = len(stream.of("heartbeat"))
+        eventually(lambda beats=beats: len(stream.of("heartbeat")) > beats)
+    taker.wait_for(2)
+    assert consumer.reconnections == 0
