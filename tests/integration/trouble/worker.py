@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import random
 import sys
 import threading
@@ -23,6 +24,7 @@ class Life:
         self.tell = Teller(self.options["who"])
         self.random = random.Random(f"{self.options.get('seed', 0)}-{self.tell.who}")
         self.stopping = threading.Event()
+        self.orders: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.on_stop: Callable[[], None] = lambda: None
         threading.Thread(target=self._hear, daemon=True).start()
 
@@ -36,6 +38,7 @@ class Life:
 
     def _hear(self) -> None:
         for line in sys.stdin:
+            self.orders.put(line.strip())
             if line.strip() == "stop":
                 self.stopping.set()
                 self.on_stop()
