@@ -23,7 +23,8 @@ def main() -> None:
             outcome = sent.result()
             print(f"typed {text!r}: {outcome.status}, version {outcome.version}")
             time.sleep(0.03)
-        print("pending:", client.messages(TOPIC).count()["scheduled"])
+        counts = client.messages(TOPIC).count()
+        print("pending:", counts["scheduled"] + counts["ready"])
 
         with client.consumer(TOPIC, timeout="1s") as consumer:
             for message in consumer:

@@ -58,9 +58,9 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 def deliver(consumer: fasti.Consumer, delivered: list[str]) -> None:
     """Where a real application would send an email."""
     for message in consumer:
-        print("delivered:", message.payload.decode())
+        text = message.payload.decode()
         message.ack(wait=True)
-        delivered.append(message.payload.decode())
+        delivered.append(text)
 
 
 app = FastAPI(lifespan=lifespan)
@@ -131,6 +131,7 @@ def show_off(url: str) -> None:
     print("POST without a time zone:", request("POST", f"{url}/reminders", naive))
     while not app.state.delivered:
         time.sleep(0.01)
+    print("delivered:", *app.state.delivered)
     print("DELETE tea:", request("DELETE", f"{url}/reminders/tea"))
 
 

@@ -26,7 +26,8 @@ def main() -> None:
         print("move tea:", reminders.move(key="tea", delay="600ms").status)
         print("cancel bins:", reminders.cancel(key="bins").status)
         print("cancel gym:", reminders.cancel(key="gym").status)
-        print("pending:", reminders.count()["scheduled"])
+        counts = reminders.count()
+        print("pending:", counts["scheduled"] + counts["ready"])
 
         with client.consumer(TOPIC, timeout="2s") as consumer:
             for message in consumer:
