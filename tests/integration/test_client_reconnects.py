@@ -15,7 +15,8 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import RowsFailed, TimedOut
 
-PATIENCE_S = 40.0
+PATIENCE_S = 50.0
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
@@ -47,7 +48,8 @@ class Producing:
     def _run(self) -> None:
         with fasti.connect(self._address, owner=self.owner) as client:
             with client.producer("work", deadline="1m") as producer:
-                while not self._stop.is_set():
+                # At a rate that leaves the others time on a busy machine.
+                while not self._stop.wait(0.01):
                     names = [b"%s-%d" % (self.owner.encode(), self.sent + n) for n in range(50)]
                     self.sent += 50
                     receipts = [producer.send(name, delay="20ms") for name in names]
@@ -103,12 +105,12 @@ def test_killed_under_load_nothing_is_lost_early_or_twice(broker: BrokerProcess)
         for _ in range(2):
             before = sum(len(each.acknowledged) for each in producing)
             eventually(
-                lambda before=before: sum(len(p.acknowledged) for p in producing) > before + 1_000
+                lambda before=before: sum(len(p.acknowledged) for p in producing) > before + 500
             )
             broker.kill()
             broker.start()
         before = sum(len(each.seen) for each in consuming)
-        eventually(lambda: sum(len(each.seen) for each in consuming) > before + 500)
+        eventually(lambda: sum(len(each.seen) for each in consuming) > before + 300)
         for each in producing:
             each.stop()
         acknowledged: dict[bytes, int] = {}
@@ -216,7 +218,7 @@ def test_a_message_beyond_its_time_limit_goes_to_another(broker: BrokerProcess) 
 
 
 def test_a_paused_broker_times_out_and_goes_on(broker: BrokerProcess) -> None:
-    with fasti.connect(broker.address, timeout="500ms") as client:
+    with fasti.connect(broker.address, timeout="3s") as client:
         client.create_topic("work")
         producer = client.producer("work")
         producer.send(b"a").result(10)
