@@ -229,7 +229,7 @@ class Client:
     async def _flush(self, topic: str | None = None) -> None:
         for producer in list(self._producers):
             if topic is None or producer.topic == topic:
-                await producer.settle()
+                await producer.settle(self._client._timeout_s)
 
     # Stages
 

@@ -131,7 +131,7 @@ class Consumer:
                     self._pass_on()
                     return Message(run, row)
                 self._put_back()
-            self._run = self._session.held.due_run()
+            self._run = self._session.held.take_run()
             if self._run is None:
                 return None
             self._rows = self._session.held.take_each(self._run)
@@ -212,7 +212,7 @@ class Consumer:
         held = self._session.held
         segments: list[Segment] = []
         taken = 0
-        while taken < count and (run := held.due_run()) is not None:
+        while taken < count and (run := held.take_run()) is not None:
             begin, end = held.take_due(run, count - taken)
             held.put_back(run)
             if end > begin:

@@ -7,7 +7,6 @@ It is rung once, and only by what matters: something earlier than what it watche
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Callable
 
@@ -78,21 +77,12 @@ class LoopHolding(Holding):
         """Whether nothing will be handed out any more, for this or another reason."""
         return self._ended or self._fault is not None
 
-    def due_run(self) -> Run | None:
+    def take_run(self) -> Run | None:
         """The run whose first held message is due, if there is one; as `await_run`."""
         with self.lock:
             if self._fault is not None:
                 raise self._fault
-            if (
-                self._ended
-                or self.void
-                or not self._heap
-                or self._clock.seconds_until(self._heap[0][0]) > 0
-            ):
-                return None
-            run = heapq.heappop(self._heap)[2]
-            self.bound_us = self._heap[0][0] if self._heap else _FAR_US
-            return run
+            return None if self._ended else self.due_run()[0]
 
     def watch(self, everything: bool = False) -> float:
         """Seconds until the first message is due; 0 or less: look now. Asks to be rung.
@@ -115,7 +105,7 @@ class LoopHolding(Holding):
         """How long until `count` of those held are due; infinite if there are not so many."""
         with self.lock:
             held = [run.due_us[run.next : run.rows] for _, _, run in self._heap]
-            if sum(map(len, held)) < count:
+            if self.void or sum(map(len, held)) < count:
                 return np.inf
             last_us = int(np.partition(np.concatenate(held), count - 1)[count - 1])
             return self._clock.seconds_until(last_us)

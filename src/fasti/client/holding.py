@@ -81,6 +81,18 @@ class Holding:
         self.bound_us = -1
         self._changed.notify_all()
 
+    def due_run(self) -> tuple[Run | None, float]:
+        """The run whose first held message is due, or how long to sleep before looking again."""
+        if not self._heap or self.void:
+            self.ran_out()
+            return None, _SLEEP_MAX_S
+        wait = self._clock.seconds_until(self._heap[0][0])
+        if wait > 0:
+            return None, min(wait, _SLEEP_MAX_S)
+        run = heapq.heappop(self._heap)[2]
+        self.bound_us = self._heap[0][0] if self._heap else _FAR_US
+        return run, 0.0
+
     # Without the lock
 
     def wake(self) -> None:
@@ -100,15 +112,9 @@ class Holding:
                     raise self._fault
                 if self._ended:
                     return None
-                wait = _SLEEP_MAX_S
-                if self._heap and not self.void:
-                    wait = min(wait, self._clock.seconds_until(self._heap[0][0]))
-                    if wait <= 0:
-                        run = heapq.heappop(self._heap)[2]
-                        self.bound_us = self._heap[0][0] if self._heap else _FAR_US
-                        return run
-                else:
-                    self.ran_out()
+                run, wait = self.due_run()
+                if run is not None:
+                    return run
                 if until is not None:
                     left = until - time.monotonic()
                     if left <= 0:
