@@ -318,3 +318,18 @@ def test_no_such_topic_and_a_name_taken_by_another() -> None:
         taking.cancel()
 
     tell(story)
+
+
+def test_what_was_held_past_its_lease_is_asked_for_again_without_holding_up_the_loop() -> None:
+    async def story(broker: VirtualBroker, client: Client) -> None:
+        await client.create_topic("t", lease="5s", lookahead="1m")
+        await client.producer("t").send_batch([b"1", b"2"], delay="50s")
+        async with client.consumer("t") as consumer:
+            waiting = asyncio.create_task(anext(consumer))
+            await leased(client, 2)
+            broker.advance("50s")
+            assert (await soon(waiting)).payload == b"1"
+            batches = consumer.batches(1, wait="1h")
+            assert len(await soon(anext(batches))) == 1
+
+    tell(story)
