@@ -27,6 +27,8 @@ class Receiver:
             name=life.option("name", life.tell.who),
             prefetch=life.option("prefetch", 32),
             time_limit=life.option("time_limit"),
+            # When nothing comes, acks on their way are seen to.
+            timeout="100ms",
         )
         life.on_stop = self.consumer.stop
         # Acks on their way, of which only `flush` tells.
@@ -68,6 +70,7 @@ class Receiver:
                 self._flush()
             if self.life.stopping.is_set():
                 break
+        self._flush()
 
     def _finish(self, message: fasti.Message) -> None:
         luck = self.random.random()
@@ -99,8 +102,9 @@ class Receiver:
             self.consumer.flush("60s")
         except RowsFailed as error:
             self._refused(error)
-        self.life.tell("acked", ids=self.unflushed)
-        self.unflushed = []
+        if self.unflushed:
+            self.life.tell("acked", ids=self.unflushed)
+            self.unflushed = []
 
     def by_batch(self) -> None:
         for batch in self.consumer.batches(self.life.option("rows", 50), wait="20ms"):

@@ -1,0 +1,73 @@
+"""A load of everything at once, and how it is brought to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.integration.trouble.rig import Crew
+from tests.integration.trouble.verdict import Ledger
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+
+# Small, so that segments roll, checkpoints run and slices are loaded while it is killed.
+SMALL = {
+    "segment_size": "1MiB",
+    "memory": "64MiB",
+    "leases_max": 65_536,
+    "checkpoint_size": "2MiB",
+}
+TOPIC: dict[str, Any] = {
+    "lease": "1h",
+    "lookahead": "50ms",
+    "max_attempts": 0,
+    "partitions": 2,
+    "retry": fasti.Backoff("50ms", factor=1.0, jitter=0.0),
+}
+
+
+def start_all(workers: Crew, seed: int, **options: Any) -> None:
+    for number in (1, 2):
+        workers.start("produce", f"producer-{number}", seed=seed, **options)
+    workers.start("change", "changer", seed=seed, **options)
+    workers.start("consume", "consumer-1", seed=seed, way="message", **options)
+    workers.start("consume", "consumer-2", seed=seed, way="batch", prefetch=100, **options)
+    workers.start("consume", "consumer-3", seed=seed, way="message", prefetch=4, **options)
+    workers.all_ready()
+
+
+def go_on(workers: Crew, facts: int) -> None:
+    """Returns after so many more facts, and when some were sent and some done since."""
+    begin = len(workers.book)
+    workers.book.wait(lambda: len(workers.book) >= begin + facts, 40.0, "more facts")
+    workers.book.wait_for("acked", since=begin, timeout=40.0)
+    workers.book.wait_for("sent", since=begin, timeout=40.0)
+
+
+def finish(workers: Crew, broker: BrokerProcess, others_names: str = "-") -> Ledger:
+    """Producers end, consumers go on until nothing is owed, then the broker's own counts agree."""
+    senders = [each for each in workers.workers if not each.who.startswith("consumer")]
+    others = [each for each in workers.workers if each.who.startswith("consumer")]
+    for worker in senders:
+        worker.stop()
+    with fasti.connect(broker.address) as client:
+        messages = client.messages("t")
+
+        def drained() -> bool:
+            counts = messages.count()
+            return not (counts["scheduled"] + counts["ready"] + counts["leased"])
+
+        # The broker is asked whenever somebody told something: the last ack is told, too.
+        workers.book.wait(drained, 40.0, "nothing scheduled, ready or leased")
+        for worker in others:
+            worker.stop()
+        counts = messages.count()
+    ledger = Ledger(workers.book, others_names)
+    ledger.check()
+    ledger.nothing_lost()
+    sure, maybe = len(ledger.cancelled()), len(ledger.maybe_cancelled())
+    assert counts["dead"] == 0
+    assert sure <= counts["cancelled"] <= sure + maybe
+    owed = {message for message, _ in ledger.ok.values()}
+    assert counts["done"] + counts["cancelled"] == len(owed) + len(ledger.others)
+    return ledger
