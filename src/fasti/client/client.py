@@ -17,6 +17,7 @@ from fasti.client.address import parse_address
 from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.messages import Messages
+from fasti.client.outbox import Outbox
 from fasti.client.producer import Producer
 from fasti.client.session import Session
 from fasti.client.topics import Topic, given_settings
@@ -115,6 +116,7 @@ class Client:
         self._lock = threading.Lock()
         self._closed = False
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._abandoned: list[Outbox] = []
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         # Those of consumers that were thrown away end by themselves, if they get the time.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -196,7 +198,17 @@ class Client:
             buffer_bytes=buffer_bytes,
         )
         self._producers.add(made)
+        # What it has sent still goes when it is thrown away, and `close` waits for it.
+        gone = weakref.finalize(made, self._abandoned.append, made.outbox)
+        gone.atexit = False
         return made
+
+    def _boxes(self, topic: str | None = None) -> list[Outbox]:
+        """Where sends may be under way: of producers in use, and of those thrown away."""
+        busy = [box for box in self._abandoned if not box.settled]
+        self._abandoned[:] = busy
+        boxes = [producer.outbox for producer in list(self._producers)] + busy
+        return [box for box in boxes if topic is None or box.topic == topic]
 
     def consumer(
         self,
@@ -248,9 +260,11 @@ class Client:
 
     def _flushing(self, topic: str) -> Callable[[], None]:
         def flush() -> None:
-            for producer in list(self._producers):
-                if producer.topic == topic:
-                    producer.settle(self._timeout_s)
+            for box in self._boxes(topic):
+                box.flush(self._timeout_s)
+            for consumer in list(self._consumers):
+                if consumer.topic == topic:
+                    consumer.session.flush(self._timeout_s)
 
         return flush
 
@@ -267,8 +281,8 @@ class Client:
         return Transaction(self.transport, self.owner, self._flush_all)
 
     def _flush_all(self) -> None:
-        for producer in list(self._producers):
-            producer.settle(self._timeout_s)
+        for box in self._boxes():
+            box.flush(self._timeout_s)
 
     # Stages
 
@@ -315,6 +329,13 @@ class Client:
                 each.close(timeout=timeout)
             except FastiError as problem:
                 problems.append(problem)
+        for box in list(self._abandoned):
+            try:
+                box.flush(seconds(timeout))
+                box.failures.throw()
+            except FastiError as problem:
+                problems.append(problem)
+            box.close()
         for session in list(self._sessions):
             with suppress(FastiError):
                 session.close(seconds(timeout))

@@ -65,7 +65,7 @@ class Outbox:
         bytes_max: int,
     ) -> None:
         self._transport = transport
-        self._topic, self._owner = topic, owner
+        self.topic, self._owner = topic, owner
         self._max_block_s, self._deadline_s = max_block_s, deadline_s
         self._rows_max, self._bytes_max = rows_max, bytes_max
         self.failures = Failures(topic)
@@ -119,6 +119,11 @@ class Outbox:
         """Whether everything sent before the mark has its receipt. Needs no lock."""
         return self._settled >= mark
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is gathered or under way. Needs no lock."""
+        return self.open is None and self._settled == self._made
+
     def begin(self, on_conflict: str) -> Parcel:
         """A parcel for single sends; what was gathered before goes on its way.
 
@@ -159,7 +164,7 @@ class Outbox:
         self._made += 1
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._run, name=f"fasti-send-{self._topic}", daemon=True
+                target=self._run, name=f"fasti-send-{self.topic}", daemon=True
             )
             self._thread.start()
         return parcel
@@ -180,14 +185,14 @@ class Outbox:
         until: float | None = None
         while True:
             if self._closed:
-                raise Closed(f"the producer of {self._topic!r} is closed")
+                raise Closed(f"the producer of {self.topic!r} is closed")
             if self._rows < self._rows_max and self._bytes < self._bytes_max:
                 return
             now = time.monotonic()
             until = until or now + self._max_block_s
             if now >= until:
                 raise Overloaded(
-                    f"{self._rows} messages of {self._topic!r} have no receipt yet, and none "
+                    f"{self._rows} messages of {self.topic!r} have no receipt yet, and none "
                     f"came in {self._max_block_s} s ({self._trouble or 'the broker is slow'})",
                     retry_after_us=100_000,
                     details={"rows": self._rows, "bytes": self._bytes},
@@ -203,7 +208,7 @@ class Outbox:
             target = self._made
             done = self._room.wait_for(lambda: self._settled >= target, timeout)
         if not done:
-            raise TimedOut(f"not everything sent to {self._topic!r} was answered in {timeout} s")
+            raise TimedOut(f"not everything sent to {self.topic!r} was answered in {timeout} s")
 
     def close(self) -> None:
         """Takes nothing more. What has no receipt yet fails as `closed`."""
@@ -235,7 +240,7 @@ class Outbox:
             except FastiError as error:
                 self._broken(max(number, self._opening), error)
             except Exception as error:  # The thread must live; the batch can't be sent.
-                logger.exception("sending to %r", self._topic)
+                logger.exception("sending to %r", self.topic)
                 self._fail(parcel, FastiError(f"{type(error).__name__}: {error}"))
             self._finish_abandoned()
         self._finish_abandoned()
@@ -341,7 +346,7 @@ class Outbox:
             number = self._opening = self._stream_number
             names = [name for name in PRODUCE_TYPES if name in self._columns]
             schema = pa.schema([pa.field(name, PRODUCE_TYPES[name]) for name in names])
-            descriptor: Header = {"call": "produce", "topic": self._topic, "producer": self._name}
+            descriptor: Header = {"call": "produce", "topic": self.topic, "producer": self._name}
             if self._owner:
                 descriptor["owner"] = self._owner
         stream = self._transport.produce(
@@ -413,7 +418,7 @@ class Outbox:
             pause = max(error.retry_after_us / 1_000_000, min(pause, 0.1))
         self._retry_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
         self._trouble = error
-        logger.debug("sending to %r again in %.3f s: %s", self._topic, pause, error)
+        logger.debug("sending to %r again in %.3f s: %s", self.topic, pause, error)
 
     def _refused(self, error: FastiError) -> list[tuple[Parcel, FastiError]]:
         """The first batch, and with it all behind it, were not carried out by this stream."""

@@ -283,10 +283,6 @@ class Producer:
         self._box.flush(seconds(timeout))
         self._box.failures.throw()
 
-    def settle(self, timeout: float | None = None) -> None:
-        """Waits like `flush`, and leaves failures for whoever sends or flushes next."""
-        self._box.flush(timeout)
-
     def close(self, timeout: Duration | None = None) -> None:
         """Flushes, then takes nothing more. Raises what `flush` raises; again: nothing happens."""
         try:
