@@ -90,7 +90,7 @@ class TopicSettings:
     hold_us: int = 12 * HOUR_US
     max_attempts: int = 16
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    lookahead_us: int = 0
+    lookahead_us: int = 50_000
     outcome_age_us: int = 10 * MINUTE_US
     outcome_count: int = 1_000_000
     producer_age_us: int = 7 * DAY_US

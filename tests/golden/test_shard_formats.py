@@ -61,7 +61,7 @@ def frame() -> Frame:
     hashes = np.array([1, 2**63, 3], dtype=np.uint64)
     status = np.array([0, 1, 9], dtype=np.uint8)
     alike, counting = int64s(4, 4, 4), int64s(4, 5, 6)
-    settings = TopicSettings().to_dict()
+    settings = TopicSettings(lookahead_us=0).to_dict()
     events = [
         ev.TopicCreated(AT_US, 1, "töpic", settings),
         ev.TopicChanged(AT_US, 1, {"lease_us": 5}),

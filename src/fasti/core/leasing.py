@@ -92,7 +92,9 @@ def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]
     while line and handed < budget:
         waiting = line.first()
         room = work.state.memory.leases.free
-        count = min(waiting.credit, most, budget - handed, room)
+        count = min(waiting.credit, most, budget, room)
+        if handed + count > budget:
+            break  # Not a part of its share: it comes first in the next step.
         taken = _take(work, topic, heads, waiting, count, limit_us)
         if not taken:
             return handed, busy

@@ -63,7 +63,8 @@ class Ledger:
     def slots(self, sequences: Int64s) -> Int64s:
         """The slot of each sequence; 0 where none was ever given or its page is gone."""
         if len(sequences) < 2:
-            return self._slot(int(sequences[0])) if len(sequences) else sequences
+            found = [self.slot(int(sequence)) for sequence in sequences]
+            return np.array(found, dtype=np.int64)
         pages = (sequences >> FRAME_BITS) - self._base
         frames = self._frames.take(pages, mode="clip")
         if lowest(pages) < 0 or highest(pages) >= len(self._frames):
@@ -77,15 +78,15 @@ class Ledger:
                 slots[packed] = self._packed_slots(sequences[packed])
         return slots
 
-    def _slot(self, sequence: int) -> Int64s:
+    def slot(self, sequence: int) -> int:
+        """The slot of one sequence."""
         page = (sequence >> FRAME_BITS) - self._base
         frame = _PACKED
         if page >= 0:
             frame = int(self._frames[page]) if page < len(self._frames) else 0
         if frame == _PACKED:
-            return self._packed_slots(np.array([sequence], dtype=np.int64))
-        slot = (frame << FRAME_BITS) | (sequence & ROW_MASK) if frame else 0
-        return np.array([slot], dtype=np.int64)
+            return int(self._packed_slots(np.array([sequence], dtype=np.int64))[0])
+        return (frame << FRAME_BITS) | (sequence & ROW_MASK) if frame else 0
 
     def _packed_slots(self, sequences: Int64s) -> Int64s:
         slots = self._packed.find(mix(sequences))

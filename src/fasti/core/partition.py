@@ -229,9 +229,16 @@ class Partition:
         return min(limit_us, self.calendar.cursor_us - 1, self.loaded_until_us - 1)
 
     def head_us(self, limit_us: int) -> int | None:
-        """The due time of the first entry that may be handed out; None if there is none."""
-        first = self.ready.first_due()
-        return first if first is not None and first <= self.reach(limit_us) else None
+        """When the first message is due that may be handed out; None if there is none."""
+        while (first := self.ready.first()) is not None and first[0] <= self.reach(limit_us):
+            due_us, sequence = first
+            slot = self.ledger.slot(sequence)
+            if self.arena.flags[slot] & STATE_MASK == codes.SCHEDULED:
+                if int(self.arena.due[slot]) == due_us:
+                    return due_us
+            # Stale: it must not decide which partition has its turn.
+            self.ready.take(1, due_us)
+        return None
 
     def next_us(self) -> int:
         """When something may be due next; FOREVER if nothing is pending.

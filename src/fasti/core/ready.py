@@ -43,6 +43,9 @@ class _Run:
             return end - self.position
         return int(np.searchsorted(self.due[self.position : end], limit_us, side="right"))
 
+    def head(self) -> tuple[int, int]:
+        return int(self.due[self.position]), int(self.sequence[self.position])
+
     def peek(self, count: int) -> tuple[Int64s, Int64s]:
         rows = slice(self.position, self.position + count)
         return self.due[rows], self.sequence[rows]
@@ -84,12 +87,19 @@ class Ready:
         self._drop_empty()
         return due, sequence
 
+    def first(self) -> tuple[int, int] | None:
+        """Due time and sequence of the first entry."""
+        first = self._line[0].head() if self._line else None
+        for run in self._late:
+            head = run.head()
+            if first is None or head < first:
+                first = head
+        return first
+
     def first_due(self) -> int | None:
         """The due time of the first entry."""
-        heads = [int(run.due[run.position]) for run in self._late]
-        if self._line:
-            heads.append(int(self._line[0].due[self._line[0].position]))
-        return min(heads, default=None)
+        first = self.first()
+        return None if first is None else first[0]
 
     def after(self, limit_us: int) -> Int64s:
         """Sequences of the entries due after the limit. They are few: the calendar's last slice."""
