@@ -26,7 +26,8 @@ from fasti.core.replies import Buckets, ConsumerReplaced, Counts, Deliver, LoadS
 from fasti.core.snapshot import live_rows_of, read_range
 from fasti.errors import FastiError
 from fasti.model import MINUTE_US, Outcome, State, make_id, partition_of
-from fasti.testing.model import Answer, Message, Model
+from fasti.testing.model import Model
+from fasti.testing.model_state import Answer, Message
 
 SEED = (7, 11)
 Op = tuple[str, dict[str, Any]]

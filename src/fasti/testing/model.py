@@ -12,21 +12,19 @@ checks that the choice was allowed).
 The order within a step is the engine's: `begin_step` lets leases expire, then come the commands,
 then `land` lets published stages land, then waiting consumers are served.
 
-A refused command raises the same `FastiError` as the engine and changes nothing. One thread only.
+What it holds stands in model_state.py, leases in model_leases.py, all other commands here. A refused
+command raises the same `FastiError` as the engine and changes nothing. One thread only.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from fasti.core.hashing import partitions_of
-from fasti.core.retry import retry_delays
 from fasti.errors import (
     AlreadyExists,
     FastiError,
@@ -41,132 +39,16 @@ from fasti.model import (
     Outcome,
     State,
     TopicSettings,
-    make_id,
-    partition_of,
     sequence_of,
 )
+from fasti.testing.model_leases import Leases
+from fasti.testing.model_state import Answer, Message, Producer, Stage, Topic, When
 
 RECEIPTS_KEPT = 8
 
 
-class Broken(AssertionError):
-    """The engine did something that the model does not allow."""
-
-
-@dataclass
-class Answer:
-    """The outcome of one row. `at_us` and `by` where the outcome tells them."""
-
-    status: Outcome
-    id: int = 0
-    version: int = 0
-    at_us: int = 0
-    by: str = ""
-    # The whole batch was sent before, and this is its receipt.
-    sent_before: bool = False
-
-
-@dataclass
-class Message:
-    """One message that is not finished."""
-
-    id: int
-    key: str | None
-    owner: str
-    payload: bytes
-    due_us: int
-    state: State = State.SCHEDULED
-    version: int = 1
-    attempts: int = 0
-    reason: str = ""
-    # While leased. The ticks say when the lease ends and how far heartbeats can carry it.
-    consumer: str = ""
-    token: int = 0
-    length_us: int = 0
-    until_tick: int = 0
-    hold_tick: int = 0
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """In what order messages of a partition are handed out."""
-        return self.due_us, self.id
-
-    def visible_state(self, now_us: int) -> str:
-        """The word that a reader sees."""
-        if self.state == State.SCHEDULED and self.due_us <= now_us:
-            return "ready"
-        return self.state.name.lower()
-
-
-@dataclass
-class Topic:
-    """A topic: its messages, what each key last named, and what became of the finished."""
-
-    name: str
-    settings: TopicSettings
-    messages: dict[int, Message] = field(default_factory=dict)
-    keys: dict[str, int] = field(default_factory=dict)
-    # By id: how a message ended, and when. Forgotten by age when it is looked up.
-    ended: dict[int, tuple[Outcome, int]] = field(default_factory=dict)
-    next_sequence: dict[int, int] = field(default_factory=dict)
-    done: int = 0
-    cancelled: int = 0
-    # Sessions that wait, in order: (session, consumer, credit). And who has which name.
-    waiting: list[tuple[int, str, int]] = field(default_factory=list)
-    sessions: dict[str, int] = field(default_factory=dict)
-
-    def next_id(self, partition: int) -> int:
-        """The id that the partition's next message will get."""
-        return make_id(partition, self.next_sequence.get(partition, 1))
-
-    def was_given(self, message_id: int) -> bool:
-        """Whether the id was ever given to a message."""
-        partition, sequence = partition_of(message_id), sequence_of(message_id)
-        given = self.next_sequence.get(partition, 1)
-        return 0 <= partition < self.settings.partitions and 0 < sequence < given
-
-    def live_by_key(self, key: str | None) -> Message | None:
-        """The live message that has the key: scheduled, leased, or about to land."""
-        if key is None:
-            return None
-        message = self.messages.get(self.keys.get(key, 0))
-        return None if message is None or message.state == State.DEAD else message
-
-
-@dataclass
-class Producer:
-    """What an idempotent producer sent last, and the answers to its last batches."""
-
-    last_sequence: int = 0
-    known_until_us: int = 0
-    receipts: dict[int, list[Answer]] = field(default_factory=dict)
-
-
-@dataclass
-class Stage:
-    """Messages that wait to be published, in the order in which they will land."""
-
-    topic: str
-    opened_at_us: int
-    ids: list[int] = field(default_factory=list)
-    published: bool = False
-    dropping: bool = False
-    skipped: set[int] = field(default_factory=set)
-
-
-When = tuple[str, Sequence[int] | int] | None
-
-
-class Model:
+class Model(Leases):
     """The whole shard. Attributes are plain: look at them."""
-
-    def __init__(self, landed_per_step: int = 16_384) -> None:
-        self.topics: dict[str, Topic] = {}
-        self.producers: dict[str, Producer] = {}
-        self.stages: dict[str, Stage] = {}
-        self.now_us = 0
-        self.tick = 0
-        self.landed_per_step = landed_per_step
 
     # Time
 
@@ -422,21 +304,6 @@ class Model:
             message.version += 1
         return answers
 
-    def _each_once(
-        self, goods: list[tuple[int, Message]], answers: list[Answer]
-    ) -> Iterator[tuple[int, Message]]:
-        """Rows are judged as things stood before the batch; then each message changes once.
-
-        Of several rows that could change a message the first one does, the others are duplicates.
-        """
-        seen: set[int] = set()
-        for row, message in goods:
-            if message.id in seen:
-                answers[row] = Answer(Outcome.DUPLICATE, message.id)
-            else:
-                seen.add(message.id)
-                yield row, message
-
     def redrive(
         self,
         topic: str,
@@ -487,189 +354,6 @@ class Model:
         if message is not None and message.state == State.SCHEDULED:
             return Answer(Outcome.CONFLICT, message_id, message.version)
         return self._why_not(topic, message_id, by_key=False)
-
-    # Leases
-
-    def lease(self, topic: str, session: int, consumer: str, count: int) -> list[Message]:
-        """A session waits for `count` more. Returns the leases that a new session gets back."""
-        where = self._topic(topic)
-        resumed = []
-        if any(its == session and name != consumer for its, name, _ in where.waiting):
-            raise InvalidArgument("a session waits under one name", field="consumer")
-        before = where.sessions.get(consumer)
-        if before != session:
-            if before is not None:
-                self._leave(where, before)
-            where.sessions[consumer] = session
-            for message in self._leased(where):
-                if message.consumer == consumer:
-                    # The engine gives a new token, which `resumed` is told: old ones are stale.
-                    message.token = -1
-                    self._renew(message)
-                    resumed.append(message)
-        for place, (its, name, credit) in enumerate(where.waiting):
-            if its == session:
-                where.waiting[place] = (its, name, credit + count)
-                break
-        else:
-            where.waiting.append((session, consumer, count))
-        return resumed
-
-    def credit(self, topic: str, session: int) -> int:
-        """How many messages a session still waits for."""
-        return sum(credit for its, _, credit in self.topics[topic].waiting if its == session)
-
-    def limit_credit(self, topic: str, session: int, most: int) -> None:
-        """A session doesn't wait for more than this many (what it would not wait for is over)."""
-        where = self.topics[topic]
-        where.waiting = [
-            (its, name, min(credit, most) if its == session else credit)
-            for its, name, credit in where.waiting
-            if its != session or most
-        ]
-
-    def detach(self, session: int) -> None:
-        for topic in self.topics.values():
-            self._leave(topic, session)
-
-    def heartbeat(self, topic: str, consumer: str) -> int:
-        mine = [m for m in self._leased(self._topic(topic)) if m.consumer == consumer]
-        for message in mine:
-            self._renew(message)
-        return len(mine)
-
-    def available(self, topic: str, partition: int) -> list[Message]:
-        """What may be handed out now from a partition, in order."""
-        where = self.topics[topic]
-        limit_us = self.now_us + where.settings.lookahead_us
-        return sorted(
-            (
-                m
-                for m in where.messages.values()
-                if m.state == State.SCHEDULED
-                and m.due_us <= limit_us
-                and partition_of(m.id) == partition
-            ),
-            key=lambda m: m.order,
-        )
-
-    def pressing(self, topic: str, partition: int) -> list[Message]:
-        """What can't wait for the next batch: two thirds of the lookahead are left, or less."""
-        limit_us = self.now_us + self.topics[topic].settings.lookahead_us * 2 // 3
-        return [m for m in self.available(topic, partition) if m.due_us <= limit_us]
-
-    def handed_out(
-        self,
-        topic: str,
-        session: int,
-        token: int,
-        ids: Sequence[int],
-        loaded_until_us: int,
-    ) -> None:
-        """Checks and takes note that the engine leased these, in this order, of one partition.
-
-        What is due at or after `loaded_until_us` may not be in memory yet: it can be overtaken.
-        """
-        where = self.topics[topic]
-        credit = self.credit(topic, session)
-        _require(0 < len(ids) <= credit, f"{len(ids)} messages for a credit of {credit}")
-        ready = self.available(topic, partition_of(ids[0]))
-        wanted = set(ids)
-        _require(len(wanted) == len(ids), "a message is handed out twice at once")
-        strangers = wanted - {m.id for m in ready}
-        _require(not strangers, f"{strangers} are not to be handed out now")
-        _require([m.id for m in ready if m.id in wanted] == list(ids), "out of order")
-        last = where.messages[ids[-1]].order
-        passed = [m for m in ready if m.id not in wanted and m.order < last]
-        _require(all(m.due_us >= loaded_until_us for m in passed), f"passed over {passed}")
-        consumer = next(name for its, name, _ in where.waiting if its == session)
-        for message_id in ids:
-            message = where.messages[message_id]
-            start = self.tick + max(0, message.due_us - self.now_us)
-            message.state, message.token, message.consumer = State.LEASED, token, consumer
-            message.attempts += 1
-            message.length_us = where.settings.lease_us
-            message.until_tick = start + message.length_us
-            message.hold_tick = start + where.settings.hold_us
-        self.limit_credit(topic, session, credit - len(ids))
-
-    def resumed(self, topic: str, token: int, ids: Sequence[int]) -> None:
-        """Takes note of the new token of leases that a returning consumer got back."""
-        for message_id in ids:
-            message = self.topics[topic].messages[message_id]
-            _require(message.state == State.LEASED and message.token == -1, "was not resumed")
-            message.token = token
-
-    def extend(
-        self, topic: str, ids: Sequence[int], tokens: Sequence[int], length_us: int
-    ) -> list[Answer]:
-        def do(row: int, message: Message) -> None:
-            message.length_us = length_us
-            message.until_tick = self.tick + length_us
-
-        return self._under_lease(topic, ids, tokens, do)
-
-    def ack(self, topic: str, ids: Sequence[int], tokens: Sequence[int]) -> list[Answer]:
-        def do(row: int, message: Message) -> None:
-            self._end(self.topics[topic], message, Outcome.DONE)
-
-        return self._under_lease(topic, ids, tokens, do)
-
-    def release(
-        self, topic: str, ids: Sequence[int], tokens: Sequence[int], when: When = None
-    ) -> list[Answer]:
-        self._topic(topic)
-        dues = self._moments(when, len(ids))
-
-        def do(row: int, message: Message) -> None:
-            message.attempts -= 1
-            self._give_back(message, dues[row])
-            message.version += 1
-
-        return self._under_lease(topic, ids, tokens, do)
-
-    def nack(
-        self, topic: str, ids: Sequence[int], tokens: Sequence[int], reason: str = ""
-    ) -> list[Answer]:
-        def do(row: int, message: Message) -> None:
-            where = self.topics[topic]
-            delay_us = retry_delays(
-                where.settings.retry,
-                np.array([message.id], dtype=np.int64),
-                np.array([message.attempts], dtype=np.uint16),
-            )
-            if not self._fail(where, message, reason, self.now_us + int(delay_us[0])):
-                message.version += 1
-
-        return self._under_lease(topic, ids, tokens, do)
-
-    def reject(
-        self, topic: str, ids: Sequence[int], tokens: Sequence[int], reason: str = ""
-    ) -> list[Answer]:
-        def do(row: int, message: Message) -> None:
-            self._die(message, reason)
-
-        return self._under_lease(topic, ids, tokens, do)
-
-    def _under_lease(
-        self, name: str, ids: Sequence[int], tokens: Sequence[int], do: Any
-    ) -> list[Answer]:
-        topic = self._topic(name)
-        answers: list[Answer] = []
-        goods: list[tuple[int, Message]] = []
-        for row, (message_id, token) in enumerate(zip(ids, tokens, strict=True)):
-            message = topic.messages.get(message_id)
-            if message is None or message.state not in (State.LEASED, State.SCHEDULED):
-                answers.append(self._why_not(topic, message_id, by_key=False))
-            elif message.state == State.SCHEDULED or message.token != token:
-                answers.append(Answer(Outcome.STALE_LEASE, message_id, message.version))
-            else:
-                answers.append(Answer(Outcome.OK, message_id, message.version))
-                goods.append((row, message))
-        for row, message in self._each_once(goods, answers):
-            do(row, message)
-            answers[row].version = message.version
-        return answers
 
     # Stages
 
@@ -807,85 +491,6 @@ class Model:
                 buckets[start_us] = buckets.get(start_us, 0) + 1
         return buckets
 
-    # What several commands share
-
-    def _topic(self, name: str) -> Topic:
-        if name not in self.topics:
-            raise NotFound("there is no such topic")
-        return self.topics[name]
-
-    def _moments(self, when: When, count: int) -> list[int]:
-        kind, values = when or ("delay", 0)
-        each = [values] * count if isinstance(values, int) else list(values)
-        if len(each) != count:
-            raise InvalidArgument("a moment for each row", field="due")
-        return [self.now_us + value if kind == "delay" else value for value in each]
-
-    def _leased(self, topic: Topic) -> Iterator[Message]:
-        return iter([m for m in topic.messages.values() if m.state == State.LEASED])
-
-    def _leave(self, topic: Topic, session: int) -> None:
-        topic.waiting = [w for w in topic.waiting if w[0] != session]
-        topic.sessions = {c: s for c, s in topic.sessions.items() if s != session}
-
-    def _renew(self, message: Message) -> None:
-        """A heartbeat never shortens a lease, and never carries one beyond the longest hold."""
-        renewed = min(self.tick + message.length_us, message.hold_tick)
-        message.until_tick = max(message.until_tick, renewed)
-
-    def _give_back(self, message: Message, due_us: int) -> None:
-        message.state, message.due_us = State.SCHEDULED, due_us
-        message.consumer, message.token = "", 0
-
-    def _fail(self, topic: Topic, message: Message, reason: str, due_us: int) -> bool:
-        """An attempt failed: again later, or dead if it was the last one (True)."""
-        limit = topic.settings.max_attempts
-        if limit and message.attempts >= limit:
-            self._die(message, reason)
-            return True
-        self._give_back(message, due_us)
-        return False
-
-    def _die(self, message: Message, reason: str) -> None:
-        self._give_back(message, message.due_us)
-        message.state, message.reason = State.DEAD, reason
-
-    def _end(self, topic: Topic, message: Message, how: Outcome) -> None:
-        del topic.messages[message.id]
-        topic.ended[message.id] = (how, self.now_us)
-        topic.done += how == Outcome.DONE
-        topic.cancelled += how == Outcome.CANCELLED
-
-    def _told(self, status: Outcome, message: Message) -> Answer:
-        if message.state == State.STAGED:
-            return Answer(status, message.id, message.version, 0, "publish")
-        until_us = self.now_us + message.until_tick - self.tick
-        return Answer(status, message.id, message.version, until_us, message.consumer)
-
-    def _why_not(self, topic: Topic, message_id: int, by_key: bool) -> Answer:
-        """Why a message that is not scheduled can't be changed."""
-        message = topic.messages.get(message_id)
-        if message is not None and message.state == State.LEASED:
-            return self._told(Outcome.LEASED, message)
-        if message is not None and message.state == State.DEAD:
-            return Answer(Outcome.DEAD, message_id, message.version)
-        if message is not None:
-            published = any(
-                stage.published and message_id in stage.ids
-                for stage in self.stages.values()
-                if stage.topic == topic.name
-            )
-            if published:
-                return self._told(Outcome.LEASED, message)
-            return Answer(Outcome.NOT_FOUND, message_id, message.version)
-        how, at_us = topic.ended.get(message_id, (None, 0))
-        if how is not None and at_us >= self.now_us - topic.settings.outcome_age_us:
-            return Answer(how, message_id, 0, at_us)
-        if by_key:
-            return Answer(Outcome.NOT_FOUND)
-        given = topic.was_given(message_id)
-        return Answer(Outcome.GONE if given else Outcome.NOT_FOUND, message_id)
-
 
 def route(key: str, partitions: int) -> int:
     """The partition of a key: fixed by the protocol, so the model asks the same function."""
@@ -897,8 +502,3 @@ def as_asked(name: str, arguments: dict[str, Any], answer: Answer) -> bool:
     if arguments.get("on_conflict") == OnConflict.KEEP and not answer.sent_before:
         return answer.status in (Outcome.OK, Outcome.DUPLICATE)
     return answer.status == Outcome.OK
-
-
-def _require(good: bool, message: str) -> None:
-    if not good:
-        raise Broken(message)

@@ -1,0 +1,207 @@
+"""The naive model's leases: who waits, what may be handed out, and what is done under a lease.
+
+See model.py. Which waiting session gets which of the messages that may go, and under what token,
+the model is told (`handed_out`) and checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fasti.core.retry import retry_delays
+from fasti.errors import InvalidArgument
+from fasti.model import Outcome, State, partition_of
+from fasti.testing.model_state import Answer, Books, Broken, Message, When
+
+
+class Leases(Books):
+    """The part of the model that is about consumers."""
+
+    def lease(self, topic: str, session: int, consumer: str, count: int) -> list[Message]:
+        """A session waits for `count` more. Returns the leases that a new session gets back."""
+        where = self._topic(topic)
+        resumed = []
+        if any(its == session and name != consumer for its, name, _ in where.waiting):
+            raise InvalidArgument("a session waits under one name", field="consumer")
+        before = where.sessions.get(consumer)
+        if before != session:
+            if before is not None:
+                self._leave(where, before)
+            where.sessions[consumer] = session
+            for message in self._leased(where):
+                if message.consumer == consumer:
+                    # The engine gives a new token, which `resumed` is told: old ones are stale.
+                    message.token = -1
+                    self._renew(message)
+                    resumed.append(message)
+        for place, (its, name, credit) in enumerate(where.waiting):
+            if its == session:
+                where.waiting[place] = (its, name, credit + count)
+                break
+        else:
+            where.waiting.append((session, consumer, count))
+        return resumed
+
+    def credit(self, topic: str, session: int) -> int:
+        """How many messages a session still waits for."""
+        return sum(credit for its, _, credit in self.topics[topic].waiting if its == session)
+
+    def limit_credit(self, topic: str, session: int, most: int) -> None:
+        """A session doesn't wait for more than this many (what it would not wait for is over)."""
+        where = self.topics[topic]
+        where.waiting = [
+            (its, name, min(credit, most) if its == session else credit)
+            for its, name, credit in where.waiting
+            if its != session or most
+        ]
+
+    def detach(self, session: int) -> None:
+        for topic in self.topics.values():
+            self._leave(topic, session)
+
+    def heartbeat(self, topic: str, consumer: str) -> int:
+        mine = [m for m in self._leased(self._topic(topic)) if m.consumer == consumer]
+        for message in mine:
+            self._renew(message)
+        return len(mine)
+
+    def available(self, topic: str, partition: int) -> list[Message]:
+        """What may be handed out now from a partition, in order."""
+        where = self.topics[topic]
+        limit_us = self.now_us + where.settings.lookahead_us
+        return sorted(
+            (
+                m
+                for m in where.messages.values()
+                if m.state == State.SCHEDULED
+                and m.due_us <= limit_us
+                and partition_of(m.id) == partition
+            ),
+            key=lambda m: m.order,
+        )
+
+    def pressing(self, topic: str, partition: int) -> list[Message]:
+        """What can't wait for the next batch: two thirds of the lookahead are left, or less."""
+        limit_us = self.now_us + self.topics[topic].settings.lookahead_us * 2 // 3
+        return [m for m in self.available(topic, partition) if m.due_us <= limit_us]
+
+    def handed_out(
+        self,
+        topic: str,
+        session: int,
+        token: int,
+        ids: Sequence[int],
+        loaded_until_us: int,
+    ) -> None:
+        """Checks and takes note that the engine leased these, in this order, of one partition.
+
+        What is due at or after `loaded_until_us` may not be in memory yet: it can be overtaken.
+        """
+        where = self.topics[topic]
+        credit = self.credit(topic, session)
+        _require(0 < len(ids) <= credit, f"{len(ids)} messages for a credit of {credit}")
+        ready = self.available(topic, partition_of(ids[0]))
+        wanted = set(ids)
+        _require(len(wanted) == len(ids), "a message is handed out twice at once")
+        strangers = wanted - {m.id for m in ready}
+        _require(not strangers, f"{strangers} are not to be handed out now")
+        _require([m.id for m in ready if m.id in wanted] == list(ids), "out of order")
+        last = where.messages[ids[-1]].order
+        passed = [m for m in ready if m.id not in wanted and m.order < last]
+        _require(all(m.due_us >= loaded_until_us for m in passed), f"passed over {passed}")
+        consumer = next(name for its, name, _ in where.waiting if its == session)
+        for message_id in ids:
+            message = where.messages[message_id]
+            start = self.tick + max(0, message.due_us - self.now_us)
+            message.state, message.token, message.consumer = State.LEASED, token, consumer
+            message.attempts += 1
+            message.length_us = where.settings.lease_us
+            message.until_tick = start + message.length_us
+            message.hold_tick = start + where.settings.hold_us
+        self.limit_credit(topic, session, credit - len(ids))
+
+    def resumed(self, topic: str, token: int, ids: Sequence[int]) -> None:
+        """Takes note of the new token of leases that a returning consumer got back."""
+        for message_id in ids:
+            message = self.topics[topic].messages[message_id]
+            _require(message.state == State.LEASED and message.token == -1, "was not resumed")
+            message.token = token
+
+    def extend(
+        self, topic: str, ids: Sequence[int], tokens: Sequence[int], length_us: int
+    ) -> list[Answer]:
+        def do(row: int, message: Message) -> None:
+            message.length_us = length_us
+            message.until_tick = self.tick + length_us
+
+        return self._under_lease(topic, ids, tokens, do)
+
+    def ack(self, topic: str, ids: Sequence[int], tokens: Sequence[int]) -> list[Answer]:
+        def do(row: int, message: Message) -> None:
+            self._end(self.topics[topic], message, Outcome.DONE)
+
+        return self._under_lease(topic, ids, tokens, do)
+
+    def release(
+        self, topic: str, ids: Sequence[int], tokens: Sequence[int], when: When = None
+    ) -> list[Answer]:
+        self._topic(topic)
+        dues = self._moments(when, len(ids))
+
+        def do(row: int, message: Message) -> None:
+            message.attempts -= 1
+            self._give_back(message, dues[row])
+            message.version += 1
+
+        return self._under_lease(topic, ids, tokens, do)
+
+    def nack(
+        self, topic: str, ids: Sequence[int], tokens: Sequence[int], reason: str = ""
+    ) -> list[Answer]:
+        def do(row: int, message: Message) -> None:
+            where = self.topics[topic]
+            delay_us = retry_delays(
+                where.settings.retry,
+                np.array([message.id], dtype=np.int64),
+                np.array([message.attempts], dtype=np.uint16),
+            )
+            if not self._fail(where, message, reason, self.now_us + int(delay_us[0])):
+                message.version += 1
+
+        return self._under_lease(topic, ids, tokens, do)
+
+    def reject(
+        self, topic: str, ids: Sequence[int], tokens: Sequence[int], reason: str = ""
+    ) -> list[Answer]:
+        def do(row: int, message: Message) -> None:
+            self._die(message, reason)
+
+        return self._under_lease(topic, ids, tokens, do)
+
+    def _under_lease(
+        self, name: str, ids: Sequence[int], tokens: Sequence[int], do: Any
+    ) -> list[Answer]:
+        topic = self._topic(name)
+        answers: list[Answer] = []
+        goods: list[tuple[int, Message]] = []
+        for row, (message_id, token) in enumerate(zip(ids, tokens, strict=True)):
+            message = topic.messages.get(message_id)
+            if message is None or message.state not in (State.LEASED, State.SCHEDULED):
+                answers.append(self._why_not(topic, message_id, by_key=False))
+            elif message.state == State.SCHEDULED or message.token != token:
+                answers.append(Answer(Outcome.STALE_LEASE, message_id, message.version))
+            else:
+                answers.append(Answer(Outcome.OK, message_id, message.version))
+                goods.append((row, message))
+        for row, message in self._each_once(goods, answers):
+            do(row, message)
+            answers[row].version = message.version
+        return answers
+
+
+def _require(good: bool, message: str) -> None:
+    if not good:
+        raise Broken(message)
