@@ -36,3 +36,24 @@ def test_a_change_waits_for_the_acks_of_this_client() -> None:
         with client.consumer("t") as consumer:
             next(iter(consumer)).ack()
             assert client.messages("t").cancel(key="k").status == "done"
+
+
+def test_messages_that_a_consumer_sits_on_go_to_others() -> None:
+    with VirtualBroker() as broker:
+        client = broker.client()
+        client.create_topic("t", lease="1s", lookahead=0)
+        client.producer("t").send_batch([b"0", b"1", b"2", b"3"])
+        sitting = client.consumer("t", name="sitting", prefetch=4)
+        first = next(iter(sitting))
+        # Its session goes on renewing, but nobody takes the other three.
+        with client.consumer("t", name="working") as working:
+            messages = iter(working)
+            broker.advance("5s")
+            others = [next(messages) for _ in range(3)]
+            assert [message.payload for message in others] == [b"1", b"2", b"3"]
+            assert [message.attempts for message in others] == [1, 1, 1]
+            for message in others:
+                assert message.ack(wait=True).status == "ok"
+        # What it has in its hands it keeps.
+        assert first.ack(wait=True).status == "ok"
+        sitting.close()

@@ -49,6 +49,22 @@ class Custody:
         found = ((run, run.unfinished(run.next, run.rows)) for run in self._runs)
         return [(run, rows) for run, rows in found if len(rows)]
 
+    def overdue(self, limit_us: int) -> list[Return]:
+        """Gives back what has been due here since before then without being taken.
+
+        Whoever iterated is busy with something long, or gone: others shall have it meanwhile.
+        """
+        found = []
+        for run in self._runs:
+            if run.came_us < limit_us:
+                late = int(np.searchsorted(run.due_us[run.next : run.rows], limit_us))
+                rows = run.unfinished(run.next, run.next + late)
+                run.next += late
+                if len(rows):
+                    run.finish(rows)
+                    found.append(Return("release", None, [(run, rows)], quiet=True))
+        return found
+
     def held_since(self, limit_us: int) -> tuple[int, list[Segment]]:
         """How many rows user code has had since before then, and all the others."""
         over, others = 0, []
@@ -111,5 +127,5 @@ class Custody:
         if len(fresh) == run.rows:
             return run
         rest = Run(run.session, run.token, run.batch.take(pa.array(fresh, type=pa.int64())))
-        rest.until_us = run.until_us
+        rest.came_us, rest.until_us = run.came_us, run.until_us
         return rest

@@ -33,6 +33,7 @@ class Run:
         "_offsets",
         "acks",
         "batch",
+        "came_us",
         "due_us",
         "finished",
         "ids",
@@ -66,6 +67,8 @@ class Run:
         self.next = 0
         # On the broker's clock: until then the lease lasts for certain, as far as is known here.
         self.until_us = _FAR_US
+        # When it came, on the same clock.
+        self.came_us = _FAR_US
         self.started = array("q", bytes(8 * self.rows))
         self.finished = bytearray(self.rows)
         # Acks that are gathered, and whether the session knows that there are some.

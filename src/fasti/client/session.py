@@ -387,6 +387,7 @@ class Session:
             renew = self._known and time.monotonic() >= self._beat_at
             if renew:
                 self._beat_at = time.monotonic() + self._beat_every()
+                returns += self._custody.overdue(self._overdue_us())
                 renewals = self._renewals()
                 renew = renewals is None and self._custody.unfinished > 0
                 if renew:
@@ -497,13 +498,18 @@ class Session:
         )
         return [Return("extend", self._settings.lease_us, others, quiet=True)] if others else []
 
+    def _overdue_us(self) -> int:
+        """What was due here before then, and nobody took, others may have: it is given back."""
+        return self._transport.clock.now_us() - self._settings.lease_us
+
     # The stream's reading thread
 
     def _arrived(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
         kind = header.get("kind")
         if kind == "leased" and batch is not None:
             run = Run(self, int(header["token"]), batch)
-            run.until_us = int(header["now_us"]) + self._settings.lease_us
+            run.came_us = int(header["now_us"])
+            run.until_us = run.came_us + self._settings.lease_us
             self._leased(number, run)
         elif kind == "outcomes":
             self._outcomes(number, header)
