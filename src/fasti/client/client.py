@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from fasti.client.producer import Producer
 from fasti.client.session import Session
 from fasti.client.topics import Topic, given_settings
 from fasti.client.transport import BrokerClock, Transport
+from fasti.config import Durability, ShardSettings
 from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
 
@@ -47,7 +49,8 @@ def connect(
         client = fasti.connect("fasti://127.0.0.1:7170", owner="billing")
         client = fasti.connect("fasti://one:7170,two:7170")       # the first that answers
         client = fasti.connect("fasti+tls://broker:7170", token="…", tls_ca="ca.pem")
-        client = fasti.connect("embedded:./data")                 # no server; options as settings
+        client = fasti.connect("embedded:./data")                 # no server
+        client = fasti.connect("embedded:./data", durability="interval", segment_bytes=1 << 20)
 
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN. `owner` is in whose name messages are made and changed. `timeout` is for each call.
@@ -61,7 +64,7 @@ def connect(
     if place.directory is not None:
         from fasti.client.embedded_transport import EmbeddedTransport
 
-        transport = EmbeddedTransport(Path(place.directory), **embedded)
+        transport = EmbeddedTransport(Path(place.directory), settings=_shard_settings(embedded))
         hello, _ = transport.call("hello")
     else:
         from fasti.client.flight_transport import FlightTransport
@@ -82,6 +85,21 @@ def connect(
             over_flight.close()
             raise
     return Client(transport, owner, hello, timeout_s)
+
+
+def _shard_settings(given: dict[str, Any]) -> ShardSettings:
+    """The settings of an embedded broker: those of `ShardSettings`, or one made before."""
+    whole = given.pop("settings", None)
+    names = {field.name for field in fields(ShardSettings)}
+    for name in given:
+        if name not in names:
+            raise InvalidArgument(f"connect has no option {name!r}", field=name)
+    if "durability" in given:
+        try:
+            given["durability"] = Durability(given["durability"])
+        except ValueError:
+            raise InvalidArgument("durability is always or interval", field="durability") from None
+    return replace(whole or ShardSettings(), **given)
 
 
 def _certificate(given: str | os.PathLike[str] | bytes | None) -> bytes | None:

@@ -62,6 +62,7 @@ class EmbeddedTransport:
         clock: BrokerClock | None = None,
     ) -> None:
         self._owns_shard = service is None
+        self._data = data
         if service is None:
             if files is None:
                 if data is None:
@@ -127,6 +128,9 @@ class EmbeddedTransport:
         if self._owns_shard:
             self.service.begin_stopping()
             self.service.shard.close()
+
+    def __repr__(self) -> str:
+        return f"embedded:{self._data}" if self._data is not None else "an embedded broker"
 
     def _started(self, stream: Any) -> Any:
         with self._lock:

@@ -20,8 +20,12 @@ def create_topic(work: Work, command: CreateTopic) -> Done:
     if known is not None:
         differences = command.settings.differences(known.settings)
         if differences:
+            told = ", ".join(
+                f"{name} is {theirs!r}, not {mine!r}"
+                for name, (mine, theirs) in sorted(differences.items())
+            )
             raise TopicMismatch(
-                f"topic {command.name!r} exists with other settings", differing=differences
+                f"topic {command.name!r} exists with other settings: {told}", differing=differences
             )
         return Done(known.number)
     if len(work.state.topics) >= work.limits.topics_max:

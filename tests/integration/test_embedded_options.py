@@ -1,0 +1,27 @@
+"""An embedded broker takes its settings where it is opened."""
+
+from pathlib import Path
+
+import pytest
+
+import fasti
+from fasti.errors import InvalidArgument
+
+
+def test_settings_are_given_by_name(tmp_path: Path) -> None:
+    options = {"durability": "interval", "segment_bytes": 1 << 20}
+    with fasti.connect(f"embedded:{tmp_path}", **options) as client:
+        client.create_topic("t", lease="5s")
+        assert client.producer("t").send(b"x", delay="1h").result(10).status == "ok"
+        assert str(tmp_path) in repr(client)
+        with pytest.raises(fasti.errors.TopicMismatch, match="lease_us is 5000000, not 9000000"):
+            client.create_topic("t", lease="9s")
+    held = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+    assert held < 10 << 20
+
+
+@pytest.mark.parametrize("wrong", [{"colour": "red"}, {"durability": "sometimes"}])
+def test_what_is_no_setting_is_refused_by_name(tmp_path: Path, wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        fasti.connect(f"embedded:{tmp_path}", **wrong)
+    assert refused.value.field == next(iter(wrong))
