@@ -32,6 +32,7 @@ SHIFTS = (14, 20, 26, 32, 38, 44, 50, 56)
 ROWS_PER_CALL = 65_536
 _CHUNK_FIRST = 64
 _CHUNK_MAX = 16_384
+_NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class _Slice:
@@ -138,6 +139,9 @@ class Calendar:
         cursor then stands behind `to_us`. Until then it only covers what has left entirely.
         """
         gone: list[Int64s] = []
+        if not self.entries:
+            self._pass(to_us)
+            return (_NOBODY, _NOBODY), False
         reach_us = self.cursor_us
         budget = ROWS_PER_CALL
         more = True
@@ -160,7 +164,9 @@ class Calendar:
             # A slice that was spread in part, before time leapt on, has entries on lower levels.
             if not left and not any(self._levels[:level]):
                 self.cursor_us = max(self.cursor_us, end_us)
-        sequences, due = resolve(np.concatenate(gone) if gone else np.zeros(0, dtype=np.int64))
+        if not gone:
+            return (_NOBODY, _NOBODY), more
+        sequences, due = resolve(np.concatenate(gone))
         # What was moved beyond has an entry there.
         here = due < reach_us
         return (sequences[here], due[here]), more
