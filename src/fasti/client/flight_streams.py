@@ -30,10 +30,17 @@ class FlightStream:
         self._ended = ended
         self._lock = threading.Lock()
         self._finished = self._over = self._cancelled = False
+        self._thread: threading.Thread | None = None
 
     def start(self, name: str) -> None:
         """Begins to read."""
-        threading.Thread(target=self._run, name=f"fasti-{name}", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=f"fasti-{name}", daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Waits until nobody reads any more."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
 
     def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
         """Writes. Raises `unavailable` when the call is over or its connection lost."""

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +48,7 @@ _REPEATABLE = frozenset(
 )
 _CLOCK_EVERY_S = 2.0
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
+_END_S = 5.0
 _OPTIONS = [
     # A batch may have 64 MiB.
     ("grpc.max_receive_message_length", 80 << 20),
@@ -86,6 +88,9 @@ class FlightTransport:
         self._closed = threading.Event()
         self._streams: weakref.WeakSet[FlightStream] = weakref.WeakSet()
         self._keeper: threading.Thread | None = None
+        # How many threads are inside gRPC with a call that is no stream.
+        self._calls = 0
+        self._called = threading.Condition()
         self.estimate = ClockEstimate()
         self.clock = self.estimate
 
@@ -162,11 +167,13 @@ class FlightTransport:
                 raise Closed("the client is closed")
 
     def _call_once(self, action: str, body: bytes, timeout: float) -> tuple[Header, list[pa.Table]]:
-        client, generation = self._client("actions")
-        try:
-            results = list(client.do_action(flight.Action(action, body), self._options(timeout)))
-        except Exception as error:
-            raise self._failed(error, generation) from error
+        with self._calling():
+            client, generation = self._client("actions")
+            try:
+                options = self._options(timeout)
+                results = list(client.do_action(flight.Action(action, body), options))
+            except Exception as error:
+                raise self._failed(error, generation) from error
         header, parts = unpack(results[0].body)
         if "error" in header:
             raise error_from_json(header["error"])
@@ -188,11 +195,12 @@ class FlightTransport:
         ended: Ended,
     ) -> Stream:
         """Opens a stream of batches."""
-        client, generation = self._client("produce")
-        try:
-            writer, reader = client.do_put(_command(descriptor), schema, self._options())
-        except Exception as error:
-            raise self._failed(error, generation) from error
+        with self._calling():
+            client, generation = self._client("produce")
+            try:
+                writer, reader = client.do_put(_command(descriptor), schema, self._options())
+            except Exception as error:
+                raise self._failed(error, generation) from error
         stream = ProduceStream(writer, reader, receipt, self._ending(generation, ended))
         self._streams.add(stream)
         stream.start("receipts")
@@ -206,12 +214,13 @@ class FlightTransport:
     ) -> Stream:
         """Opens a session. The clock is asked first: the broker may be another by now."""
         self.sample_clock()
-        client, generation = self._client("sessions")
-        try:
-            writer, reader = client.do_exchange(_command(descriptor), self._options())
-            writer.begin(RETURNED)
-        except Exception as error:
-            raise self._failed(error, generation) from error
+        with self._calling():
+            client, generation = self._client("sessions")
+            try:
+                writer, reader = client.do_exchange(_command(descriptor), self._options())
+                writer.begin(RETURNED)
+            except Exception as error:
+                raise self._failed(error, generation) from error
 
         heard = self.estimate.heard
 
@@ -283,13 +292,35 @@ class FlightTransport:
                 )
                 self._keeper.start()
 
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        with self._called:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._called:
+                self._calls -= 1
+                self._called.notify_all()
+
     def close(self) -> None:
-        """Ends everything that is open."""
+        """Ends everything that is open, and waits a while until nobody is inside gRPC any more.
+
+        A thread that comes back from there when the interpreter has ended crashes the process.
+        """
         with self._lock:
             self._closed.set()
             self._clients.clear()
-        for stream in list(self._streams):
+        streams = list(self._streams)
+        for stream in streams:
             stream.cancel()
+        until = time.monotonic() + _END_S
+        for stream in streams:
+            stream.join(max(0.0, until - time.monotonic()))
+        if self._keeper is not None and self._keeper is not threading.current_thread():
+            self._keeper.join(max(0.0, until - time.monotonic()))
+        with self._called:
+            self._called.wait_for(lambda: not self._calls, max(0.0, until - time.monotonic()))
 
 
 def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: threading.Event) -> None:
