@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,6 +166,10 @@ def test_sigterm_lets_a_running_handler_finish(
     words(mailbox, "handles")
     program.signal(signal.SIGTERM)
     program.await_line("stopping: running handlers have 30 s")
+    # The other one goes back while the first still runs.
+    until = time.monotonic() + WAIT_S
+    while client.messages("jobs").count()["ready"] < 1:
+        assert time.monotonic() < until
     (tmp_path / "gate").write_text("go on\n")
     words(mailbox, "stopped")
     assert program.end() == 0

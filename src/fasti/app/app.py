@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -312,9 +311,11 @@ class App:
 
             supervise(Plan(self.reference(), self.address, concurrency, self.grace_s), workers)
             return
+        from fasti.app.events import Events
         from fasti.app.foreground import run_here
 
-        run_here(self, queue.SimpleQueue(), concurrency=concurrency)
+        with Events() as events:
+            run_here(self, events, concurrency=concurrency)
 
     def finish(self) -> None:
         """Waits for a stop that was begun, and disconnects. Raises the error that ended the app."""

@@ -11,19 +11,16 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import queue
-import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from fasti.app.events import Events, held_signals
 from fasti.errors import FastiError
 
 logger = logging.getLogger("fasti.app")
@@ -67,7 +64,7 @@ class Worker:
         self.process = _SPAWN.Process(
             target=work, args=(plan, self.number, theirs), name=f"fasti-worker-{self.number}"
         )
-        with _held_signals():
+        with held_signals():
             self.process.start()
         theirs.close()
         self.began, self.again_at = time.monotonic(), None
@@ -105,22 +102,18 @@ def supervise(plan: Plan, workers: int) -> None:
     For the main thread, whose signals it takes meanwhile.
     """
     team = [Worker(number) for number in range(workers)]
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
     told = 0
     deadline: float | None = None
     # Started before any signal is held back: it would let them through.
     resource_tracker.ensure_running()
-    with ours, theirs, _signals(theirs):
+    with Events() as events, events.signals():
         while True:
             if not told:
                 _start_due(team, plan)
             if not any(each.process or each.again_at is not None for each in team):
                 return
-            _wait(team, ours, deadline)
-            heard = _read(ours)
-            for _ in range(heard):
+            _wait(team, events, deadline)
+            while events.poll():
                 told += 1
                 deadline = time.monotonic() + (plan.grace_s if told == 1 else 0) + _MARGIN_S
                 logger.info(
@@ -143,19 +136,12 @@ def _start_due(team: list[Worker], plan: Plan) -> None:
             each.start(plan)
 
 
-def _wait(team: list[Worker], ours: socket.socket, deadline: float | None) -> None:
+def _wait(team: list[Worker], events: Events, deadline: float | None) -> None:
     moments = [each.again_at for each in team if each.again_at is not None]
     moments += [deadline] if deadline is not None else []
     left = max(0.0, min(moments) - time.monotonic()) if moments else None
     sentinels = [each.process.sentinel for each in team if each.process is not None]
-    connection.wait([*sentinels, ours], left)
-
-
-def _read(ours: socket.socket) -> int:
-    try:
-        return len(ours.recv(64))
-    except BlockingIOError:
-        return 0
+    connection.wait([*sentinels, events.fileno()], left)
 
 
 def _kill(team: list[Worker]) -> None:
@@ -164,34 +150,6 @@ def _kill(team: list[Worker]) -> None:
             logger.error("worker %d does not stop: killed", each.number)
             each.process.kill()
             each.ended(stopping=True)
-
-
-@contextmanager
-def _signals(theirs: socket.socket) -> Iterator[None]:
-    """SIGTERM and SIGINT become bytes to read."""
-
-    def heard(*_: Any) -> None:
-        with suppress(BlockingIOError):
-            theirs.send(b"!")
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, heard) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _held_signals() -> Iterator[None]:
-    """A process started meanwhile gets no signal before it is ready for one."""
-    numbers = {signal.SIGTERM, signal.SIGINT}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # In the worker
@@ -207,23 +165,21 @@ def work(plan: Plan, number: int, line: Any) -> None:
         from fasti.broker.logs import set_up
 
         set_up(*plan.log)
-    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # Both are held since before this process began.
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: events.put("signal"))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    events = Events()
     threading.Thread(target=_listen, args=(line, events), name="fasti-line", daemon=True).start()
     try:
-        app = load(plan.reference)
-        app.address = plan.address or app.address
-        app.grace_s = plan.grace_s
-        run_here(app, events, concurrency=plan.concurrency, worker=number, supervised=True)
+        # Signals are held since before this process began.
+        with events.signals():
+            app = load(plan.reference)
+            app.address = plan.address or app.address
+            app.grace_s = plan.grace_s
+            run_here(app, events, concurrency=plan.concurrency, worker=number, supervised=True)
     except FastiError as error:
         logger.error("worker %d: %s: %s", number, error.code, error.message)
         sys.exit(_FAILED)
 
 
-def _listen(line: Any, events: queue.SimpleQueue[Any]) -> None:
+def _listen(line: Any, events: Events) -> None:
     while True:
         try:
             events.put(line.recv())
