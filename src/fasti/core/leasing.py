@@ -143,8 +143,10 @@ def _take(
     taken = 0
     while heads and taken < count:
         partition = topic.partitions[heads[0][1]]
-        taken += _lease_from(work, topic, partition, waiting, min(share, count - taken), limit_us)
-        head_us = partition.head_us(limit_us)
+        wanted = min(share, count - taken)
+        got = _lease_from(work, topic, partition, waiting, wanted, limit_us)
+        taken += got
+        head_us = partition.head_us(limit_us) if got == wanted else None
         if head_us is None:
             heapq.heappop(heads)
         else:
