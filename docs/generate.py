@@ -132,7 +132,7 @@ OUTCOMES: dict[Outcome, str] = {
     Outcome.NOT_FOUND: "There never was such an id, or no live or remembered message has the key.",
     Outcome.NOT_OWNER: "It belongs to another owner.",
     Outcome.STALE_LEASE: "The token is not that of the message's lease: it expired, or went to another.",
-    Outcome.DUPLICATE: "The producer's batch was sent before; or a live message has the key and was kept; or the message was named before in the same batch.",
+    Outcome.DUPLICATE: "The producer's batch was sent before and its receipt is forgotten; or a live message has the key and was kept; or the message was named before in the same batch.",
     Outcome.GONE: "It is finished, and what became of it is forgotten.",
     Outcome.ABORTED: "Nothing was wrong with this row, but its transaction did not happen.",
 }

@@ -93,13 +93,14 @@ class Outcomes(Sequence[Outcome]):
     def of_reply(cls, header: dict[str, Any]) -> Outcomes:
         """From a reply or a receipt of the protocol.
 
-        A batch that had been sent before and was carried out then says `duplicate`; the usual cause
-        is a receipt that was lost with its connection, so for the sender that is `ok`.
+        A batch that had been sent before is answered as it was then; if that is so long ago that the
+        broker knows no more than that it was, for the sender that is `ok`.
         """
         found = wire.decode(header)
         codes = found.status
         if found.sent_before:
-            codes = np.where(codes == _DUPLICATE, np.uint8(_OK), codes)
+            forgotten = (codes == _DUPLICATE) & (found.ids == 0)
+            codes = np.where(forgotten, np.uint8(_OK), codes)
         return cls(codes, found.ids, found.versions, found.at_us, found.by)
 
     @classmethod

@@ -47,11 +47,14 @@ _IN_TRANSACTIONS = (
 
 
 def _came_out(command: Any, reply: Reply) -> bool:
-    """Whether every row came out as its sender asked: one that keeps what is there is content."""
+    """Whether every row came out as its sender asked: one that keeps what is there is content.
+
+    What was sent before happened then: the rest of a transaction must not happen once more.
+    """
     failed = reply.status != Outcome.OK
     if isinstance(command, commands.Produce) and command.on_conflict == OnConflict.KEEP:
-        failed &= (reply.status != Outcome.DUPLICATE) | reply.sent_before
-    return not failed.any()
+        failed &= reply.status != Outcome.DUPLICATE
+    return not (reply.sent_before or failed.any())
 
 
 class Engine:
@@ -194,6 +197,9 @@ class Engine:
         if reply.error is not None:
             raise reply.error
         whole: Reply = reply.replies[0]
+        if not reply.committed:
+            work.begin_group()
+            produce.note_aborted(work, command, whole)
         return whole
 
     def _transaction(self, work: Work, command: commands.Transaction) -> TransactionReply:
@@ -220,7 +226,8 @@ class Engine:
         undo.rollback()
         work.abandon_group()
         for reply in replies:
-            reply.status[reply.status == Outcome.OK] = Outcome.ABORTED
+            if not reply.sent_before:
+                reply.status[reply.status == Outcome.OK] = Outcome.ABORTED
         return TransactionReply(False, replies, error)
 
     def _detach(self, work: Work, command: commands.Detach) -> Done:

@@ -118,14 +118,20 @@ def _known_batch(work: Work, command: Produce) -> Reply | None:
 def _duplicate(producer: Producer, number: int, count: int) -> Reply:
     reply = blank(count)
     reply.sent_before = True
-    reply.status[:] = Outcome.DUPLICATE
     receipt = producer.find(number)
-    if receipt is not None and len(receipt.ids) == count:
-        reply.ids[:] = receipt.ids
-        reply.versions[:] = receipt.versions
-        refused = receipt.status != Outcome.OK
-        reply.status[refused] = receipt.status[refused]
+    if receipt is None or len(receipt.ids) != count:
+        reply.status[:] = Outcome.DUPLICATE
+        return reply
+    reply.status[:] = receipt.status
+    reply.ids[:] = receipt.ids
+    reply.versions[:] = receipt.versions
     return reply
+
+
+def note_aborted(work: Work, command: Produce, reply: Reply) -> None:
+    """A batch that was to happen whole did not, and its number is used up all the same."""
+    if command.producer and not reply.sent_before:
+        _advance_producer(work, work.topic(command.topic), command, reply)
 
 
 def _advance_producer(work: Work, topic: Topic, command: Produce, reply: Reply) -> None:

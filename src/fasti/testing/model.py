@@ -131,9 +131,12 @@ class Model(Leases):
         """Rows come one after another. `partition` is where those without a key went."""
         if atomic:
             command = {k: v for k, v in locals().items() if k not in ("self", "atomic")}
-            _, answers_of, error = self.transaction([("produce", command)])
+            happened, answers_of, error = self.transaction([("produce", command)])
             if error is not None:
                 raise error
+            if not happened and producer and not answers_of[0][0].sent_before:
+                known_until_us = self.now_us + self._topic(topic).settings.producer_age_us
+                self._advance_producer(producer, producer_sequence, known_until_us, answers_of[0])
             return answers_of[0]
         where = self._topic(topic)
         dues = self._moments(when, len(payloads))
@@ -205,16 +208,8 @@ class Model(Leases):
             raise InvalidArgument("one in between is missing", field="producer_sequence")
         receipt = known.receipts.get(number)
         if receipt is None or len(receipt) != count:
-            receipt = [Answer(Outcome.OK) for _ in range(count)]
-        return [
-            Answer(
-                Outcome.DUPLICATE if a.status == Outcome.OK else a.status,
-                a.id,
-                a.version,
-                sent_before=True,
-            )
-            for a in receipt
-        ]
+            receipt = [Answer(Outcome.DUPLICATE) for _ in range(count)]
+        return [Answer(a.status, a.id, a.version, sent_before=True) for a in receipt]
 
     def _advance_producer(
         self, name: str, number: int, known_until_us: int, answers: list[Answer]
@@ -432,7 +427,7 @@ class Model(Leases):
         vars(self).update(before)
         for part in answers:
             for answer in part:
-                if answer.status == Outcome.OK:
+                if answer.status == Outcome.OK and not answer.sent_before:
                     answer.status = Outcome.ABORTED
         return False, answers, error
 
@@ -499,6 +494,8 @@ def route(key: str, partitions: int) -> int:
 
 def as_asked(name: str, arguments: dict[str, Any], answer: Answer) -> bool:
     """Whether a row of a transaction came out as its sender asked."""
-    if arguments.get("on_conflict") == OnConflict.KEEP and not answer.sent_before:
+    if answer.sent_before:
+        return False
+    if arguments.get("on_conflict") == OnConflict.KEEP:
         return answer.status in (Outcome.OK, Outcome.DUPLICATE)
     return answer.status == Outcome.OK

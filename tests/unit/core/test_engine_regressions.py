@@ -456,8 +456,36 @@ def test_a_producer_that_began_anew_gets_its_new_receipts() -> None:
     for number in range(1, 4):
         shard.produce(b"y", producer="p", producer_sequence=number)
     again = shard.produce(b"y", producer="p", producer_sequence=3)
-    assert words(again) == ["duplicate"]
+    assert (words(again), again.sent_before) == (["ok"], True)
     assert again.ids.tolist() == [6]
+
+
+def test_a_batch_that_kept_what_was_there_says_so_again() -> None:
+    """Asked again it could not be told from one that was stored: both said `duplicate`."""
+    shard = Shard()
+    shard.produce(b"1", keys=["a"])
+    batch = {"keys": ["a", "b"], "on_conflict": OnConflict.KEEP, "producer": "p"}
+    for atomic in (False, True):
+        number = {**batch, "producer_sequence": 1 + atomic, "atomic": atomic}
+        first = shard.produce(b"2", b"3", **number)
+        again = shard.produce(b"2", b"3", **number)
+        assert words(again) == words(first) == ["duplicate", "duplicate" if atomic else "ok"]
+        assert again.sent_before
+        assert again.ids.tolist() == first.ids.tolist()
+
+
+def test_an_atomic_batch_that_did_not_happen_uses_up_its_number() -> None:
+    """The producer's next batch was refused, because one in between was missing."""
+    shard = Shard()
+    shard.produce(b"1", keys=["a"], producer="p", producer_sequence=1)
+    whole = {"keys": ["b", "a"], "producer": "p", "producer_sequence": 2, "atomic": True}
+    assert words(shard.produce(b"2", b"3", **whole)) == ["aborted", "conflict"]
+    shard.do(commands.Cancel("t", Target(ids=ids(1))))
+    again = shard.produce(b"2", b"3", **whole)
+    assert (words(again), again.sent_before) == (["aborted", "conflict"], True)
+    assert words(shard.produce(b"4", producer="p", producer_sequence=3)) == ["ok"]
+    reopened = shard.restarted()
+    assert words(reopened.produce(b"4", producer="p", producer_sequence=4)) == ["ok"]
 
 
 def test_batches_are_numbered_from_1() -> None:
