@@ -36,7 +36,7 @@ class Worker:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"},
         )
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=book.read, args=(self._process.stdout,), daemon=True)

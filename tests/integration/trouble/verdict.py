@@ -223,6 +223,8 @@ class Ledger:
                 ]
                 assert back, f"two leases at once: {self._story(message)}"
                 counted = first.attempts + (back[0] == "nack")
+                if second.name != first.name and second.name in self.tried:
+                    counted = 1  # Replaced, which makes it new.
                 assert second.attempts == counted, self._story(message)
             assert deliveries[0].attempts == 1, self._story(message)
 

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.integration.trouble.facts import Teller
+# The facts keep the true clocks; whatever is imported behind the lie gets that.
+from tests.integration.trouble.facts import Teller  # isort: skip
+from tests.integration.trouble import lying_clock  # isort: skip
 
 import fasti
 
@@ -38,6 +40,11 @@ class Life:
 
     def _hear(self) -> None:
         for line in sys.stdin:
+            word, _, number = line.strip().partition(" ")
+            if word == "leap":
+                lying_clock.leap(int(number))
+                self.tell("leapt", by_s=int(number))
+                continue
             self.orders.put(line.strip())
             if line.strip() == "stop":
                 self.stopping.set()
