@@ -103,24 +103,50 @@ def one_at_a_time(address: str, topic: str, rows: int, into: str) -> Figures:
     return {"rows": rows}
 
 
-def burst(address: str, topic: str, rows: int, sessions: int, into: str) -> Figures:
-    """All due at one instant: how long after it each was in the hands of user code."""
+def burst_producer(address: str, topic: str, rows: int, after_s: float) -> Figures:
+    """Messages that are all due at one instant."""
     with fasti.connect(address) as client:
         producer = client.producer(topic)
-        due_us = client.clock.now_us() + 3_000_000
+        due_us = client.clock.now_us() + round(after_s * 1e6)
         payloads = pa.array([PAYLOAD] * 5_000, type=pa.binary())
         sent = [
             producer.send_batch(payloads, due=np.full(5_000, due_us), wait=False)
             for _ in range(rows // 5_000)
         ]
         assert all(batch.result().all_ok for batch in sent)
-    steady_consumers(address, topic, sessions, rows, 2 * rows // sessions, into)
     return {"rows": rows}
+
+
+def burst_consumers(
+    address: str, topic: str, sessions: int, prefetch: int, into: str, quiet_s: float
+) -> Figures:
+    """Takes what comes until nothing has come for a while; how late each was goes into a file."""
+    found: list[list[int]] = [[] for _ in range(sessions)]
+
+    def consume(number: int) -> None:
+        late = found[number]
+        for message in consumers[number]:
+            late.append(time.time_ns() // 1000 - message.due_us)
+            message.ack()
+
+    with fasti.connect(address) as client:
+        consumers = [
+            client.consumer(topic, prefetch=prefetch, timeout=quiet_s) for _ in range(sessions)
+        ]
+        threads = [threading.Thread(target=consume, args=(n,)) for n in range(sessions)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    late = np.concatenate([np.array(part, dtype=np.int64) for part in found])
+    late.tofile(Path(into))
+    return {"rows": len(late)}
 
 
 JOBS: dict[str, Callable[..., Figures]] = {
     "steady_producer": steady_producer,
     "steady_consumers": steady_consumers,
     "one_at_a_time": one_at_a_time,
-    "burst": burst,
+    "burst_producer": burst_producer,
+    "burst_consumers": burst_consumers,
 }

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from fasti.broker.shard import Request
 
 _BYTES_PER_SYNC = 1 << 20
-_STEPS_WAITING_MAX = 8
+# What may wait for its turn: enough that the disk never waits, and no more, because a delivery
+# that is decided next waits behind all of it.
+_STEPS_WAITING_MAX = 64
+_WAITING_BYTES_MAX = 1 << 20
 _SYNCS_KEPT = 65_536
 _SYNC_BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -81,7 +84,7 @@ class Committer:
         work.frames = self._store.encode(work.step.frames)
         work.size_bytes = self._store.size(work.frames)
         with self._changed:
-            while len(self._waiting) >= _STEPS_WAITING_MAX and not self._failed:
+            while self._is_behind() and not self._failed:
                 self._changed.wait()
             failed = self._failed
             if not failed:
@@ -95,6 +98,10 @@ class Committer:
     def waiting_steps(self) -> int:
         """How many steps wait to be written."""
         return len(self._waiting)
+
+    def _is_behind(self) -> bool:
+        too_much = sum(work.size_bytes for work in self._waiting) >= _WAITING_BYTES_MAX
+        return too_much or len(self._waiting) >= _STEPS_WAITING_MAX
 
     def wait_durable(self, sequence: int) -> None:
         """Returns when the journal is synced up to there; raises if it failed instead."""
