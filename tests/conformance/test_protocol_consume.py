@@ -176,8 +176,10 @@ def test_messages_come_in_the_order_of_their_due_times(
     session.finish()
 
 
-def test_nothing_comes_before_it_is_due(client: Client, make_topic: MakeTopic) -> None:
-    topic = make_topic()
+def test_without_lookahead_nothing_comes_before_it_is_due(
+    client: Client, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(lookahead_us=0)
     session = client.consume(topic, "worker")
     session.credit(20)
     delays = [(n * 7919) % 200_000 for n in range(20)]
