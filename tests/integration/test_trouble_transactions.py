@@ -1,0 +1,60 @@
+"""Transactions while the broker is killed: all of each or nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.integration.trouble.load import SMALL
+from tests.integration.trouble.rig import crew
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+
+
+def names_of(client: fasti.Client, topic: str) -> list[str]:
+    table = client.messages(topic).list(limit=None, payload=True)
+    return [payload.decode() for payload in table.column("payload").to_pylist()]
+
+
+def hand_on_and_kill(directory: Path, seed: int, count: int, rounds: int) -> None:
+    rng = random.Random(seed)
+    sent = [f"m-{n}" for n in range(count)]
+    with BrokerProcess(directory, settings=SMALL) as broker:
+        with fasti.connect(broker.address) as client:
+            client.create_topic("in", lease="1h")
+            client.create_topic("out")
+            client.producer("in").send_batch([name.encode() for name in sent])
+        with crew(broker.address) as workers:
+            for number in range(3):
+                workers.start("transact", f"mover-{number}")
+            workers.all_ready()
+            for _ in range(rounds):
+                more = rng.randrange(1, count // (rounds + 1))
+                workers.book.wait_for("handed", count=more, since=len(workers.book), timeout=40)
+                broker.kill()
+                broker.start()
+                with fasti.connect(broker.address) as client:
+                    # A moment of both topics at once, as far as every message is in one of them.
+                    done = client.messages("in").count()["done"]
+                    assert len(names_of(client, "out")) >= done
+            workers.book.wait_for("handed", count=count, timeout=40)
+            for worker in workers.workers:
+                worker.stop()
+            unknown = workers.book.all("unknown")
+        with fasti.connect(broker.address) as client:
+            assert sorted(names_of(client, "out")) == sorted(sent)
+            counts = client.messages("in").count()
+            assert (counts["done"], counts["ready"], counts["leased"]) == (count, 0, 0)
+    assert unknown, "nothing was under way when the broker was killed"
+
+
+def test_a_message_is_handed_on_whole_or_not_at_all(tmp_path: Path) -> None:
+    hand_on_and_kill(tmp_path, seed=6, count=300, rounds=4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_messages_are_handed_on_over_many_kills(tmp_path: Path) -> None:
+    hand_on_and_kill(tmp_path, seed=7, count=10_000, rounds=40)
