@@ -59,6 +59,8 @@ _log = logging.getLogger("fasti.broker.shard")
 _STEP_ROWS = 5_000
 _BULK = (commands.Produce,)
 _FRAME_OVERHEAD_BYTES = 1024
+# The housekeeper looks for room as often.
+_FULL_RETRY_US = 1_000_000
 # Condition variables can't wait for centuries, messages can.
 _SLEEP_MAX_S = 86_400.0
 # So many recoveries in a row that led to nothing, and the shard gives up.
@@ -358,10 +360,10 @@ class Shard:
             # More than is prepared ahead: new segments are made for it, beside the reserve.
             missing = needed - self.store.journal.room_bytes()
             if missing > 0 and self._files.free_bytes() < missing + self.settings.segment_bytes:
-                raise StorageFull("the disk has no room for payloads")
+                raise StorageFull(f"{missing} bytes are missing")
             return True
         except StorageFull as error:
-            replies = [Reply.refused(error) for _ in request.inputs]
+            replies = [Reply.refused(_full(error)) for _ in request.inputs]
             request.answer.set_result(replies)
             return False
         except FastiError:
@@ -396,7 +398,7 @@ class Shard:
         for work in undone:
             for request in work.requests:
                 if definite:
-                    request.answer.set_exception(error)
+                    request.answer.set_exception(_full(error))
                 else:
                     request.answer.set_exception(OutcomeUnknown(f"storage failed: {error}"))
         with self._wakeup:
@@ -459,6 +461,12 @@ class Shard:
         if self._failure is not None:
             for session in list(self.sessions.values()):
                 session.lose()
+
+
+def _full(error: FastiError) -> StorageFull:
+    """What a caller is told: nothing happened, and when to ask again."""
+    reason = f"the disk has no room: {error}"
+    return StorageFull(reason, retry_after_us=_FULL_RETRY_US, details=error.details)
 
 
 def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
