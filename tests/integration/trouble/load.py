@@ -44,6 +44,17 @@ def go_on(workers: Crew, facts: int) -> None:
     workers.book.wait_for("sent", since=begin, timeout=40.0)
 
 
+def await_drained(workers: Crew, client: fasti.Client) -> None:
+    """Returns when nothing is left to do. Somebody must tell of the last ack."""
+
+    def drained() -> bool:
+        counts = client.messages("t").count()
+        return not (counts["scheduled"] + counts["ready"] + counts["leased"])
+
+    # The broker is asked whenever somebody told something.
+    workers.book.wait(drained, 40.0, "nothing scheduled, ready or leased")
+
+
 def finish(workers: Crew, broker: BrokerProcess, others_names: str = "-") -> Ledger:
     """Producers end, consumers go on until nothing is owed, then the broker's own counts agree."""
     senders = [each for each in workers.workers if not each.who.startswith("consumer")]
@@ -51,17 +62,10 @@ def finish(workers: Crew, broker: BrokerProcess, others_names: str = "-") -> Led
     for worker in senders:
         worker.stop()
     with fasti.connect(broker.address) as client:
-        messages = client.messages("t")
-
-        def drained() -> bool:
-            counts = messages.count()
-            return not (counts["scheduled"] + counts["ready"] + counts["leased"])
-
-        # The broker is asked whenever somebody told something: the last ack is told, too.
-        workers.book.wait(drained, 40.0, "nothing scheduled, ready or leased")
+        await_drained(workers, client)
         for worker in others:
             worker.stop()
-        counts = messages.count()
+        counts = client.messages("t").count()
     ledger = Ledger(workers.book, others_names)
     ledger.check()
     ledger.nothing_lost()
