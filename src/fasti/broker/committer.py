@@ -29,7 +29,7 @@ _BYTES_PER_SYNC = 1 << 20
 # What may wait for its turn: enough that the disk never waits, and no more, because a delivery
 # that is decided next waits behind all of it.
 _STEPS_WAITING_MAX = 64
-_WAITING_BYTES_MAX = 1 << 20
+_WAITING_BYTES_MAX = 2 << 20
 _SYNCS_KEPT = 65_536
 _SYNC_BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
