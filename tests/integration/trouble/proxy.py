@@ -60,6 +60,9 @@ class Proxy:
 
     def close(self) -> None:
         self._closed = True
+        with suppress(OSError):
+            # Wakes the thread that accepts.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._flowing.set()
         self.cut()
