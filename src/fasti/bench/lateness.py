@@ -14,7 +14,15 @@ import numpy as np
 
 import fasti
 from fasti.bench.limits import machine, sync_limits
-from fasti.bench.wire import ClientProcess, broker, cpu_seconds, percentiles_ms, run_job
+from fasti.bench.wire import (
+    ClientProcess,
+    broker,
+    cpu_seconds,
+    percentiles_ms,
+    run_job,
+    sync_counts,
+    sync_p99_ms,
+)
 from fasti.broker.launch import BrokerProcess
 
 Figures = dict[str, Any]
@@ -95,13 +103,19 @@ class _Bench:
             into=self._into,
         )
         consumers.go()
+        syncs = sync_counts(self.address)
         before, begin = cpu_seconds(self.process.pid), time.monotonic()
         producer.go()
         producer.result()
         consumers.result()
         share = (cpu_seconds(self.process.pid) - before) / (time.monotonic() - begin)
         found = percentiles_ms(np.fromfile(self._into, dtype=np.int64))
-        return {**found, "prefetch": prefetch, "broker_cpu_share": round(share, 3)}
+        return {
+            **found,
+            "prefetch": prefetch,
+            "broker_cpu_share": round(share, 3),
+            "sync_p99_ms_at_most": sync_p99_ms(syncs, sync_counts(self.address)),
+        }
 
     def beside_other_work(self, seconds: float, show: Show) -> Figures:
         """Ten sessions, while the broker does something large too."""

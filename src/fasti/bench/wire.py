@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,26 @@ def memory_mb(pid: int) -> float:
         if line.startswith("RssAnon:"):
             return round(int(line.split()[1]) / 1024, 1)
     return float("nan")
+
+
+def sync_counts(address: str) -> dict[float, int]:
+    """The broker's journal syncs so far: how many took at most so many seconds."""
+    import fasti
+
+    with fasti.connect(address) as client:
+        text = client.metrics()
+    found = re.findall(
+        r'^fasti_journal_sync_seconds_bucket\{le="([^"]+)"\} (\S+)$', text, re.MULTILINE
+    )
+    return {float(bound): int(float(count)) for bound, count in found}
+
+
+def sync_p99_ms(before: dict[float, int], after: dict[float, int]) -> float | None:
+    """Of 100 syncs between two readings, 99 took at most this long; None if that can't be told."""
+    counts = {bound: count - before.get(bound, 0) for bound, count in after.items()}
+    total = max(counts.values(), default=0)
+    within = [bound for bound, count in counts.items() if total and count >= 0.99 * total]
+    return round(min(within) * 1e3, 3) if within and min(within) != float("inf") else None
 
 
 def percentiles_ms(microseconds: Any) -> Figures:

@@ -69,7 +69,7 @@ class Session:
         self.failures = Failures(topic)
         self.lock = threading.Lock()
         self.holding = Holding(self.lock, transport.clock)
-        self.holding.ran_out = self._urge
+        self.holding.ran_out = self._ran_out
         # The thread sleeps and no ack waits: the next one should wake it.
         self.eager = False
         # Acks since the last were sent, about: user threads count without a lock. At `hurry` they
@@ -206,6 +206,11 @@ class Session:
             self._urge()
             if not self._answered.wait_for(self._all_answered, timeout):
                 raise TimedOut(f"not everything returned to {self.topic!r} was answered in time")
+
+    def _ran_out(self) -> None:
+        """With the lock: nothing is left here. Acks bring credit; with enough of it they may wait."""
+        if self._credit < self.prefetch // 2 or self.prefetch == 1:
+            self._urge()
 
     def _urge(self) -> None:
         """With the lock: acks that wait for others are sent now, and void leases seen to."""
