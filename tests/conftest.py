@@ -11,7 +11,6 @@ No profile has a deadline: a slow machine is not a bug.
 
 import os
 
-
 from hypothesis import settings
 
 pytest_plugins = ["pytester"]
