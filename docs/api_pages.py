@@ -124,12 +124,14 @@ INTERNAL = {
     "fasti.Outcomes": ("of_reply", "joined"),
     "fasti.Topic": ("of_reply",),
     "fasti.Backoff": ("policy",),
+    "fasti.Producer": ("outbox", "cut"),
     "fasti.Consumer": ("session",),
     "fasti.App": ("address_for_others", "in_worker_process", "reference", "finish"),
     "fasti.app.handler.Handler": ("place", "label"),
     "fasti.app.codec.JsonCodec": ("converter",),
     "fasti.aio.Consumer": ("session", "close_session"),
     "fasti.aio.Message": ("segment", "reason_bytes_max", "same_as", "finished_elsewhere"),
+    "fasti.aio.Producer": ("settle", "busy"),
     "fasti.testing.virtual.VirtualBroker": ("transport",),
 }
 # Classes that users make themselves; the others are given to them by a call.
