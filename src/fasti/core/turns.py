@@ -115,7 +115,9 @@ class Turns:
             handed, busy = self._turn(work, number, share)
             budget -= handed
             more |= busy
-        return more
+        # A turn that ended for want of leases may have left some after all: it goes on at once.
+        left = bool(self._due) and work.state.memory.leases.free > 0
+        return more or (left and budget < SERVED_PER_STEP)
 
     def _turn(self, work: Work, number: int, budget: int) -> tuple[int, bool]:
         line, topic = self._lines[number], self._state.topics[number]
