@@ -33,14 +33,6 @@ class Distribution:
             self.counts[place] += count
         self.total += float(values.sum())
 
-    def merge(self, other: Distribution) -> None:
-        """Adds what another one with the same bounds has seen."""
-        assert self.bounds == other.bounds, "only equal buckets can be added"
-        self.counts = [
-            mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)
-        ]
-        self.total += other.total
-
     def copy(self) -> Distribution:
         """As it is now."""
         copied = Distribution(self.bounds)

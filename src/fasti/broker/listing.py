@@ -18,7 +18,7 @@ from fasti.core.reads import STATE_WORDS
 from fasti.core.replies import Messages
 from fasti.errors import InvalidArgument
 from fasti.model import MINUTE_US, SEQUENCE_BITS, Outcome
-from fasti.protocol.schemas import MESSAGES, METADATA, STATUS
+from fasti.protocol.schemas import MESSAGES, METADATA, STATUS, VERSION
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -72,7 +72,7 @@ class Listings:
         number = taken.value.number
         with self._lock:
             self._shared[number] = _Shared(set(partitions))
-        base = {"version": 1, "call": "list", **descriptor}
+        base = {"version": VERSION, "call": "list", **descriptor}
         return [{**base, "partition": n, "snapshot": number} for n in partitions]
 
     def drop(self, snapshot: int) -> None:

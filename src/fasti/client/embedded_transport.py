@@ -23,9 +23,10 @@ from fasti.broker.subscription import Subscription
 from fasti.client.transport import BrokerClock, Ended, Header
 from fasti.config import ShardSettings
 from fasti.errors import Closed, FastiError, Unavailable
+from fasti.protocol.schemas import VERSION
 from fasti.storage.files import Files, LocalFiles
 
-VERSION = {"version": 1}
+_VERSION = {"version": VERSION}
 
 
 class LocalClock:
@@ -84,7 +85,7 @@ class EmbeddedTransport:
     ) -> tuple[Header, list[pa.Table]]:
         """Carried out in this thread."""
         tables = [_table(part) for part in parts]
-        reply, found = self.service.call(action, {**VERSION, **(header or {})}, tables)
+        reply, found = self.service.call(action, {**_VERSION, **(header or {})}, tables)
         return reply, [_table(part) for part in found]
 
     def produce(
@@ -95,7 +96,7 @@ class EmbeddedTransport:
         ended: Ended,
     ) -> _ProduceStream:
         """Receipts come from a thread of the stream's own."""
-        intake = self.service.intake({**VERSION, "call": "produce", **descriptor})
+        intake = self.service.intake({**_VERSION, "call": "produce", **descriptor})
         return self._started(_ProduceStream(intake, receipt, ended, self._forget))
 
     def consume(
@@ -105,16 +106,16 @@ class EmbeddedTransport:
         ended: Ended,
     ) -> _ConsumeStream:
         """Messages and answers come from a thread of the stream's own."""
-        session = self.service.subscription({**VERSION, "call": "consume", **descriptor})
+        session = self.service.subscription({**_VERSION, "call": "consume", **descriptor})
         return self._started(_ConsumeStream(self.service, session, arrived, ended, self._forget))
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """Pages are read as they are asked for."""
-        yield from self.service.read({**VERSION, "call": "list", **ticket})[1]
+        yield from self.service.read({**_VERSION, "call": "list", **ticket})[1]
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read."""
-        return self.service.plan({**VERSION, "call": "list", **descriptor})
+        return self.service.plan({**_VERSION, "call": "list", **descriptor})
 
     def close(self) -> None:
         """Ends every stream; shuts the broker down if it is ours."""
