@@ -10,7 +10,6 @@ from fasti.cli import output
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.options import AsJson, Yes
 from fasti.cli.topic_settings import CHANGEABLE, SETTINGS, with_settings
-from fasti.errors import TopicMismatch
 
 if TYPE_CHECKING:
     from fasti.client import topics as sdk
@@ -33,11 +32,7 @@ def create(client: Client, name: NewTopic, given: dict[str, Any], as_json: AsJso
 
     [dim]fasti topics create emails --lease 1m --max-attempts 5[/dim]
     """
-    try:
-        client.create_topic(name, **given)
-    except TopicMismatch as error:
-        differing = ", ".join(error.differing)
-        raise TopicMismatch(f"{error.message}: {differing}", differing=error.differing) from None
+    client.create_topic(name, **given)
     _tell(client, name, "made", as_json)
 
 
