@@ -15,7 +15,6 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 
 HELD = 10
-ACKS = 100
 CANCELS = 5
 
 
@@ -47,15 +46,14 @@ def end_again_and_again(
                 end(broker)
                 broker.start()
             go_on(workers, 20)
-            # However the processes shared the cores, some were cancelled and enough done.
+            # However the processes shared the cores, some were cancelled.
             workers.book.wait(lambda: len(cancels(workers.book)) > CANCELS, 40.0, "cancels")
-            workers.book.wait_for("acked", count=ACKS, timeout=40.0)
             holder.order("ack-each")
             assert len(workers.book.wait_for("acked", who="holder", count=HELD)) == HELD
             holder.stop()
             workers.workers.remove(holder)
             ledger = finish(workers, broker, "held-")
-    assert len(ledger.acked) >= ACKS
+    assert len(ledger.acked) > 100
     assert len(ledger.cancelled()) > CANCELS
 
 
