@@ -25,9 +25,9 @@ def test_leases_that_are_given_again_come_before_the_answer_to_a_heartbeat() -> 
             return lambda _: heard.append(kind)
 
         arrive = again.arrive
-        again.arrive = lambda effect: (heard.append("leases"), arrive(effect))  # type: ignore[assignment, func-returns-value]
-        lost = before.arrive
-        before.arrive = lambda effect: (heard.append("fenced"), lost(effect))  # type: ignore[assignment, func-returns-value]
+        again.arrive = lambda *shown: (heard.append("leases"), arrive(*shown))  # type: ignore[assignment, func-returns-value]
+        lost = before.end
+        before.end = lambda effect: (heard.append("fenced"), lost(effect))  # type: ignore[assignment, func-returns-value]
         held = threading.Event()
         waiting = shard.run(lambda: held.wait(20))
         credit = shard.submit([co.Lease("t", again.number, "worker", 1)])

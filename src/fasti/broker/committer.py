@@ -2,6 +2,8 @@
 
 One thread. While it syncs, the next steps gather; it takes all of them at once, up to a limit of
 bytes, so that one sync serves many callers (group commit). Answers leave in the order of steps.
+Sessions are shown what they will deliver before the sync, so that they can join payloads while it
+runs; they wait for its `Commit` before anything leaves.
 
 With durability `interval` answers leave after the write, and syncs follow at intervals.
 """
@@ -49,18 +51,43 @@ class Work:
     size_bytes: int = 0
 
 
+class Commit:
+    """One sync, and whether it came about. Any number of threads may wait for it."""
+
+    __slots__ = ("_durable", "_settled")
+
+    def __init__(self) -> None:
+        self._durable = False
+        # A bare lock that is let go once: a tenth of an event's price.
+        self._settled = threading.Lock()
+        self._settled.acquire()
+
+    def settle(self, durable: bool) -> None:
+        """Called once, by the committer."""
+        self._durable = durable
+        self._settled.release()
+
+    def wait(self) -> bool:
+        """Whether it is durable, as soon as that is known."""
+        with self._settled:
+            return self._durable
+
+
 class Committer:
-    """Takes steps from the sequencer, in order; calls `answer` for each when it is durable."""
+    """Takes steps from the sequencer, in order; calls `show` for each that is about to be durable,
+    and `answer` when it is.
+    """
 
     def __init__(
         self,
         store: ShardStore,
+        show: Callable[[Work, Commit], None],
         answer: Callable[[Work], None],
         fail: Callable[[FastiError, list[Work]], None],
         wrote: Callable[[], None],
     ) -> None:
         self._store = store
-        self._answer, self._fail, self._wrote = answer, fail, wrote
+        self._show, self._answer, self._fail, self._wrote = show, answer, fail, wrote
         self._waiting: deque[Work] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -121,7 +148,7 @@ class Committer:
     def _run(self) -> None:
         synced_at = time.monotonic()
         while True:
-            batch = self._next(synced_at)
+            batch, commit = self._next(synced_at), Commit()
             try:
                 if not batch and not self._unsynced:
                     # Idle, or the end: it is recorded that the last frame was synced.
@@ -130,15 +157,19 @@ class Committer:
                 if batch is None:
                     return
                 self._write(batch)
+                for work in batch:
+                    self._show(work, commit)
                 if self._at_once or not batch or time.monotonic() - synced_at >= self._interval_s:
                     self._sync()
                     synced_at = time.monotonic()
             except FastiError as error:
-                self._give_up(error, batch or [])
+                self._give_up(error, batch or [], commit)
                 return
             except Exception as error:
-                self._give_up(StorageFailed(f"the committer failed: {error!r}"), batch or [])
+                problem = StorageFailed(f"the committer failed: {error!r}")
+                self._give_up(problem, batch or [], commit)
                 return
+            commit.settle(True)
             self.committed += any(work.frames for work in batch)
             for work in batch:
                 self._answer(work)
@@ -194,7 +225,8 @@ class Committer:
         with self._changed:
             self._changed.notify_all()
 
-    def _give_up(self, error: FastiError, batch: list[Work]) -> None:
+    def _give_up(self, error: FastiError, batch: list[Work], commit: Commit) -> None:
+        commit.settle(False)
         with self._changed:
             self._failed = True
             undone = [*batch, *self._waiting]

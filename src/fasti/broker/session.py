@@ -18,12 +18,21 @@ from fasti.errors import Closed, Fenced
 from fasti.model import Outcome, State
 
 if TYPE_CHECKING:
+    from fasti.broker.committer import Commit
     from fasti.broker.shard import Shard
 
 
 # Payloads of one delivery: more of them come in several.
 # A consumer that doesn't read holds up one delivery: so much memory it may cost.
 _DELIVERY_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class Shown:
+    """Leased messages on their way: payloads may be joined before the lease is durable."""
+
+    leased: Deliver
+    commit: Commit
 
 
 @dataclass(slots=True)
@@ -62,7 +71,12 @@ class Session:
             raise Closed("the session was lost when the shard recovered or ended: lease again")
         if isinstance(arrived, ConsumerReplaced):
             raise Fenced(f"another session took the name {arrived.consumer!r}")
-        return self.join(arrived)
+        delivery = self.join(arrived.leased)
+        if arrived.commit.wait():
+            return delivery
+        # Never durable: the word that the session is lost follows.
+        self.parts.clear()
+        return self.receive(timeout)
 
     def join(self, leased: Deliver) -> Delivery:
         """Leased messages with their payloads; what is too much at once is left in `parts`."""
@@ -91,9 +105,13 @@ class Session:
         with suppress(Closed):
             self._shard.call(Detach(self.number))
 
-    def arrive(self, effect: Deliver | ConsumerReplaced) -> None:
-        """The committer brings something that is durable."""
-        self.arrived.put(effect)
+    def arrive(self, leased: Deliver, commit: Commit) -> None:
+        """The committer brings messages; they may leave when it has synced their lease."""
+        self.arrived.put(Shown(leased, commit))
+
+    def end(self, replaced: ConsumerReplaced) -> None:
+        """Another session has the name."""
+        self.arrived.put(replaced)
 
     def lose(self) -> None:
         """The engine that knew this session is gone."""

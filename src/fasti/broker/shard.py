@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from fasti.broker import reading
 from fasti.broker.clock import Clock, SystemClock
-from fasti.broker.committer import Committer, Work
+from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.session import Session
@@ -127,7 +127,9 @@ class Shard:
             self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
             self.store.load(self.engine)
             self.engine.start(self._ticks.now())
-            self.committer = Committer(self.store, self._answer, self._fail, self.housekeeper.look)
+            self.committer = Committer(
+                self.store, self._show, self._answer, self._fail, self.housekeeper.look
+            )
         except BaseException:
             self.store.close()
             raise
@@ -369,26 +371,30 @@ class Shard:
         except FastiError:
             return True  # The journal is broken: the committer will find out and say so.
 
-    # After the sync: the committer's thread
+    # Around the sync: the committer's thread
+
+    def _show(self, work: Work, commit: Commit) -> None:
+        """Messages go before the replies of their step: a consumer that comes back knows by the
+        answer to its heartbeat that it has all its leases again.
+        """
+        for effect in work.step.effects:
+            if isinstance(effect, Deliver):
+                session = self.sessions.get(effect.session)
+                if session is not None:
+                    session.arrive(effect, commit)
 
     def _answer(self, work: Work) -> None:
-        """Messages go before the replies of their step: a consumer that comes back knows by the
-        answer to its heartbeat that it has all its leases again. The end of a session goes last.
-        """
-        self._bring(work.step, Deliver)
         begin = 0
         for request in work.requests:
             end = begin + len(request.inputs)
             request.answer.set_result(work.step.replies[begin:end])
             begin = end
-        self._bring(work.step, ConsumerReplaced)
-
-    def _bring(self, step: Step, kind: type[Deliver] | type[ConsumerReplaced]) -> None:
-        for effect in step.effects:
-            if isinstance(effect, kind):
+        # The end of a session goes last.
+        for effect in work.step.effects:
+            if isinstance(effect, ConsumerReplaced):
                 session = self.sessions.get(effect.session)
                 if session is not None:
-                    session.arrive(effect)
+                    session.end(effect)
 
     # Failure
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from fasti.broker import requests
 from fasti.broker.reading import MOVED
+from fasti.broker.session import Delivery, Shown
 from fasti.core.commands import Heartbeat, Lease
 from fasti.core.replies import ConsumerReplaced, Deliver, Reply
 from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
@@ -27,8 +28,8 @@ from fasti.protocol.problems import error_to_json
 from fasti.protocol.schemas import LEASED
 
 if TYPE_CHECKING:
+    from fasti.broker.committer import Commit
     from fasti.broker.service import Service
-    from fasti.broker.session import Delivery
 
 _REQUESTS_MAX = 1024
 CREDIT_MAX = 1 << 20
@@ -193,10 +194,12 @@ class Subscription:
             found = self._session.arrived.get()
             if self._closed:
                 return None
-            if isinstance(found, Deliver):
-                return self._delivery(found)
-            if isinstance(found, _Answered):
-                written = self._answer(found)
+            if isinstance(found, (Shown, _Answered)):
+                written = (
+                    self._delivery(found.leased, found.commit)
+                    if isinstance(found, Shown)
+                    else self._answer(found)
+                )
                 if written is not None:
                     return written
             elif found is not None or not (self._finishing and self._unanswered):
@@ -218,7 +221,8 @@ class Subscription:
             error = Closed("the broker knows this session no more: connect again")
         return self._stamped(_problem(None, error)), None
 
-    def _delivery(self, leased: Deliver) -> Written:
+    def _delivery(self, leased: Deliver, commit: Commit | None = None) -> Written | None:
+        """Messages with their payloads, once they are durable; None if they never will be."""
         try:
             delivery = self._session.join(leased)
         except MOVED as error:
@@ -227,6 +231,10 @@ class Subscription:
         leased = delivery.leased
         batch = _leased_batch(delivery)
         ready_us = np.maximum(leased.due_us, batch.column("created_us").to_numpy())
+        if commit is not None and not commit.wait():
+            # The shard recovers; the end of the session follows.
+            self._session.parts.clear()
+            return None
         self._service.lateness.delivered(leased.token, leased.ids, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
         return self._stamped({"kind": "leased", "token": leased.token}), batch

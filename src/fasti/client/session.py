@@ -43,7 +43,7 @@ _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
 _REQUESTS_MAX = 8
 _LAST_WORD_S = 1.0
 # Single acks wait this long for others, unless the consumer has nothing left or needs the credit.
-_LINGER_S = 0.005
+_LINGER_S = 0.025
 _SAID = -(1 << 62)
 _CLOSE_S = 30.0
 _CREDIT_MAX = 1 << 20

@@ -34,6 +34,9 @@ _CACHED_BATCHES = 4096
 # The function behind `Array.take`, without the look-ups and checks around it: many small calls.
 _TAKE = pc.get_function("array_take")
 _UNCHECKED = pc.TakeOptions(boundscheck=False)
+# Columns that most messages leave out: made once, because a small delivery costs mostly such calls.
+_NULLS_ROWS = 8192
+_NULLS = {field.name: pa.nulls(_NULLS_ROWS, field.type) for field in PAYLOAD_SCHEMA}
 
 
 class _Stored:
@@ -101,7 +104,10 @@ class Payloads:
             if count < len(locations):
                 found = self._find(locations[:count])
         order, rows, places = found
-        columns = [_joined(field, places, rows, order) for field in PAYLOAD_SCHEMA]
+        if len(places) == 1 and _consecutive(rows):
+            columns = _sliced(places[0], int(rows[0]))
+        else:
+            columns = [_joined(field, places, rows, order) for field in PAYLOAD_SCHEMA]
         return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
 
     def fitting(self, locations: Int64s, bytes_max: int) -> int:
@@ -109,6 +115,8 @@ class Payloads:
         return self._fitting(locations, self._find(locations)[2], bytes_max)
 
     def _fitting(self, locations: Int64s, places: list[_Place], bytes_max: int) -> int:
+        if len(places) == 1 and places[0].stored.batch.nbytes <= bytes_max:
+            return len(locations)
         if sum(place.count * place.stored.widest for place in places) <= bytes_max:
             return len(locations)
         ends = np.cumsum(self.sizes(locations))
@@ -181,6 +189,32 @@ class Payloads:
         return found
 
 
+def _consecutive(rows: Int64s) -> bool:
+    return len(rows) == 1 or (
+        int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
+    )
+
+
+def _sliced(place: _Place, begin: int) -> list[pa.Array]:
+    """Rows that lie behind each other, as most deliveries': nothing is copied."""
+    found = []
+    for field in PAYLOAD_SCHEMA:
+        column = place.stored.columns.get(field.name)
+        if column is not None:
+            column = column.slice(begin, place.count)
+        if field.name == "created_us" and (column is None or column.null_count):
+            written = pa.array(_written_us([place]))
+            column = written if column is None else pc.coalesce(column, written)
+        found.append(_nulls(field, place.count) if column is None else column)
+    return found
+
+
+def _nulls(field: pa.Field, count: int) -> pa.Array:
+    if count <= _NULLS_ROWS:
+        return _NULLS[field.name].slice(0, count)
+    return pa.nulls(count, field.type)
+
+
 def _row_bytes(columns: dict[str, pa.Array], rows: Int64s) -> Int64s:
     """The bytes of rows, but for content types, which are short; read off the offsets alone."""
     total = np.full(len(rows), 64, dtype=np.int64)
@@ -212,13 +246,13 @@ def _joined(
     if not any(name in place.stored.columns for place in places):
         if name == "created_us":
             return _put_back(pa.array(_written_us(places)), order)
-        return pa.nulls(len(rows), field.type)
+        return _nulls(field, len(rows))
     wanted = pa.array(rows)
     arrays = []
     for place in places:
         column = place.stored.columns.get(name)
         if column is None:
-            arrays.append(pa.nulls(place.count, field.type))
+            arrays.append(_nulls(field, place.count))
         else:
             arrays.append(_TAKE.call([column, wanted.slice(place.begin, place.count)], _UNCHECKED))
     joined = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

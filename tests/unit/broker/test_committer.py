@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.integration.shard_rig import SharedFiles
 
-from fasti.broker.committer import Committer, Work
+from fasti.broker.committer import Commit, Committer, Work
 from fasti.config import Durability, ShardSettings
 from fasti.core import events as ev
 from fasti.core.replies import Frame, Step
@@ -38,13 +38,25 @@ class Bench:
             return journal_sync()
 
         self.store.journal.sync = sync  # type: ignore[method-assign]
-        self.committer = Committer(self.store, self._answer, self._fail, lambda: None)
+        # What was shown, by its frame, and the sync that it waits for.
+        self.shown: dict[int, Commit] = {}
+        self.committer = Committer(self.store, self._show, self._answer, self._fail, lambda: None)
         self._next = 1
+
+    def begin(self) -> None:
+        """The first frame: a segment that begins is synced before it is written to."""
+        self.committer.take(self.work())
+        self.wait_for(lambda: self.answered)
 
     def work(self) -> Work:
         frame = Frame(self._next, [ev.TopicDeleted(5, self._next)], None)
         self._next += 1
         return Work(Step(frames=[frame]))
+
+    def _show(self, work: Work, commit: Commit) -> None:
+        with self.changed:
+            self.shown[work.step.frames[0].sequence] = commit
+            self.changed.notify_all()
 
     def _answer(self, work: Work) -> None:
         with self.changed:
@@ -69,6 +81,40 @@ def bench() -> Iterator[Bench]:
     made.may_sync.set()
     made.committer.stop()
     made.store.close()
+
+
+def test_what_is_shown_before_the_sync_is_durable_only_after_it(bench: Bench) -> None:
+    bench.begin()
+    bench.may_sync.clear()
+    bench.committer.take(bench.work())
+    bench.wait_for(lambda: 2 in bench.shown)
+    found: list[bool] = []
+    waiting = threading.Thread(target=lambda: found.append(bench.shown[2].wait()))
+    waiting.start()
+    assert bench.answered == [1]
+    assert not found
+    bench.may_sync.set()
+    waiting.join(20)
+    assert found == [True]
+    assert bench.shown[2].wait()
+
+
+def test_what_is_shown_and_never_synced_is_told_so(bench: Bench) -> None:
+    bench.begin()
+    bench.may_sync.clear()
+    bench.committer.take(bench.work())
+    bench.wait_for(lambda: 2 in bench.shown)
+    bench.store.journal.sync = _fails  # type: ignore[method-assign]
+    bench.committer.take(bench.work())
+    bench.may_sync.set()
+    bench.wait_for(lambda: bench.failed)
+    assert bench.shown[2].wait()
+    assert not bench.shown[3].wait()
+    assert bench.answered == [1, 2]
+
+
+def _fails() -> int:
+    raise FastiError("the disk is gone")
 
 
 def test_answers_leave_in_order_and_when_they_are_durable(bench: Bench) -> None:
