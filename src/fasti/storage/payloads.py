@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +35,7 @@ _CACHED_BATCHES = 4096
 # The function behind `Array.take`, without the look-ups and checks around it: many small calls.
 _TAKE = pc.get_function("array_take")
 _UNCHECKED = pc.TakeOptions(boundscheck=False)
-# Columns that most messages leave out: made once, because a small delivery costs mostly such calls.
-_NULLS_ROWS = 8192
-_NULLS = {field.name: pa.nulls(_NULLS_ROWS, field.type) for field in PAYLOAD_SCHEMA}
+_FEW = 256
 
 
 class _Stored:
@@ -210,9 +209,13 @@ def _sliced(place: _Place, begin: int) -> list[pa.Array]:
 
 
 def _nulls(field: pa.Field, count: int) -> pa.Array:
-    if count <= _NULLS_ROWS:
-        return _NULLS[field.name].slice(0, count)
-    return pa.nulls(count, field.type)
+    """A column that most messages leave out."""
+    return _few_nulls(field.type, count) if count <= _FEW else pa.nulls(count, field.type)
+
+
+# A small delivery costs mostly such calls. Not slices of a longer one: its null maps would travel
+# whole.
+_few_nulls = lru_cache(maxsize=256)(lambda kind, count: pa.nulls(count, kind))
 
 
 def _row_bytes(columns: dict[str, pa.Array], rows: Int64s) -> Int64s:
