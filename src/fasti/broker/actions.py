@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker import requests
+from fasti.broker import (
+    cron_actions,
+    dead_actions,
+    kv_actions,
+    log_actions,
+    reply_actions,
+    requests,
+    routing_actions,
+)
 from fasti.broker.listing import metadata, with_payloads, with_status
+from fasti.broker.parts import Action, Answer, Header, PartOf, Parts, none, one
 from fasti.broker.reading import fetch, gather_bounded, refreshed
 from fasti.core import commands as co
 from fasti.core.keys import HEADERS
@@ -22,24 +30,8 @@ from fasti.protocol.schemas import BUCKETS, VERSION
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
-Header = dict[str, Any]
-Parts = list[pa.Table]
-Answer = tuple[Header, list[pa.RecordBatch]]
-Action = Callable[["Service", Header, Parts], Answer]
-
 _CHANGED = {"payload": pa.binary(), "headers": HEADERS, "content_type": pa.string()}
 _MOVED = {"due_us": pa.int64(), "delay_us": pa.int64()}
-
-
-def _one(parts: Parts) -> pa.RecordBatch:
-    if len(parts) != 1:
-        raise InvalidArgument("this action has one part", field="parts")
-    return requests.one_batch(parts[0])
-
-
-def _none(parts: Parts) -> None:
-    if parts:
-        raise InvalidArgument("this action has no parts", field="parts")
 
 
 # The broker
@@ -47,7 +39,7 @@ def _none(parts: Parts) -> None:
 
 def _hello(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
-    _none(parts)
+    none(parts)
     shard = service.shard
     return {
         "server": version("fasti"),
@@ -60,13 +52,13 @@ def _hello(service: Service, header: Header, parts: Parts) -> Answer:
 
 def _clock(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
-    _none(parts)
+    none(parts)
     return {"now_us": service.shard.clock.now_us()}, []
 
 
 def _health(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
-    _none(parts)
+    none(parts)
     state = "serving"
     if service.shard.failed:
         state = "failed"
@@ -77,13 +69,13 @@ def _health(service: Service, header: Header, parts: Parts) -> Answer:
 
 def _metrics(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
-    _none(parts)
+    none(parts)
     return {"text": service.metrics.text(service.shard)}, []
 
 
 def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
-    _none(parts)
+    none(parts)
     service.shard.checkpoint()
     return {}, []
 
@@ -92,7 +84,7 @@ def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, topic=str, settings={})
     settings = requests.settings(fields["settings"], TopicSettings())
     with service.topic_lock:
@@ -102,7 +94,7 @@ def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, topic=str, settings=dict)
     with service.topic_lock:
         current = service.require_topic(fields["topic"])
@@ -112,7 +104,7 @@ def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, topic=str)
     with service.topic_lock:
         service.command(co.DeleteTopic(fields["topic"]))
@@ -121,7 +113,7 @@ def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _topic(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, topic=str)
     settings = service.require_topic(fields["topic"])
     counts = service.command(co.Count(fields["topic"])).states
@@ -130,7 +122,7 @@ def _topic(service: Service, header: Header, parts: Parts) -> Answer:
 
 def _topics(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
-    _none(parts)
+    none(parts)
     found = service.topics()
     names = sorted(found)
     replies = service.shard.submit([co.Count(name) for name in names]).result() if names else []
@@ -150,7 +142,7 @@ def _topics(service: Service, header: Header, parts: Parts) -> Answer:
 def _get(service: Service, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, payload=True)
     shard = service.shard
-    target = requests.target(_one(parts), shard.store.seed, shard.settings.limits)
+    target = requests.target(one(parts), shard.store.seed, shard.settings.limits)
     if fields["payload"]:
         found, contents = fetch(shard, fields["topic"], target, gather_bounded)
         batch = with_payloads(metadata(found), contents)
@@ -161,15 +153,15 @@ def _get(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _update(service: Service, header: Header, parts: Parts) -> Answer:
-    return _changed(service, "update", header, _one(parts))
+    return _changed(service, "update", header, one(parts))
 
 
 def _move(service: Service, header: Header, parts: Parts) -> Answer:
-    return _changed(service, "move", header, _one(parts))
+    return _changed(service, "move", header, one(parts))
 
 
 def _cancel(service: Service, header: Header, parts: Parts) -> Answer:
-    return _changed(service, "cancel", header, _one(parts))
+    return _changed(service, "cancel", header, one(parts))
 
 
 def _changed(service: Service, op: str, header: Header, batch: pa.RecordBatch) -> Answer:
@@ -196,7 +188,7 @@ def _change(service: Service, op: str, fields: Header, batch: pa.RecordBatch) ->
 def _returned(op: str) -> Action:
     def carry_out(service: Service, header: Header, parts: Parts) -> Answer:
         fields = requests.checked(header, topic=str, **requests.returned_fields(op))
-        batch = _one(parts)
+        batch = one(parts)
         command = requests.returned(
             op, fields["topic"], fields, batch, service.shard.settings.limits
         )
@@ -208,7 +200,7 @@ def _returned(op: str) -> Action:
 
 
 def _dead_ids(service: Service, parts: Parts) -> Any:
-    batch = _one(parts)
+    batch = one(parts)
     requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
     return requests.target(batch, service.shard.store.seed, service.shard.settings.limits).ids
 
@@ -227,13 +219,13 @@ def _purge(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _count(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, topic=str)
     return {"counts": service.command(co.Count(fields["topic"])).states}, []
 
 
 def _forecast(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, topic=str, from_us=int, to_us=int, bucket_us=int)
     found = service.command(co.Forecast(**fields))
     arrays = [pa.array(found.start_us), pa.array(found.count)]
@@ -275,11 +267,13 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
     if op in requests.RETURNS:
         fields = requests.checked(fields, topic=str, **requests.returned_fields(op))
         return requests.returned(op, fields["topic"], fields, batch, service.shard.settings.limits)
+    if op in _PARTS:
+        return _PARTS[op](service, fields, batch)
     raise InvalidArgument(f"there is no command {op!r} of a transaction", field="op")
 
 
 def _publish(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, stage=str, skip_conflicts=False)
     rows, taken = service.command(co.Publish(**fields)).value
     skipped = pa.RecordBatch.from_arrays([pa.array(taken, type=pa.int64())], names=["id"])
@@ -287,17 +281,25 @@ def _publish(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     fields = requests.checked(header, stage=str)
     return {"rows": int(service.command(co.DropStage(**fields)).value)}, []
 
 
 def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
-    _none(parts)
+    none(parts)
     service.listings.drop(requests.checked(header, snapshot=int)["snapshot"])
     return {}, []
 
 
+_MORE = (
+    cron_actions,
+    dead_actions,
+    kv_actions,
+    log_actions,
+    reply_actions,
+    routing_actions,
+)
 ACTIONS: dict[str, Action] = {
     "hello": _hello,
     "clock": _clock,
@@ -322,4 +324,8 @@ ACTIONS: dict[str, Action] = {
     "publish": _publish,
     "drop_stage": _drop_stage,
     "drop_snapshot": _drop_snapshot,
+    **{name: action for more in _MORE for name, action in more.ACTIONS.items()},
+}
+_PARTS: dict[str, PartOf] = {
+    name: part for more in _MORE for name, part in more.TRANSACTION_PARTS.items()
 }

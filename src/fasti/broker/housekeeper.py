@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from fasti.broker.distribution import Distribution
 from fasti.broker.futures import uncancellable
 from fasti.broker.memory import give_memory_back
-from fasti.core.commands import RunsInstalled, SliceLoaded
+from fasti.core.commands import RunsInstalled
 from fasti.core.engine import Engine
-from fasti.core.events import NONE
-from fasti.core.replies import LoadSlice
+from fasti.core.replies import Asked
 from fasti.errors import Closed, StorageFailed
 from fasti.storage.checkpoint import Plan, Written
 from fasti.storage.store import ShardStore
@@ -42,7 +41,7 @@ class Housekeeper:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._slices: queue.SimpleQueue[tuple[LoadSlice, Engine] | None] = queue.SimpleQueue()
+        self._slices: queue.SimpleQueue[tuple[Asked, Engine] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._asked: list[Future[None]] = []
         self._stopping = False
@@ -99,7 +98,7 @@ class Housekeeper:
         """Whether a segment that was asked for is still being made."""
         return self._spare_asked or self._making
 
-    def load(self, wanted: LoadSlice, engine: Engine) -> None:
+    def load(self, wanted: Asked, engine: Engine) -> None:
         """The sequencer wants a slice of runs in its engine's memory."""
         self._slices.put((wanted, engine))
 
@@ -119,13 +118,13 @@ class Housekeeper:
         while (item := self._slices.get()) is not None:
             wanted, engine = item
             try:
-                loaded = self._shard.store.load_slice(wanted)
+                loaded = self._shard.store.answer(wanted)
             except Exception as error:
                 # An answer that counts for nothing makes the engine ask again, a little later.
                 self.last_error = error
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, _RETRY_S)
-                loaded = SliceLoaded(wanted.topic, wanted.partition, 0, 0, NONE, NONE)
+                loaded = wanted.failed()
             with suppress(Closed):
                 self._shard.submit([loaded], engine)
 

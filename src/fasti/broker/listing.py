@@ -58,7 +58,7 @@ class Listings:
         self._shared: dict[int, _Shared] = {}
         self._lock = threading.Lock()
 
-    def plan(self, descriptor: Header) -> list[Header]:
+    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """A ticket for each partition, all on one snapshot."""
         fields = requests.checked(descriptor, **_FILTERS)
         if fields["snapshot"]:
@@ -73,7 +73,8 @@ class Listings:
         with self._lock:
             self._shared[number] = _Shared(set(partitions))
         base = {"version": VERSION, "call": "list", **descriptor}
-        return [{**base, "partition": n, "snapshot": number} for n in partitions]
+        schema = MESSAGES if fields["payload"] else METADATA
+        return schema, [{**base, "partition": n, "snapshot": number} for n in partitions]
 
     def drop(self, snapshot: int) -> None:
         """Lets a snapshot go."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from fasti.config import ShardSettings
 from fasti.core.engine import Engine
-from fasti.core.replies import LoadSlice, Step
+from fasti.core.replies import Asked, Step
 from fasti.storage.files import Files
 from fasti.storage.store import ShardStore
 
@@ -35,9 +35,9 @@ class LocalShard:
     def step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
         """One step, durable when it returns, and everything that runs were asked for is loaded."""
         step = self._step(inputs, now_us, tick)
-        while slices := [effect for effect in step.effects if isinstance(effect, LoadSlice)]:
-            step.effects = [effect for effect in step.effects if effect not in slices]
-            loaded = [self.store.load_slice(wanted) for wanted in slices]
+        while asked := [effect for effect in step.effects if isinstance(effect, Asked)]:
+            step.effects = [each for each in step.effects if not isinstance(each, Asked)]
+            loaded = [self.store.answer(wanted) for wanted in asked]
             more = self._step(loaded, now_us, tick)
             step.effects += more.effects
             step.frames += more.frames

@@ -82,7 +82,7 @@ def _gather_names(shard: Shard, locations: Int64s) -> pa.RecordBatch:
         rest = locations[begin:]
         count = shard.store.payloads.fitting(rest, PIECE_BYTES)
         piece = shard.store.payloads.gather(rest[:count])
-        pieces.append(piece.select(["key", "created_us"]))
+        pieces.append(piece.select(["key", "subject", "created_us"]))
         begin += count
     return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
@@ -102,7 +102,7 @@ def refreshed(shard: Shard, topic: str, target: Target, rows: Rows) -> Rows:
         raise InvalidArgument(f"{len(rows)} payloads for {len(target)} messages", field="payload")
     _, contents = fetch(shard, topic, target, _gather_names)
     columns = {name: rows.batch.column(name) for name in rows.batch.schema.names}
-    for name in ("key", "created_us"):
+    for name in ("key", "subject", "created_us"):
         columns.pop(name, None)
         kept = contents.column(name)
         if kept.null_count < len(kept):

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
 from fasti.errors import InvalidArgument
-from fasti.model import DUE_MAX_US, Limits, OnConflict, RetryPolicy, TopicSettings
+from fasti.model import (
+    DUE_MAX_US,
+    PRIORITY_MAX,
+    Limits,
+    OnConflict,
+    RetryPolicy,
+    TopicSettings,
+)
 from fasti.protocol.schemas import PRODUCE_TYPES, RETURNED, VERSION
 
 Int64s = NDArray[np.int64]
@@ -166,7 +173,22 @@ def produce(
             raise InvalidArgument(f"{name} has more than {limit} bytes", field=name, limit=limit)
     rows = _rows(batch, limits)
     when = _when(batch, now_us)
-    return co.Produce(rows=rows, when=when, keys=rows.keys(seed), **fields)
+    return co.Produce(
+        rows=rows, when=when, keys=rows.keys(seed), priorities=_priorities(batch), **fields
+    )
+
+
+def _priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
+    """0 where a row has none."""
+    column = _numbers(batch, "priority")
+    if column is None:
+        return None
+    values = filled(column, 0)
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= PRIORITY_MAX:
+        raise InvalidArgument(
+            f"a priority is 0 to {PRIORITY_MAX}", field="priority", limit=PRIORITY_MAX
+        )
+    return values.astype(np.uint16)
 
 
 def _conflict(word: str) -> OnConflict:
@@ -179,7 +201,7 @@ def _conflict(word: str) -> OnConflict:
 
 def _rows(batch: pa.RecordBatch, limits: Limits) -> Rows:
     used = {}
-    for name in ("key", "headers", "content_type"):
+    for name in ("key", "headers", "content_type", "subject"):
         if name in batch.schema.names:
             column = batch.column(name)
             if column.null_count < len(column):
@@ -273,11 +295,11 @@ def moved_to(batch: pa.RecordBatch) -> co.When:
 
 _RETURNED_TYPES = {field.name: field.type for field in RETURNED}
 _RETURNED_FIELDS: dict[str, Header] = {
-    "ack": {},
-    "extend": {"length_us": int},
-    "nack": {"reason": ""},
-    "reject": {"reason": ""},
-    "release": {"delay_us": None},
+    "ack": {"group": ""},
+    "extend": {"group": "", "length_us": int},
+    "nack": {"group": "", "reason": ""},
+    "reject": {"group": "", "reason": ""},
+    "release": {"group": "", "delay_us": None},
 }
 RETURNS = frozenset(_RETURNED_FIELDS)
 
@@ -295,15 +317,16 @@ def returned(op: str, topic: str, header: Header, batch: pa.RecordBatch, limits:
     place = (topic, filled(ids, 0), filled(tokens, 0))
     names = batch.schema.names
     started = filled(batch.column("started_us"), 0) if "started_us" in names else 0
+    group = header["group"]
     if op == "ack":
-        return co.Ack(*place, started_us=started)
+        return co.Ack(*place, started_us=started, group=group)
     if op == "extend":
-        return co.Extend(*place, length_us=header["length_us"])
+        return co.Extend(*place, length_us=header["length_us"], group=group)
     if op == "nack":
-        return co.Nack(*place, reason=header["reason"], started_us=started)
+        return co.Nack(*place, reason=header["reason"], started_us=started, group=group)
     if op == "reject":
-        return co.Reject(*place, reason=header["reason"], started_us=started)
-    return co.Release(*place, when=_released_to(header, batch), started_us=started)
+        return co.Reject(*place, reason=header["reason"], started_us=started, group=group)
+    return co.Release(*place, when=_released_to(header, batch), started_us=started, group=group)
 
 
 def returned_fields(op: str) -> Header:

@@ -8,10 +8,10 @@ A door hands over JSON objects and Arrow rows as docs/protocol.md has them and g
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from fasti.broker.actions import ACTIONS
 from fasti.broker.intake import Intake
 from fasti.broker.lateness import LatenessBook
 from fasti.broker.listing import Listings
+from fasti.broker.scheduler import Scheduler
 from fasti.broker.subscription import Subscription
 from fasti.core.replies import Reply
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, Unavailable
@@ -33,18 +34,46 @@ if TYPE_CHECKING:
 Header = dict[str, Any]
 
 
+class Reads(Protocol):
+    """Reads of one sort that stream."""
+
+    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]: ...
+    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]: ...
+
+
+class Exchange(Protocol):
+    """One end of an open exchange: a thread reads into `take`, another writes what `next` gives."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+    @property
+    def topic(self) -> str: ...
+    def take(self, metadata: Header, batch: pa.RecordBatch | None) -> None: ...
+    def next(self) -> tuple[Header, pa.RecordBatch | None] | None: ...
+    def finish(self) -> None: ...
+    def stop(self, error: FastiError) -> None: ...
+    def close(self) -> None: ...
+
+
 class Service:
     """One per shard. Doors and an embedded client share it."""
 
-    def __init__(self, shard: Shard, metrics: Metrics) -> None:
+    def __init__(self, shard: Shard, metrics: Metrics, threaded: bool = True) -> None:
         self.shard = shard
         self.metrics = metrics
         self.lateness = LatenessBook()
         self.listings = Listings(self)
         self.stopping = False
+        # Reads that stream, and exchanges, by the call that opens them.
+        self.reads: dict[str, Reads] = {"list": self.listings}
+        self.exchanges: dict[str, Callable[[Service, Header], Exchange]] = {
+            "consume": Subscription,
+        }
+        self.scheduler = Scheduler(shard, threaded=threaded)
+        self.scheduler.start()
         # Changing a topic reads its settings first: two changes at once would lose one.
         self.topic_lock = threading.Lock()
-        self._sessions: set[Subscription] = set()
+        self._sessions: set[Exchange] = set()
         self._sessions_lock = threading.Lock()
 
     # For doors
@@ -68,37 +97,48 @@ class Service:
         """A producer's stream."""
         return Intake(self, self._opened(descriptor, "produce"))
 
-    def subscription(self, descriptor: Header) -> Subscription:
-        """A consumer's session; to be given back to `leave`."""
-        session = Subscription(self, self._opened(descriptor, "consume"))
+    def exchange(self, descriptor: Header) -> Exchange:
+        """A consumer's session, or somebody who follows; to be given back to `leave`."""
+        call, rest = self._opened_as(descriptor, self.exchanges)
+        session = self.exchanges[call](self, rest)
         with self._sessions_lock:
             self._sessions.add(session)
         self.metrics.session_opened()
         return session
 
-    def leave(self, session: Subscription) -> None:
+    def leave(self, session: Exchange) -> None:
         """The session's wire is gone."""
         session.close()
         with self._sessions_lock:
             self._sessions.discard(session)
         self.metrics.session_closed()
 
-    def read(self, ticket: Header) -> Any:
+    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """A schema and the batches that a ticket stands for."""
-        return self.listings.read(self._opened(ticket, "list"))
+        call, rest = self._opened_as(ticket, self.reads)
+        return self.reads[call].read(rest)
 
-    def plan(self, descriptor: Header) -> list[Header]:
-        """The tickets of a read."""
-        return self.listings.plan(self._opened(descriptor, "list"))
+    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+        """The schema and the tickets of a read."""
+        call, rest = self._opened_as(descriptor, self.reads)
+        return self.reads[call].plan(rest)
 
     def _opened(self, descriptor: Header, call: str) -> Header:
+        return self._opened_as(descriptor, (call,))[1]
+
+    def _opened_as(self, descriptor: Header, calls: Collection[str]) -> tuple[str, Header]:
         if self.stopping:
             raise self.unavailable()
         rest = requests.check_version(descriptor)
         found = rest.pop("call", None)
-        if found != call:
-            raise InvalidArgument(f"the call must be {call!r} here, not {found!r}", field="call")
-        return rest
+        if found not in calls:
+            known = " or ".join(repr(call) for call in calls)
+            raise InvalidArgument(f"the call must be {known} here, not {found!r}", field="call")
+        return str(found), rest
+
+    def close(self) -> None:
+        """Ends what works by itself here; before the shard is closed."""
+        self.scheduler.stop()
 
     def begin_stopping(self) -> None:
         """Nothing new is taken; sessions are told, so that consumers look for another broker."""

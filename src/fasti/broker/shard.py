@@ -33,15 +33,27 @@ from numpy.typing import NDArray
 from fasti.broker import reading
 from fasti.broker.clock import Clock, SystemClock
 from fasti.broker.committer import Commit, Committer, Work
+from fasti.broker.feed import Feed
 from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.session import Session
 from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
+from fasti.core.bury import Bury
+from fasti.core.cron_commands import Fire, RunSchedule
 from fasti.core.engine import Engine
 from fasti.core.keys import Rows
-from fasti.core.replies import ConsumerReplaced, Deliver, LoadSlice, Messages, Reply, Step
+from fasti.core.kv_commands import KvDelete, KvExpire, KvPut
+from fasti.core.replies import (
+    Asked,
+    ConsumerReplaced,
+    Deliver,
+    Messages,
+    Reply,
+    SchedulesChanged,
+    Step,
+)
 from fasti.errors import (
     Closed,
     FastiError,
@@ -57,7 +69,8 @@ from fasti.storage.store import ShardStore
 _log = logging.getLogger("fasti.broker.shard")
 
 _STEP_ROWS = 5_000
-_BULK = (commands.Produce,)
+_BULK = (commands.Produce, KvPut)
+_WITH_PAYLOADS = (commands.Produce, commands.Update, KvPut, Fire, RunSchedule, Bury)
 _FRAME_OVERHEAD_BYTES = 1024
 # The housekeeper looks for room as often.
 _FULL_RETRY_US = 1_000_000
@@ -111,6 +124,9 @@ class Shard:
         self.sessions: dict[int, Session] = {}
         self._next_session = 1
         self.recoveries = 0
+        # What became durable, for those who follow; and who is told when schedules change.
+        self.feed = Feed()
+        self.on_schedules: Callable[[int], None] | None = None
         self.store: ShardStore
         self.engine: Engine
         self.committer: Committer
@@ -335,7 +351,7 @@ class Shard:
                 if frame.rows is not None:
                     self.store.payloads.keep(frame.sequence, frame.rows, frame.events[-1].at_us)
             for effect in step.effects:
-                if isinstance(effect, LoadSlice):
+                if isinstance(effect, Asked):
                     self.housekeeper.load(effect, self.engine)
             if admitted or step.frames or step.effects:
                 self.committer.take(Work(step, admitted))
@@ -384,6 +400,7 @@ class Shard:
                     session.arrive(effect, commit)
 
     def _answer(self, work: Work) -> None:
+        self.feed.durable(work.step.frames)
         begin = 0
         for request in work.requests:
             end = begin + len(request.inputs)
@@ -395,6 +412,8 @@ class Shard:
                 session = self.sessions.get(effect.session)
                 if session is not None:
                     session.end(effect)
+            elif isinstance(effect, SchedulesChanged) and self.on_schedules is not None:
+                self.on_schedules(effect.topic)
 
     # Failure
 
@@ -437,6 +456,7 @@ class Shard:
             except Exception as error:
                 self._failure = error if isinstance(error, FastiError) else FastiError(repr(error))
                 return False
+        self.feed.reset()
         _log.warning("the shard has recovered from: %s", self._failure)
         self._failure = None
         self.recoveries += 1
@@ -484,13 +504,16 @@ def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
 
 def _payload_bytes(command: Any) -> int:
     """Bytes that payloads of a command take in the journal, about."""
-    if isinstance(command, (commands.Produce, commands.Update)):
+    if isinstance(command, _WITH_PAYLOADS):
         if isinstance(command, commands.Produce):
             _check_keys(command)
         # Encoded here, by the caller's thread, so that the committer only has to write.
         return len(command.rows.encoded) + 64 * len(command.rows)
     if isinstance(command, commands.Transaction):
         return sum(_payload_bytes(part) for part in command.commands)
+    if isinstance(command, (KvDelete, KvExpire)) and command.rows is not None:
+        # Encoded here too, but they take space only for a while: they go when the disk is full.
+        command.rows.encoded  # noqa: B018
     return 0
 
 

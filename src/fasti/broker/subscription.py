@@ -25,7 +25,7 @@ from fasti.core.replies import ConsumerReplaced, Deliver, Reply
 from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
 from fasti.protocol import outcomes
 from fasti.protocol.problems import error_to_json
-from fasti.protocol.schemas import LEASED
+from fasti.protocol.schemas import CONTENT_NAMES, LEASED
 
 if TYPE_CHECKING:
     from fasti.broker.committer import Commit
@@ -60,11 +60,14 @@ class _Told:
 class Subscription:
     """One session of one consumer on one topic."""
 
+    schema = LEASED
+
     def __init__(self, service: Service, descriptor: Header) -> None:
-        fields = requests.checked(descriptor, topic=str, consumer=str)
+        fields = requests.checked(descriptor, topic=str, consumer=str, group="")
         self._service = service
         self._topic: str = fields["topic"]
         self._consumer: str = fields["consumer"]
+        self._group: str = fields["group"]
         service.require_topic(self._topic)
         self._shard = service.shard
         self._session = self._shard.open_session()
@@ -109,11 +112,12 @@ class Subscription:
         commands: list[Any]
         if op == "heartbeat":
             requests.checked(fields)
-            commands = [Heartbeat(self._topic, self._consumer)]
+            commands = [Heartbeat(self._topic, self._consumer, self._group)]
         elif op in requests.RETURNS:
             if batch is None:
                 raise InvalidArgument(f"{op} needs rows", field="op")
             fields = requests.checked(fields, **requests.returned_fields(op))
+            fields["group"] = self._group
             limits = self._shard.settings.limits
             commands = [requests.returned(op, self._topic, fields, batch, limits)]
             self._service.note_started(self._topic, commands[0])
@@ -131,7 +135,7 @@ class Subscription:
         if self._ended:
             # One that was fenced and goes on asking would take the name back.
             raise Closed("the session has ended")
-        return Lease(self._topic, self._session.number, self._consumer, count)
+        return Lease(self._topic, self._session.number, self._consumer, count, group=self._group)
 
     def _submit(self, op: str, request: int | None, commands: list[Any]) -> None:
         self._wait_for_room()
@@ -284,6 +288,12 @@ def _problem(request: int | None, error: FastiError) -> Header:
     return {"kind": "error", "request": request, "error": error_to_json(error)}
 
 
+def _priorities(leased: Deliver) -> pa.Array:
+    if leased.priority is None:
+        return pa.array(np.zeros(len(leased.ids), dtype=np.int32))
+    return pa.array(leased.priority.astype(np.int32))
+
+
 def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
     leased, payloads = delivery.leased, delivery.payloads
     return pa.RecordBatch.from_arrays(
@@ -292,7 +302,8 @@ def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
             pa.array(leased.due_us),
             pa.array(leased.version.astype(np.int64)),
             pa.array(leased.attempts.astype(np.int32)),
-            *(payloads.column(name) for name in LEASED.names[4:]),
+            _priorities(leased),
+            *(payloads.column(name) for name in CONTENT_NAMES),
         ],
         schema=LEASED,
     )

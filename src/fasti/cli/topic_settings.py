@@ -17,10 +17,10 @@ from fasti.cli import moments, output
 from fasti.cli.signatures import Command, option, parameters_of, presented
 from fasti.model import RetryPolicy, TopicSettings
 
-_FIXED = ("kind", "partitions")
+_FIXED = ("kind", "partitions", "age_step_us")
 _PANEL = "Settings of the topic"
 _MEANINGS = {
-    "kind": "What the topic is: timeline.",
+    "kind": "What the topic is: timeline, priority, cron, log or kv.",
     "partitions": "Units of order and parallelism; never changed later.",
     "lease": "How long a consumer has a message before others get it.",
     "hold": "How long a consumer may have it in all, however often its lease is renewed.",
@@ -34,6 +34,12 @@ _MEANINGS = {
     "outcome_count": "Of how many finished messages that is remembered.",
     "producer_age": "How long the receipts of a silent producer are kept.",
     "stage_age": "How long staged messages wait for being published.",
+    "age_step": "Priority: after so long a message counts one step more urgent; 0 is never.",
+    "segment_age": "Log: rows older than this go, by whole segments; 0 keeps them.",
+    "segment_bytes": "Log: a segment ends at so many bytes.",
+    "retained_bytes": "Log: the oldest segments go when a partition has more; 0 is no bound.",
+    "relay": "Keep nothing here: only pass on to the bound topics.",
+    "idle_age": "Deleted when nobody has used it for so long; 0 is never.",
 }
 
 

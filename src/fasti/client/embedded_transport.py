@@ -17,9 +17,8 @@ import pyarrow as pa
 from fasti.broker.clock import Clock
 from fasti.broker.intake import Intake
 from fasti.broker.metrics import Metrics
-from fasti.broker.service import Service
+from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
-from fasti.broker.subscription import Subscription
 from fasti.client.transport import BrokerClock, Ended, Header
 from fasti.config import ShardSettings
 from fasti.errors import Closed, FastiError, Unavailable
@@ -106,7 +105,7 @@ class EmbeddedTransport:
         ended: Ended,
     ) -> _ConsumeStream:
         """Messages and answers come from a thread of the stream's own."""
-        session = self.service.subscription({**_VERSION, "call": "consume", **descriptor})
+        session = self.service.exchange({**_VERSION, "call": "consume", **descriptor})
         return self._started(_ConsumeStream(self.service, session, arrived, ended, self._forget))
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
@@ -115,7 +114,7 @@ class EmbeddedTransport:
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read."""
-        return self.service.plan({**_VERSION, "call": "list", **descriptor})
+        return self.service.plan({**_VERSION, "call": "list", **descriptor})[1]
 
     def close(self) -> None:
         """Ends every stream; shuts the broker down if it is ours."""
@@ -128,6 +127,7 @@ class EmbeddedTransport:
             stream.cancel()
         if self._owns_shard:
             self.service.begin_stopping()
+            self.service.close()
             self.service.shard.close()
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class _ConsumeStream:
     def __init__(
         self,
         service: Service,
-        session: Subscription,
+        session: Exchange,
         arrived: Callable[[Header, pa.RecordBatch | None], None],
         ended: Ended,
         forget: Callable[[Any], None],

@@ -27,13 +27,14 @@ class Capsule:
     """Plain values and columns."""
 
     head: dict[str, Any]
-    columns: dict[str, NDArray[Any]]
+    # Or who makes them, for those that the sequencer has no time to make.
+    columns: dict[str, Any]
 
 
 def capture(state: ShardState) -> Capsule:
     """Copies what is durable beside the rows."""
     memory = state.memory
-    columns: dict[str, NDArray[Any]] = {}
+    columns: dict[str, Any] = {}
     head: dict[str, Any] = {
         "next_topic": state.next_topic,
         "last_at_us": state.last_at_us,
@@ -93,11 +94,15 @@ def restore_leases(state: ShardState, capsule: Capsule) -> None:
             sequences = columns["lease.sequence"][rows]
             tokens, lengths = columns["lease.token"][rows], columns["lease.length"][rows]
             held = leases.open(sequences, topic, partition, consumer, tokens, lengths)
-            ledger = state.topics[topic].partitions[partition].ledger
-            state.memory.arena.lease[ledger.slots(sequences)] = held
+            owner = state.topics[topic]
+            if owner.partitions:
+                ledger = owner.partitions[partition].ledger
+                state.memory.arena.lease[ledger.slots(sequences)] = held
+            else:
+                owner.kind.restore_leases(owner, partition, sequences, held)
 
 
-def _capture_topic(topic: Topic, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
+def _capture_topic(topic: Topic, columns: dict[str, Any]) -> dict[str, Any]:
     partitions = []
     for partition in topic.partitions:
         prefix = f"outcome.{topic.number}.{partition.number}."
@@ -115,15 +120,19 @@ def _capture_topic(topic: Topic, columns: dict[str, NDArray[Any]]) -> dict[str, 
         "name": topic.name,
         "settings": topic.settings.to_dict(),
         "partitions": partitions,
+        "bindings": topic.bindings,
+        "bindings_version": topic.bindings_version,
+        "active_us": topic.active_us,
+        "kind": topic.kind.capture(topic, columns),
     }
 
 
-def _restore_topic(
-    state: ShardState, described: dict[str, Any], columns: dict[str, NDArray[Any]]
-) -> None:
+def _restore_topic(state: ShardState, described: dict[str, Any], columns: dict[str, Any]) -> None:
     settings = TopicSettings.from_dict(described["settings"])
-    topic = Topic(state.memory, described["number"], described["name"], settings)
-    state.topics[topic.number] = state.by_name[topic.name] = topic
+    topic = state.make_topic(described["number"], described["name"], settings)
+    topic.bindings = [(pattern, target) for pattern, target in described.get("bindings", [])]
+    topic.bindings_version = described.get("bindings_version", 0)
+    topic.active_us = described.get("active_us", 0)
     for partition, values in zip(topic.partitions, described["partitions"], strict=True):
         partition.ledger.next_sequence = values["next_sequence"]
         partition.counts[State.DONE] = values["done"]
@@ -131,9 +140,10 @@ def _restore_topic(
         prefix = f"outcome.{topic.number}.{partition.number}."
         names = ("sequence", "at_us", "state")
         partition.outcomes.restore({name: columns[prefix + name] for name in names})
+    topic.kind.restore(topic, described.get("kind", {}), columns)
 
 
-def _capture_stage(name: str, stage: Stage, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
+def _capture_stage(name: str, stage: Stage, columns: dict[str, Any]) -> dict[str, Any]:
     batches = []
     for batch in stage.batches:
         place = f"stage.{len(columns)}."
@@ -153,9 +163,7 @@ def _capture_stage(name: str, stage: Stage, columns: dict[str, NDArray[Any]]) ->
     }
 
 
-def _restore_stage(
-    state: ShardState, described: dict[str, Any], columns: dict[str, NDArray[Any]]
-) -> None:
+def _restore_stage(state: ShardState, described: dict[str, Any], columns: dict[str, Any]) -> None:
     stage = Stage(described["topic"], described["opened_at_us"], described["published"])
     stage.dropping = described["dropping"]
     stage.skipped = set(described["skipped"])
@@ -169,7 +177,7 @@ def _restore_stage(
         state.publishing[described["name"]] = stage
 
 
-def _capture_producers(state: ShardState, columns: dict[str, NDArray[Any]]) -> list[Any]:
+def _capture_producers(state: ShardState, columns: dict[str, Any]) -> list[Any]:
     producers = state.producers.all()
     receipts = [receipt for producer in producers.values() for receipt in producer.receipts]
     for name in ("status", "ids", "versions"):
@@ -181,9 +189,7 @@ def _capture_producers(state: ShardState, columns: dict[str, NDArray[Any]]) -> l
     ]
 
 
-def _restore_producers(
-    state: ShardState, described: list[Any], columns: dict[str, NDArray[Any]]
-) -> None:
+def _restore_producers(state: ShardState, described: list[Any], columns: dict[str, Any]) -> None:
     begin = 0
     for name, last_sequence, known_until_us, receipts in described:
         producer = Producer(last_sequence, known_until_us)
@@ -196,7 +202,7 @@ def _restore_producers(
         state.producers.set(name, producer)
 
 
-def _capture_leases(state: ShardState, columns: dict[str, NDArray[Any]]) -> list[str]:
+def _capture_leases(state: ShardState, columns: dict[str, Any]) -> list[str]:
     """Leases with consumers numbered anew; returns their names."""
     captured = state.memory.leases.columns()
     numbers, renumbered = np.unique(captured["consumer"], return_inverse=True)

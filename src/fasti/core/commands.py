@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.keys import Keys, Rows
+from fasti.core.routing_commands import Routes
 from fasti.model import OnConflict, TopicSettings
 
 Int64s = NDArray[np.int64]
+UInt16s = NDArray[np.uint16]
 
 
 @dataclass(slots=True)
@@ -76,6 +78,10 @@ class Produce:
     producer: str = ""
     producer_sequence: int = 0
     stage: str = ""
+    # For priority topics; None: 0 for all.
+    priorities: UInt16s | None = None
+    # Where rows go besides, as the topic's bindings say; None: nobody looked.
+    routes: Routes | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +97,8 @@ class Update:
     rows: Rows
     versions: Int64s | int = 0
     owner: str = ""
+    # For priority topics; None: they stay.
+    priorities: UInt16s | None = None
 
 
 @dataclass(slots=True)
@@ -128,6 +136,8 @@ class Lease:
     consumer: str
     count: int
     wait: bool = True
+    # Of a log; empty elsewhere.
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -143,6 +153,7 @@ class Heartbeat:
 
     topic: str
     consumer: str
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -153,6 +164,7 @@ class Extend:
     ids: Int64s
     tokens: Int64s
     length_us: int
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -163,6 +175,7 @@ class Ack:
     ids: Int64s
     tokens: Int64s
     started_us: Int64s | int = 0
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -174,6 +187,7 @@ class Release:
     tokens: Int64s
     when: When = field(default_factory=When)
     started_us: Int64s | int = 0
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -185,6 +199,7 @@ class Nack:
     tokens: Int64s
     reason: str = ""
     started_us: Int64s | int = 0
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -196,6 +211,7 @@ class Reject:
     tokens: Int64s
     reason: str = ""
     started_us: Int64s | int = 0
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -210,6 +226,7 @@ class Redrive:
     ids: Int64s
     keys: Keys | None = None
     when: When = field(default_factory=When)
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -218,6 +235,7 @@ class Purge:
 
     topic: str
     ids: Int64s
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -259,6 +277,8 @@ class List:
     owner: str | None = None
     snapshot: int = 0
     target: Target | None = None
+    # Of dead messages: those whose reason contains this.
+    reason: str | None = None
 
 
 @dataclass(slots=True)

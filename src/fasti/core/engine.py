@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from fasti.core import change, commands, leasing, produce, reads, staging
+from fasti.core import commands, fanout, leasing, produce, reads, staging
 from fasti.core import events as ev
+from fasti.core.kind import Handler, Kind
+from fasti.core.kinds import KIND_CLASSES
 from fasti.core.leases import NEVER
 from fasti.core.memory import Memory
 from fasti.core.partition import FOREVER
 from fasti.core.replies import Done, Reply, Step, TransactionReply
+from fasti.core.routing_commands import Bind, ReadBindings, Unbind
 from fasti.core.slices import Slices
 from fasti.core.snapshot import Snapshot
 from fasti.core.state import ShardState
@@ -32,18 +35,6 @@ from fasti.core.turns import Turns
 from fasti.core.work import Work
 from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
 from fasti.model import Limits, OnConflict, Outcome
-
-_IN_TRANSACTIONS = (
-    commands.Produce,
-    commands.Update,
-    commands.Move,
-    commands.Cancel,
-    commands.Extend,
-    commands.Release,
-    commands.Ack,
-    commands.Nack,
-    commands.Reject,
-)
 
 
 def _came_out(command: Any, reply: Reply) -> bool:
@@ -73,37 +64,40 @@ class Engine:
         self._next_snapshot = 1
         self.turns = Turns(self.state)
         self.slices = Slices(self.state)
-        self._decide: dict[type, Callable[[Work, Any], Any]] = {
+        self._decide: dict[type, Handler] = {
             commands.CreateTopic: create_topic,
             commands.ChangeTopic: change_topic,
             commands.DeleteTopic: self._delete_topic,
-            commands.Produce: self._produce,
-            commands.Update: change.update,
-            commands.Move: change.move,
-            commands.Cancel: change.cancel,
-            commands.Redrive: change.redrive,
-            commands.Purge: change.purge,
-            commands.Lease: self.turns.lease,
             commands.Detach: self._detach,
-            commands.Heartbeat: leasing.heartbeat,
-            commands.Extend: leasing.extend,
-            commands.Ack: leasing.ack,
-            commands.Release: leasing.release,
-            commands.Nack: leasing.nack,
-            commands.Reject: leasing.reject,
             commands.Publish: staging.publish,
             commands.DropStage: staging.drop_stage,
-            commands.Get: reads.get,
-            commands.List: self._list,
-            commands.Count: reads.count,
-            commands.Forecast: reads.forecast,
             commands.TakeSnapshot: self._take_snapshot,
             commands.DropSnapshot: self._drop_snapshot,
             commands.Transaction: self._transaction,
             commands.SliceLoaded: self.slices.loaded,
             commands.RowsInstalled: self._rows_installed,
             commands.RunsInstalled: self.slices.installed,
+            Bind: fanout.bind,
+            Unbind: fanout.unbind,
+            ReadBindings: fanout.read_bindings,
         }
+        # Commands on a topic, by the kind of the topic.
+        self._by_kind: dict[type, dict[str, Handler]] = {}
+        self.kinds = [kind(self) for kind in KIND_CLASSES]
+        self._in_transactions: set[type] = set()
+        for kind in self.kinds:
+            self._learn(kind)
+
+    def _learn(self, kind: Kind) -> None:
+        self.state.learn(kind)
+        self._decide.update(kind.commands())
+        self._in_transactions.update(kind.in_transactions)
+        for command, handler in kind.handlers().items():
+            self._by_kind.setdefault(command, {})[kind.name] = handler
+
+    def kind(self, name: str) -> Kind:
+        """The kind of that name."""
+        return self.state.kinds[name]
 
     # Recovery
 
@@ -121,14 +115,20 @@ class Engine:
         places = np.stack([leases.topic[live], leases.partition[live]])
         for topic, number in np.unique(places, axis=1).T.tolist():
             held = live[(places[0] == topic) & (places[1] == number)]
-            partition = self.state.topics[topic].partitions[number]
+            owner = self.state.topics[topic]
+            if not owner.partitions:
+                owner.kind.arm(owner, held, tick)
+                continue
+            partition = owner.partitions[number]
             due = partition.arena.due.take(partition.ledger.slots(leases.sequence[held]))
             # Sent ahead of its time, as far as the last event's time can tell.
             start = tick + np.maximum(due - self.state.last_at_us, 0)
-            hold_us = self.state.topics[topic].settings.hold_us
+            hold_us = owner.settings.hold_us
             leases.arm(held, start + leases.length[held], start + hold_us)
         self.memory.news.clear()
         self.slices.start()
+        for kind in self.kinds:
+            kind.start(tick)
 
     # Steps
 
@@ -140,6 +140,8 @@ class Engine:
         step = Step(frames=work.frames, effects=work.effects)
         if tick >= self.memory.leases.expiry_bound:
             step.more |= self._grouped(work, leasing.expire)
+        for kind in self.kinds:
+            step.more |= self._grouped(work, kind.before)
         if len(inputs) > 1:
             step.replies += self._execute_all(work, inputs)
         else:
@@ -149,6 +151,8 @@ class Engine:
         if self.snapshots:
             self._drop_old_snapshots(now_us)
         step.more |= self.turns.serve(work)
+        for kind in self.kinds:
+            step.more |= self._grouped(work, kind.after)
         step.more |= self.slices.ask(work)
         self.tidy()
         self._plan_wake(work, step)
@@ -180,7 +184,7 @@ class Engine:
         """One command; if it is refused nothing of it remains."""
         work.begin_group()
         try:
-            reply = self._decide[type(command)](work, command)
+            reply = self._handler(work, command)(work, command)
         except FastiError as error:
             assert not work.group_has_events, "a command is refused before it does anything"
             work.abandon_group()
@@ -188,10 +192,27 @@ class Engine:
         work.end_group()
         return reply
 
+    def _handler(self, work: Work, command: Any) -> Handler:
+        """Who decides a command. Raises `not_found`, and `invalid_argument` on another kind's."""
+        by_kind = self._by_kind.get(type(command))
+        if by_kind is None:
+            return self._decide[type(command)]
+        topic = work.topic(command.topic)
+        kind = topic.settings.kind
+        if kind not in by_kind:
+            word = type(command).__name__.lower()
+            raise InvalidArgument(f"{topic.name!r} is a {kind} topic: no {word}", field="topic")
+        if kind != "log" and bool(getattr(command, "group", "")):
+            raise InvalidArgument("groups are for log topics", field="group")
+        return self._produce if type(command) is commands.Produce else by_kind[kind]
+
     def _produce(self, work: Work, command: commands.Produce) -> Reply:
         produce.check_rows(command)
         if not command.atomic or self.memory.undo.active:
-            return produce.produce(work, command)
+            topic = work.topic(command.topic)
+            if topic.bindings:
+                return fanout.produce(self, work, command)
+            return self.produce_into(work, command)
         command.atomic = False
         reply = self._transaction(work, commands.Transaction([command]))
         if reply.error is not None:
@@ -202,9 +223,15 @@ class Engine:
             produce.note_aborted(work, command, whole)
         return whole
 
+    def produce_into(self, work: Work, command: commands.Produce) -> Reply:
+        """New messages of one topic, whatever its kind."""
+        kind = work.topic(command.topic).settings.kind
+        reply: Reply = self._by_kind[commands.Produce][kind](work, command)
+        return reply
+
     def _transaction(self, work: Work, command: commands.Transaction) -> TransactionReply:
         for part in command.commands:
-            if not isinstance(part, _IN_TRANSACTIONS):
+            if type(part) not in self._in_transactions:
                 kind = type(part).__name__
                 raise InvalidArgument(f"{kind} can't be part of a transaction", field="commands")
             if isinstance(part, commands.Produce) and part.stage:
@@ -215,7 +242,7 @@ class Engine:
         error = None
         try:
             for part in command.commands:
-                replies.append(self._decide[type(part)](work, part))
+                replies.append(self._handler(work, part)(work, part))
                 if not _came_out(part, replies[-1]):
                     break
             else:
@@ -232,17 +259,21 @@ class Engine:
 
     def _detach(self, work: Work, command: commands.Detach) -> Done:
         self.turns.detach(command.session)
+        for kind in self.kinds:
+            kind.detach(command.session)
         return Done()
 
     def _delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
         topic = work.topic(command.name)
         done = delete_topic(work, command)
         self.turns.forget(topic)
+        topic.kind.forget(topic)
         return done
 
     # Snapshots
 
-    def _list(self, work: Work, command: commands.List) -> Any:
+    def list_page(self, work: Work, command: commands.List) -> Any:
+        """A page of messages, of a snapshot or as they are now."""
         snapshot = None
         if command.snapshot:
             snapshot = self.snapshots.get(command.snapshot)
@@ -329,6 +360,8 @@ class Engine:
 
     def _plan_wake(self, work: Work, step: Step) -> None:
         first_us = min(self.turns.next_us(), self.slices.next_us())
+        for kind in self.kinds:
+            first_us = min(first_us, kind.next_us())
         if self.state.stages:
             first_us = min(first_us, staging.next_expiry_us(work))
         for snapshot in self.snapshots.values():

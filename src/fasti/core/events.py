@@ -59,6 +59,16 @@ class TopicDeleted(Event):
 
 
 @dataclass(slots=True)
+class BindingsChanged(Event):
+    """What a topic gets goes to these too: pairs of pattern and target, all of them."""
+
+    code: ClassVar[int] = 4
+    topic: int
+    version: int
+    bindings: list[Any]
+
+
+@dataclass(slots=True)
 class Produced(Event):
     """Messages first_sequence, first_sequence + 1, ... came to be; staged if `stage` is named."""
 
@@ -264,6 +274,17 @@ class Purged(Event):
 
 
 @dataclass(slots=True)
+class Lapsed(Event):
+    """Messages that came too late for anybody: dead without ever having been leased."""
+
+    code: ClassVar[int] = 31
+    topic: int
+    partition: int
+    reason: str
+    sequence: Int64s
+
+
+@dataclass(slots=True)
 class StageOpened(Event):
     """A stage has its name and its topic."""
 
@@ -297,6 +318,3 @@ class StageDropped(Event):
     code: ClassVar[int] = 43
     stage: str
     count: int
-
-
-EVENTS: dict[int, type[Event]] = {kind.code: kind for kind in Event.__subclasses__()}

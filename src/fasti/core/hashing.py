@@ -56,6 +56,26 @@ def partitions_of(keys: pa.Array, count: int) -> NDArray[np.int64]:
     return (hash_keys(keys, PUBLIC_SEED)[:, 0] % np.uint64(count)).astype(np.int64)
 
 
+def ranked_partitions(hashes: UInt64s, count: int) -> NDArray[np.int64]:
+    """The partition of each key of a log, from the first public hash: the one that scores highest.
+
+    Rendezvous hashing: each partition scores each key, and of two counts of partitions the keys
+    that one more partition gets are the only ones that lie elsewhere. Scores never tie, since the
+    finaliser maps different numbers to different numbers.
+    """
+    chosen = np.zeros(len(hashes), dtype=np.int64)
+    if count == 1 or not len(hashes):
+        return chosen
+    best = _finish(hashes ^ _M1)
+    for number in range(1, count):
+        salt = np.uint64((number + 1) * int(_M1) & 0xFFFF_FFFF_FFFF_FFFF)
+        score = _finish(hashes ^ salt)
+        higher = score > best
+        np.copyto(chosen, number, where=higher)
+        np.maximum(best, score, out=best)
+    return chosen
+
+
 def _layout(keys: pa.Array) -> tuple[NDArray[np.int64], bytes]:
     """Offsets and bytes of the column; the bytes are followed by eight zeros."""
     if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):

@@ -25,6 +25,8 @@ FIELDS: dict[str, pa.Field] = {
     "key": pa.field("key", pa.string()),
     "headers": pa.field("headers", HEADERS),
     "content_type": pa.field("content_type", pa.string()),
+    # Dotted words by which bindings route it.
+    "subject": pa.field("subject", pa.string()),
     # When the message came to be; where it is left out, that is when the frame was written.
     "created_us": pa.field("created_us", pa.int64()),
 }
@@ -132,6 +134,8 @@ def _check(batch: pa.RecordBatch, limits: Limits) -> None:
             raise InvalidArgument("a key may be missing but not empty", field="key")
     if "content_type" in batch.schema.names:
         _check_width(batch.column("content_type"), "headers", limits.headers_bytes_max)
+    if "subject" in batch.schema.names:
+        _check_width(batch.column("subject"), "subject", limits.subject_bytes_max)
     if "headers" in batch.schema.names:
         _check_headers(batch.column("headers"), limits.headers_bytes_max)
 

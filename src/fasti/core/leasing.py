@@ -85,6 +85,7 @@ def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]
     limit_us = work.now_us + topic.settings.lookahead_us
     busy = False
     for partition in topic.partitions:
+        partition.now_us = work.now_us
         busy |= partition.advance(limit_us)
     heads = _heads(topic, limit_us)
     most = _turn_rows(topic, line)
@@ -212,6 +213,9 @@ def expire(work: Work) -> bool:
     for topic_number, number in np.unique(places, axis=1).T.tolist():
         mine = held[(places[0] == topic_number) & (places[1] == number)]
         topic = work.state.topics[topic_number]
+        if not topic.partitions:
+            topic.kind.expire(work, topic, mine)
+            continue
         sequences = np.sort(leases.sequence[mine])
         partition = topic.partitions[number]
         attempts = partition.arena.attempts.take(partition.ledger.slots(sequences))

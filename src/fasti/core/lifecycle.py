@@ -41,6 +41,7 @@ class Verb(IntEnum):
     EXHAUST = 16
     REDRIVE = 17
     PURGE = 18
+    LAPSE = 19
 
 
 TRANSITIONS: dict[tuple[State, Verb], State] = {
@@ -52,6 +53,7 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.SCHEDULED, Verb.MOVE): State.SCHEDULED,
     (State.SCHEDULED, Verb.REPLACE): State.SCHEDULED,
     (State.SCHEDULED, Verb.CANCEL): State.CANCELLED,
+    (State.SCHEDULED, Verb.LAPSE): State.DEAD,
     (State.SCHEDULED, Verb.LEASE): State.LEASED,
     (State.LEASED, Verb.EXTEND): State.LEASED,
     (State.LEASED, Verb.RESUME): State.LEASED,

@@ -30,10 +30,17 @@ def sort_pairs(due: Int64s, sequence: Int64s, of_runs: bool = False) -> tuple[In
         return (packed >> sequence_bits) + due_low, (
             packed & ((1 << sequence_bits) - 1)
         ) + sequence_low
-    order = np.lexsort((sequence, due))
+    order = np.argsort(due, kind="stable")
+    if _out_of_order(due[order], sequence[order]):
+        order = np.lexsort((sequence, due))
     due, sequence = due[order], sequence[order]
     first = _first_of_equals(due) | _first_of_equals(sequence)
     return due[first], sequence[first]
+
+
+def _out_of_order(due: Int64s, sequence: Int64s) -> bool:
+    """Whether rows that are due together don't stand by sequence, as they mostly do."""
+    return bool(((due[1:] == due[:-1]) & (sequence[1:] < sequence[:-1])).any())
 
 
 def _first_of_equals(values: Int64s) -> NDArray[np.bool_]:

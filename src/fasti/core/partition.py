@@ -54,6 +54,8 @@ class Partition:
         self.counts = np.zeros(8, dtype=np.int64)
         # Scheduled rows that stand in the ready line (they have the NEAR bit).
         self.near = 0
+        # The time of the step that is under way, as far as somebody set it.
+        self.now_us = 0
         # Rows of runs due before this are in memory; the cursor never passes it.
         self.loaded_until_us = FOREVER
         self.loading = False
@@ -91,8 +93,10 @@ class Partition:
 
     # Changing rows
 
-    def create(self, due: Int64s, locations: Int64s, owner: int, state: State) -> Int64s:
-        """New rows for the next sequences; returns the sequences."""
+    def create(
+        self, due: Int64s, locations: Int64s, owner: int, state: State, **columns: Any
+    ) -> Int64s:
+        """New rows for the next sequences, with further columns if given; returns the sequences."""
         first = self.ledger.next_sequence
         slots = self.ledger.append(len(due))
         arena, undo = self.arena, self._memory.undo
@@ -105,6 +109,8 @@ class Partition:
         arena.attempts[slots] = 0
         arena.epoch[slots] = self._memory.epoch_byte
         arena.flags[slots] = int(state)
+        for name, values in columns.items():
+            getattr(arena, name)[slots] = values
         if undo.active:
             undo.note(lambda: self.ledger.unappend(first, slots))
             undo.note(lambda: self._clear(slots))

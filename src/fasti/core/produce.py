@@ -37,7 +37,7 @@ def produce(work: Work, command: Produce) -> Reply:
     due = work.moments(command.when, count)
     _check(work, topic, command)
     if command.producer:
-        known = _known_batch(work, command)
+        known = known_batch(work, command)
         if known is not None:
             return known
     reply = blank(count)
@@ -52,13 +52,11 @@ def produce(work: Work, command: Produce) -> Reply:
         part.decide(None if command.keys is None else command.keys.hashes[rows], len(piece))
         begin += len(piece)
     if command.producer:
-        _advance_producer(work, topic, command, reply)
+        advance_producer(work, topic, command, reply)
     return reply
 
 
 def _check(work: Work, topic: Topic, command: Produce) -> None:
-    if topic.settings.kind != "timeline":
-        raise InvalidArgument(f"{topic.name!r} is a {topic.settings.kind}", field="topic")
     if command.partition is not None:
         if command.keys is not None:
             raise InvalidArgument("a key decides the partition itself", field="partition")
@@ -91,7 +89,7 @@ def _check_stage(work: Work, topic: Topic, command: Produce) -> None:
         raise InvalidArgument("the stage belongs to another topic", field="stage")
 
 
-def _known_batch(work: Work, command: Produce) -> Reply | None:
+def known_batch(work: Work, command: Produce) -> Reply | None:
     """The answer to a batch that was sent before; None if it is the next one."""
     producer = work.state.producers.find(command.producer, work.now_us)
     number = command.producer_sequence
@@ -131,10 +129,11 @@ def _duplicate(producer: Producer, number: int, count: int) -> Reply:
 def note_aborted(work: Work, command: Produce, reply: Reply) -> None:
     """A batch that was to happen whole did not, and its number is used up all the same."""
     if command.producer and not reply.sent_before:
-        _advance_producer(work, work.topic(command.topic), command, reply)
+        advance_producer(work, work.topic(command.topic), command, reply)
 
 
-def _advance_producer(work: Work, topic: Topic, command: Produce, reply: Reply) -> None:
+def advance_producer(work: Work, topic: Topic, command: Produce, reply: Reply) -> None:
+    """Notes what a numbered batch was answered."""
     work.emit(
         ev.ProducerAdvanced(
             work.now_us,

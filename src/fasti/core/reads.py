@@ -74,7 +74,7 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
         return _messages(work, np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64), {})
     columns, end = _read(work, topic, snapshot, partition, sequence)
     now_us = work.now_us if snapshot is None else snapshot.at_us
-    rows = _filter(work, command, wanted, columns, now_us)
+    rows = _filter(work, command, wanted, columns, now_us, snapshot)
     more = len(rows) > limit
     rows = rows[:limit]
     columns = {name: values[rows] for name, values in columns.items()}
@@ -180,7 +180,12 @@ def _read(
 
 
 def _filter(
-    work: Work, command: List, wanted: int | None, columns: Columns, now_us: int
+    work: Work,
+    command: List,
+    wanted: int | None,
+    columns: Columns,
+    now_us: int,
+    snapshot: Snapshot | None = None,
 ) -> NDArray[np.intp]:
     if not columns:
         return np.zeros(0, dtype=np.intp)
@@ -195,6 +200,11 @@ def _filter(
     if command.owner is not None:
         owner = work.state.memory.owners.find(command.owner)
         keep &= columns["owner"] == (-1 if owner is None else owner)
+    if command.reason is not None:
+        reasons = work.state.memory.reasons.all() if snapshot is None else snapshot.names["reason"]
+        # Each distinct reason is looked at once, however many messages died of it.
+        meant = [number for number, name in enumerate(reasons) if command.reason in name]
+        keep &= (states == State.DEAD) & np.isin(columns["lease"], meant)
     return np.flatnonzero(keep)
 
 

@@ -129,11 +129,13 @@ class Ready:
             # Runs side by side hold about as many each: a nearer limit often has enough of them,
             # and keeps the merge from sorting several times what is asked for.
             first = self._line[0]
-            probe = first.position + min(len(first), count * 5 // (4 * (len(late) + 1)) + 16) - 1
-            near_us = min(limit_us, int(first.due[probe]))
-            heads = self._heads_until(count, near_us, late)
-            if sum(number for _, number in heads) >= count:
-                return heads
+            wanted = count * 5 // (4 * (len(late) + 1)) + 16
+            while wanted < min(count, len(first)):
+                near_us = min(limit_us, int(first.due[first.position + wanted - 1]))
+                heads = self._heads_until(count, near_us, late)
+                if sum(number for _, number in heads) >= count:
+                    return heads
+                wanted *= 4
         return self._heads_until(count, limit_us, late)
 
     def _heads_until(self, count: int, limit_us: int, late: list[_Run]) -> list[tuple[_Run, int]]:
@@ -176,6 +178,11 @@ class Ready:
             self._line.popleft()
         if any(not len(run) for run in self._late):
             self._late = [run for run in self._late if len(run)]
+        if self._late and not self._line:
+            # What comes may follow it, and it tells how far to look into the others.
+            longest = max(self._late, key=len)
+            self._late.remove(longest)
+            self._line.append(longest)
 
     def _merge_late(self) -> None:
         """The two shortest late runs become one, unless that would be long work."""

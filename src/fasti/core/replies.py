@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.events import Event
+from fasti.core.commands import SliceLoaded
+from fasti.core.events import NONE, Event
 from fasti.core.keys import Rows
 from fasti.errors import FastiError
 from fasti.model import Outcome
@@ -113,6 +114,10 @@ class Deliver:
     version: NDArray[np.uint32]
     attempts: NDArray[np.uint16]
     location: Int64s
+    # Of priority topics.
+    priority: NDArray[np.uint16] | None = None
+    # Of logs.
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -125,7 +130,24 @@ class ConsumerReplaced:
 
 
 @dataclass(slots=True)
-class LoadSlice:
+class SchedulesChanged:
+    """Schedules of a topic are others now: whoever works out occurrences should look."""
+
+    topic: int
+
+
+class Asked:
+    """An effect that storage answers with a command."""
+
+    __slots__ = ()
+
+    def failed(self) -> Any:
+        """The command that says that it could not be read."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class LoadSlice(Asked):
     """Please read the entries of runs from `from_us` on, about `count` of them."""
 
     topic: int
@@ -134,6 +156,10 @@ class LoadSlice:
     from_us: int
     to_us: int
     count: int
+
+    def failed(self) -> SliceLoaded:
+        """An answer that counts for nothing: the engine asks again."""
+        return SliceLoaded(self.topic, self.partition, 0, 0, NONE, NONE)
 
 
 @dataclass(slots=True)

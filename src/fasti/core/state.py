@@ -8,7 +8,7 @@ program or of the disk and never of a caller.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,26 @@ from fasti.core.reductions import every
 from fasti.core.stages import Stage, StagedRows
 from fasti.model import State, TopicSettings
 
+if TYPE_CHECKING:
+    from fasti.core.kind import Kind
+
 Int64s = NDArray[np.int64]
 
 
 class Topic:
     """A topic's settings and partitions."""
 
-    def __init__(self, memory: Memory, number: int, name: str, settings: TopicSettings) -> None:
-        self.number, self.name, self.settings = number, name, settings
-        self.partitions = [Partition(memory, number, p) for p in range(settings.partitions)]
+    def __init__(self, number: int, name: str, settings: TopicSettings, kind: Kind) -> None:
+        self.number, self.name, self.settings, self.kind = number, name, settings, kind
+        # Where messages lie in the arena; a kind that keeps them elsewhere has a body instead.
+        self.partitions: list[Partition] = []
+        self.body: Any = None
+        # Pairs of pattern and target, and how often they have changed.
+        self.bindings: list[tuple[str, str]] = []
+        self.bindings_version = 0
+        # When something last happened here, as far as events tell.
+        self.active_us = 0
+        kind.make(self)
         # Where the next unkeyed batch goes, and which partition is asked first: no durable state.
         self.next_partition = 0
 
@@ -41,6 +52,7 @@ class ShardState:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
+        self.kinds: dict[str, Kind] = {}
         self.topics: dict[int, Topic] = {}
         self.by_name: dict[str, Topic] = {}
         self.next_topic = 1
@@ -55,6 +67,7 @@ class ShardState:
             ev.TopicCreated: self._topic_created,
             ev.TopicChanged: self._topic_changed,
             ev.TopicDeleted: self._topic_deleted,
+            ev.BindingsChanged: self._bindings_changed,
             ev.Produced: self._produced,
             ev.ProducerAdvanced: self._producer_advanced,
             ev.Replaced: self._replaced,
@@ -72,11 +85,28 @@ class ShardState:
             ev.Died: self._died,
             ev.Redriven: self._redriven,
             ev.Purged: self._purged,
+            ev.Lapsed: self._lapsed,
             ev.StageOpened: self._stage_opened,
             ev.Published: self._published,
             ev.Landed: self._landed,
             ev.StageDropped: self._stage_dropped,
         }
+
+    def learn(self, kind: Kind) -> None:
+        """A topic kind, and how its own events are made so."""
+        self.kinds[kind.name] = kind
+        self._apply.update(kind.events())
+
+    @property
+    def tick(self) -> int:
+        """The tick under which the event that is being applied was decided; 0 in replay."""
+        return self._tick
+
+    def make_topic(self, number: int, name: str, settings: TopicSettings) -> Topic:
+        """A topic that is new, or read back."""
+        topic = Topic(number, name, settings, self.kinds[settings.kind])
+        self.topics[number] = self.by_name[name] = topic
+        return topic
 
     def apply(
         self, event: ev.Event, frame: int, tick: int = 0, slots: Int64s | None = None
@@ -99,19 +129,21 @@ class ShardState:
     # Topics
 
     def _topic_created(self, event: ev.TopicCreated, _: int) -> None:
-        settings = TopicSettings.from_dict(event.settings)
-        topic = Topic(self.memory, event.topic, event.name, settings)
-        self.topics[event.topic] = self.by_name[event.name] = topic
+        topic = self.make_topic(event.topic, event.name, TopicSettings.from_dict(event.settings))
+        topic.active_us = event.at_us
         self.next_topic = max(self.next_topic, event.topic + 1)
 
     def _topic_changed(self, event: ev.TopicChanged, _: int) -> None:
-        self.topics[event.topic].settings = TopicSettings.from_dict(event.settings)
+        topic = self.topics[event.topic]
+        topic.settings = TopicSettings.from_dict(event.settings)
+        topic.kind.changed(topic)
         # With another lookahead, more of what is there may be near.
         self.memory.note_due(event.topic, 0)
 
     def _topic_deleted(self, event: ev.TopicDeleted, _: int) -> None:
         topic = self.topics.pop(event.topic)
         del self.by_name[topic.name]
+        topic.kind.drop(topic)
         leases = self.memory.leases
         mine = leases.live()
         mine = mine[leases.topic[mine] == event.topic]
@@ -122,6 +154,17 @@ class ShardState:
             self.publishing.pop(name, None)
         for partition in topic.partitions:
             partition.release()
+
+    def _bindings_changed(self, event: ev.BindingsChanged, _: int) -> None:
+        topic = self.topics[event.topic]
+        before = topic.bindings, topic.bindings_version
+        topic.bindings = [(pattern, target) for pattern, target in event.bindings]
+        topic.bindings_version = event.version
+
+        def take_back() -> None:
+            topic.bindings, topic.bindings_version = before
+
+        self.memory.undo.note(take_back)
 
     # Producing and changing
 
@@ -271,8 +314,18 @@ class ShardState:
         self._unuse_reasons(partition, self._slots(partition, event.sequence))
         self._finish(event, Verb.PURGE)
 
+    def _lapsed(self, event: ev.Lapsed, _: int) -> None:
+        partition, reasons = self.partition(event), self.memory.reasons
+        slots = self._slots(partition, event.sequence)
+        reason = reasons.number(event.reason)
+        reasons.use(reason, len(slots))
+        self.memory.undo.note(lambda: reasons.use(reason, -len(slots)))
+        partition.turn(slots, Verb.LAPSE, lease=reason)
+
     def _unuse_reasons(self, partition: Partition, slots: Int64s) -> None:
-        self.memory.reasons.unuse_all(partition.arena.lease.take(slots, mode="clip"))
+        """The dead are dead no more. Reasons are let go when a transaction stands."""
+        numbers, reasons = partition.arena.lease.take(slots, mode="clip"), self.memory.reasons
+        self.memory.undo.once_settled(lambda: reasons.unuse_all(numbers))
 
     def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
         slots = self._slots(partition, sequences)

@@ -46,6 +46,8 @@ def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
         started = np.concatenate([column(ack.started_us, len(ack.ids), "started") for ack in acks])
     except FastiError:
         return None
+    if not topic.partitions or any(ack.group for ack in acks):
+        return None
     ids = np.concatenate([ack.ids for ack in acks])
     reply = blank(len(ids))
     pieces = locate(topic, Target(ids=ids), reply)

@@ -7,9 +7,11 @@ from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic
 from fasti.core.replies import Done
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
-from fasti.model import DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
+from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
 
-_FIXED = ("kind", "partitions")
+_FIXED = ("kind", "partitions", "age_step_us")
+# Those that can be made.
+KINDS_READY = {"timeline"}
 
 
 def create_topic(work: Work, command: CreateTopic) -> Done:
@@ -59,7 +61,7 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
     """Raises `invalid_argument` on the first setting that can't be."""
     retry = settings.retry
     for good, field, limit, message in (
-        (settings.kind == "timeline", "kind", None, "the kind must be timeline"),
+        (settings.kind in KINDS_READY, "kind", None, f"the kind is one of {sorted(KINDS_READY)}"),
         (
             1 <= settings.partitions <= PARTITIONS_MAX,
             "partitions",
@@ -80,6 +82,11 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
         (settings.outcome_count >= 0, "outcome_count", None, "a count can't be negative"),
         (settings.producer_age_us >= 0, "producer_age_us", None, "an age can't be negative"),
         (settings.stage_age_us > 0, "stage_age_us", None, "an age must be positive"),
+        (0 <= settings.age_step_us <= DAY_US, "age_step_us", DAY_US, "0 (off) to a day"),
+        (settings.segment_age_us >= 0, "segment_age_us", None, "an age can't be negative"),
+        (settings.segment_bytes >= 4096, "segment_bytes", None, "at least 4096 bytes"),
+        (settings.retained_bytes >= 0, "retained_bytes", None, "a size can't be negative"),
+        (settings.idle_age_us >= 0, "idle_age_us", None, "an age can't be negative"),
         (retry.base_us >= 0 and retry.limit_us >= 0, "retry", None, "delays can't be negative"),
         (
             max(retry.base_us, retry.limit_us) <= DUE_MAX_US,

@@ -28,7 +28,7 @@ from fasti.errors import (
 )
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.problems import error_to_json
-from fasti.protocol.schemas import LEASED, MESSAGES, METADATA, PRODUCE_TYPES
+from fasti.protocol.schemas import PRODUCE_TYPES
 
 _log = logging.getLogger("fasti.doors.flight")
 
@@ -116,9 +116,9 @@ class FlightDoor(fl.FlightServerBase):
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Consume: credits and returns in, leased messages and answers out."""
         with _refusals():
-            session = self._service.subscription(_command(descriptor))
+            session = self._service.exchange(_command(descriptor))
             try:
-                writer.begin(LEASED)
+                writer.begin(session.schema)
 
                 def write_all() -> None:
                     try:
@@ -146,10 +146,8 @@ class FlightDoor(fl.FlightServerBase):
         """A plan: an endpoint for each partition, all on one snapshot."""
         with _refusals():
             command = _command(descriptor)
-            endpoints = [
-                fl.FlightEndpoint(dump(ticket), []) for ticket in self._service.plan(command)
-            ]
-            schema = MESSAGES if command.get("payload") else METADATA
+            schema, tickets = self._service.plan(command)
+            endpoints = [fl.FlightEndpoint(dump(ticket), []) for ticket in tickets]
             return fl.FlightInfo(schema, descriptor, endpoints, -1, -1)
 
     def do_get(self, context: Any, ticket: Any) -> Any:

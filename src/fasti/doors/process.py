@@ -155,6 +155,7 @@ class Broker:
     def stop(self) -> None:
         """Answers what was handed over, writes a checkpoint, ends the doors."""
         self.service.begin_stopping()
+        self.service.close()
         # Calls that are under way end here; streams of clients that don't react would never.
         ended = threading.Thread(target=self._door.stop, name="fasti-flight-stop", daemon=True)
         ended.start()
@@ -166,6 +167,7 @@ class Broker:
     def abandon(self) -> None:
         """The shard has failed: whoever is connected is told, and nothing is written."""
         self.service.begin_stopping()
+        self.service.close()
         self._end_http()
         with suppress(FastiError):
             self.shard.close(checkpoint=False)

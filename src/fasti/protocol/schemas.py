@@ -16,6 +16,8 @@ PRODUCE_TYPES: dict[str, pa.DataType] = {
     "key": pa.string(),
     "headers": HEADERS,
     "content_type": pa.string(),
+    "priority": pa.int32(),
+    "subject": pa.string(),
 }
 
 # What a consumer writes.
@@ -33,6 +35,7 @@ _CONTENTS = [
     FIELDS["key"],
     FIELDS["headers"],
     FIELDS["content_type"],
+    FIELDS["subject"],
     FIELDS["payload"].with_nullable(True),
 ]
 
@@ -43,9 +46,11 @@ LEASED = pa.schema(
         pa.field("due_us", pa.int64()),
         pa.field("version", pa.int64()),
         pa.field("attempts", pa.int32()),
+        pa.field("priority", pa.int32()),
         *_CONTENTS,
     ]
 )
+CONTENT_NAMES = [field.name for field in _CONTENTS]
 
 # What reads tell of a message without opening its payload, and with it.
 METADATA = pa.schema(

@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core.events import EVENTS, Event, Produced
+from fasti.core.events import Event
+from fasti.core.journaled import EVENTS
 from fasti.core.keys import FIELDS, Rows
 from fasti.core.replies import Frame
 from fasti.errors import NewerFormat
@@ -33,10 +34,15 @@ from fasti.errors import NewerFormat
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-BODY_FORMAT_VERSION = 1
+BODY_FORMAT_VERSION = 2
 
 _HEAD = struct.Struct("<I4x")
-_KINDS: dict[str, str] = {"Int64s": "<i8", "UInt64s": "<u8", "NDArray[np.uint8]": "|u1"}
+_KINDS: dict[str, str] = {
+    "Int64s": "<i8",
+    "UInt64s": "<u8",
+    "UInt16s": "<u2",
+    "NDArray[np.uint8]": "|u1",
+}
 _PADDING = bytes(8)
 
 
@@ -77,11 +83,11 @@ def decode(body: memoryview, seed: tuple[int, int]) -> tuple[list[Event], Rows |
             arguments[name], offset = unpack_column(body, offset, dtype, description)
         events.append(EVENTS[code](**arguments))
     rows = _read_rows(body, offset, head)
-    if rows is not None:
-        keys = rows.keys(seed)
-        for event in events:
-            if keys is not None and isinstance(event, Produced):
-                event.hashes = keys.hashes[event.row]
+    keyed: list[Any] = [event for event in events if hasattr(event, "hashes")]
+    keys = rows.keys(seed) if rows is not None and keyed else None
+    if keys is not None:
+        for event in keyed:
+            event.hashes = keys.hashes[event.row]
     return events, rows
 
 

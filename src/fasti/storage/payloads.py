@@ -109,6 +109,14 @@ class Payloads:
             columns = [_joined(field, places, rows, order) for field in PAYLOAD_SCHEMA]
         return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
 
+    def batch_at(self, location: int) -> tuple[pa.RecordBatch, int]:
+        """The whole frame or block that a location lies in, with the columns that it has, and when
+        it was written (0 for a block, whose rows say it themselves).
+        """
+        place = np.array([location], dtype=np.int64)
+        stored = self._stored(bool(is_in_run(place)[0]), int(number_of(place)[0]))
+        return stored.batch, stored.at_us
+
     def fitting(self, locations: Int64s, bytes_max: int) -> int:
         """How many of these rows, from the first on, have about so many bytes; at least one."""
         return self._fitting(locations, self._find(locations)[2], bytes_max)

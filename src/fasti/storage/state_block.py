@@ -24,7 +24,8 @@ def encode_state(capsule: Capsule) -> list[Buffer]:
     """The object's buffers."""
     buffers: list[Buffer] = []
     described: list[Any] = []
-    for name, values in capsule.columns.items():
+    for name, made in capsule.columns.items():
+        values = made() if callable(made) else made
         kind = values.dtype.newbyteorder("<").str
         described.append([name, kind, pack_column(values, kind, buffers)])
     text = json.dumps({"head": capsule.head, "columns": described}).encode()

@@ -15,13 +15,14 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from fasti.config import ShardSettings
 from fasti.core.commands import RowsInstalled, RunsInstalled, SliceLoaded
 from fasti.core.engine import Engine
 from fasti.core.partition import FOREVER
+from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
-from fasti.core.replies import LoadSlice
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage import checkpoint as checkpoints
 from fasti.storage.blocks import BlockStore, FileBlocks
@@ -76,6 +77,10 @@ class ShardStore:
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
         self._uncertain: set[str] = set()
+        # Who answers what the engine asks for.
+        self._answers: dict[type[Asked], Callable[[Any], Any]] = {
+            LoadSlice: lambda wanted: self.load_slice(wanted),
+        }
 
     def _open_manifest(self) -> tuple[int, Manifest]:
         found = self.blocks.read_manifest()
@@ -225,7 +230,11 @@ class ShardStore:
             self._condemned.remove(condemned)
         self.journal.trim(position)
 
-    # Slices
+    # What the engine asks for
+
+    def answer(self, asked: Asked) -> Any:
+        """The command that answers an effect of the engine's. From any thread."""
+        return self._answers[type(asked)](asked)
 
     def load_slice(self, wanted: LoadSlice) -> SliceLoaded:
         """Entries of runs that come due. From any thread."""

@@ -180,6 +180,7 @@ class VirtualBroker:
                 client.close()
         finally:
             self.service.begin_stopping()
+            self.service.close()
             self.shard.close(checkpoint=False)
             self._place.cleanup()
 

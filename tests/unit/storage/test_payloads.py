@@ -63,7 +63,11 @@ def places() -> tuple[Payloads, dict[int, dict[str, Any]]]:
     def expect(location: Any, payload: str, created_us: int, key: str | None = None) -> None:
         headers = [("h", payload)] if key else None
         content = {"payload": payload.encode(), "key": key, "headers": headers}
-        expected[int(location)] = content | {"content_type": None, "created_us": created_us}
+        expected[int(location)] = content | {
+            "content_type": None,
+            "subject": None,
+            "created_us": created_us,
+        }
 
     for n in range(3):
         sequence = append(journal, rows_of(f"frame{n}-", 4))

@@ -213,12 +213,15 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(
     module: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(module, name, 2)
+        patched.setattr(module, name, 99)
         files = grown_directory()
     before = content(files)
     with pytest.raises(NewerFormat) as caught:
         LocalShard(files, SETTINGS)
-    assert (caught.value.details["found"], caught.value.details["supported"]) == (2, 1)
+    assert (caught.value.details["found"], caught.value.details["supported"]) == (
+        99,
+        getattr(module, name),
+    )
     blocks_before = {n: c for n, c in before.items() if n.startswith("blocks/")}
     assert {n: c for n, c in content(files).items() if n.startswith("blocks/")} == blocks_before
 

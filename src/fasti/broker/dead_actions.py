@@ -1,0 +1,8 @@
+"""Actions on dead letters."""
+
+from __future__ import annotations
+
+from fasti.broker.parts import Action, PartOf
+
+ACTIONS: dict[str, Action] = {}
+TRANSACTION_PARTS: dict[str, PartOf] = {}

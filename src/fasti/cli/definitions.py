@@ -1,0 +1,133 @@
+"""`fasti topics export` and `fasti topics apply`: topics, bindings and schedules as one file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import output
+from fasti.cli.connection import with_client
+from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.options import AsJson
+from fasti.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+    from fasti.client.definitions import Change
+
+_WRITTEN = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE]", help="Where to write: TOML, or JSON if it ends so. Default: the terminal."
+    ),
+]
+_READ = Annotated[
+    Path, typer.Argument(metavar="FILE", help="TOML, or JSON if it ends so; - for standard input.")
+]
+_SIGNS = {"create": "+", "change": "~", "delete": "-", "keep": "="}
+
+
+@with_client
+def export(client: Client, file: _WRITTEN = None, as_json: AsJson = False) -> None:
+    """Write down all topics with their settings, bindings and schedules; messages are not in it.
+
+    [dim]fasti topics export definitions.toml[/dim]
+    """
+    from fasti.client import definitions
+
+    document = definitions.export(client)
+    in_json = as_json or (file is not None and file.suffix == ".json")
+    text = definitions.dumps(document, in_json)
+    if file is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise InvalidArgument(f"{file} can't be written: {error}", field="file") from error
+    typer.echo(f"{file}: {_number(len(document['topics']), 'topic')}", err=True)
+
+
+@with_client
+def apply(
+    client: Client,
+    file: _READ,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only show what would change; ends with 1 if anything."),
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete what is not in the file, messages and all.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make everything as a file says. Again: nothing is left to do.
+
+    A setting that the file leaves out gets its default. What it doesn't name is left alone,
+    unless `--prune` is given.
+
+    [dim]fasti topics apply definitions.toml --dry-run[/dim]
+    """
+    from fasti.client import definitions
+
+    document = definitions.loads(*_text_of(file))
+    changes = definitions.difference(client, document, prune)
+    made = 0 if dry_run else definitions.apply(client, changes)
+    _tell(changes, made, dry_run, as_json)
+    if dry_run and any(change.action != "keep" for change in changes):
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def _text_of(file: Path) -> tuple[str, bool]:
+    if str(file) == "-":
+        text = sys.stdin.read()
+        return text, text.lstrip().startswith("{")
+    try:
+        return file.read_text(), file.suffix == ".json"
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{file} can't be read: {error}", field="file") from error
+
+
+def _tell(changes: list[Change], made: int, dry_run: bool, as_json: bool) -> None:
+    wanted = sum(change.action != "keep" for change in changes)
+    if as_json:
+        output.print_json(
+            {"changes": [c.as_dict() for c in changes], "dry_run": dry_run, "applied": made}
+        )
+        return
+    for change in changes:
+        for line in _lines(change):
+            typer.echo(line)
+    if not wanted:
+        typer.echo("Everything is as the file says.")
+    elif dry_run:
+        typer.echo(f"{_number(wanted, 'change')} to make; nothing was changed.")
+    else:
+        typer.echo(f"{_number(made, 'change')} made.")
+
+
+def _lines(change: Change) -> list[str]:
+    """`+ topic emails`, and below what it is or what differs."""
+    where = "" if change.what == "topic" else f" of {change.topic}"
+    note = ", not in the file: left alone" if change.action == "keep" else ""
+    lines = [f"{_SIGNS[change.action]} {change.what} {change.name}{where}{note}"]
+    if change.action in ("keep", "delete") or change.what == "binding":
+        return lines
+    before, after = change.before or {}, change.after or {}
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            shown = _shown(new) if change.action == "create" else f"{_shown(old)} -> {_shown(new)}"
+            lines.append(f"    {name}: {shown}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return "default" if value is None else str(value)
+
+
+def _number(count: int, word: str) -> str:
+    return f"{output.number(count)} {word}{'' if count == 1 else 's'}"

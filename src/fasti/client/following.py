@@ -1,0 +1,132 @@
+"""The broker's rows on their way to a reader that follows a log.
+
+The stream's reading thread puts batches in, as long as there is room; when there is none it waits,
+and the wire holds the broker up. One thread takes. The end of a stream comes behind its rows, so
+whoever opens the next one knows exactly where to go on.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+import pyarrow as pa
+
+from fasti.client.transport import Header, Stream, Transport
+from fasti.errors import Closed, FastiError
+from fasti.protocol.problems import error_from_json
+
+_BYTES_MAX = 16 << 20
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
+
+
+class Following:
+    """What one reader has with the broker: a stream at a time."""
+
+    def __init__(self, transport: Transport, topic: str) -> None:
+        self._transport, self._topic = transport, topic
+        self._changed = threading.Condition()
+        self._arrived: deque[pa.RecordBatch | FastiError] = deque()
+        self._bytes = 0
+        self._stream: Stream | None = None
+        self._number = 0
+        self._tries = 0
+        self.closed = False
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a stream whose end has not been taken."""
+        return self._stream is not None
+
+    def begin(self, offsets: dict[int, int]) -> None:
+        """Opens a stream from these offsets on. Raises what refused it."""
+        with self._changed:
+            self._number += 1
+            number = self._number
+            self._arrived.clear()
+            self._bytes = 0
+        named = {str(partition): offset for partition, offset in offsets.items()}
+        stream = self._transport.consume(
+            {"call": "follow", "topic": self._topic, "offsets": named},
+            lambda header, batch: self._take_in(number, header, batch),
+            lambda error: self._put(number, error or Closed("the broker ended the stream")),
+        )
+        with self._changed:
+            self._stream = stream
+            closed = self.closed
+        if closed:
+            stream.cancel()
+
+    # The stream's reading thread
+
+    def _take_in(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
+        kind = header.get("kind")
+        if kind == "rows" and batch is not None and batch.num_rows:
+            self._put(number, batch)
+        elif kind == "error":
+            self._put(number, error_from_json(header["error"]))
+
+    def _put(self, number: int, item: pa.RecordBatch | FastiError) -> None:
+        with self._changed:
+            if not isinstance(item, FastiError):
+                self._changed.wait_for(lambda: self._has_room(number))
+                self._bytes += item.nbytes
+            if number == self._number and not self.closed:
+                self._arrived.append(item)
+                self._changed.notify_all()
+
+    def _has_room(self, number: int) -> bool:
+        return self._bytes < _BYTES_MAX or number != self._number or self.closed
+
+    # The thread that reads
+
+    def take(self, until: float | None) -> pa.RecordBatch | FastiError | None:
+        """The next rows, or why there are no more; None at `until` (monotonic) or when closed."""
+        with self._changed:
+            left = None if until is None else until - time.monotonic()
+            self._changed.wait_for(lambda: self._arrived or self.closed, left)
+            if self.closed or not self._arrived:
+                return None
+            item = self._arrived.popleft()
+            if not isinstance(item, FastiError):
+                self._bytes -= item.nbytes
+                self._tries = 0
+                self._changed.notify_all()
+                return item
+        self.end()
+        return item
+
+    def pause(self, error: FastiError, until: float | None) -> bool:
+        """Waits before the next try, longer each time; False when the time is up, or it is closed."""
+        self._tries += 1
+        pause = min(_PAUSE_FIRST_S * 2 ** min(self._tries, 10), _PAUSE_MAX_S)
+        if error.retry_after_us is not None:
+            pause = max(pause, min(error.retry_after_us / 1_000_000, _PAUSE_MAX_S))
+        pause *= random.uniform(0.5, 1.0)
+        with self._changed:
+            if until is not None:
+                pause = min(pause, max(0.0, until - time.monotonic()))
+            self._changed.wait_for(lambda: self.closed, pause)
+        return not self.closed and (until is None or time.monotonic() < until)
+
+    # Any thread
+
+    def end(self) -> None:
+        """Lets the stream go, and all that came and was not taken."""
+        with self._changed:
+            stream, self._stream = self._stream, None
+            self._number += 1
+            self._arrived.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+        if stream is not None:
+            with suppress(FastiError):
+                stream.cancel()
+
+    def close(self) -> None:
+        """Ends it for good; whoever takes gets nothing more."""
+        self.closed = True
+        self.end()

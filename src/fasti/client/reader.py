@@ -1,0 +1,281 @@
+"""Readers of logs: rows in the order of their offsets, from anywhere, to the end or on and on.
+
+Nothing is leased and nothing acknowledged: where a reader is, it alone knows (`position`). A reader
+is for one thread at a time; `close` is for any. When the connection is lost it connects again and
+goes on behind the last row that it gave out: none is missing and none comes twice.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Generator, Iterator
+from types import TracebackType
+
+import pyarrow as pa
+
+from fasti.client.durations import Duration, seconds
+from fasti.client.following import Following
+from fasti.client.log_message import LogMessage, Rows
+from fasti.client.log_place import EARLIEST, Start, place_header
+from fasti.client.transport import Header, Transport
+from fasti.errors import Closed, FastiError, Gone, InvalidArgument
+
+_AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out"}
+# A read that doesn't follow is given up when nothing came for so long.
+_PATIENCE_S = 30.0
+
+
+class Reader:
+    """Made by `client.reader(topic)`. Iterate over it, or over `batches(...)`.
+
+        for message in client.reader("events", start="earliest"):
+            handle(message.offset, message.payload)
+
+        with client.reader("events", start=saved, follow=True) as reader:
+            for message in reader:
+                handle(message)
+                saved = reader.position
+
+    Raises `gone` when the next row was dropped by retention or truncation: its details say
+    `partition` and `earliest`. Rows of one partition come in the order of their offsets; without
+    `follow` one partition comes after the other.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        topic: str,
+        *,
+        start: Start = "earliest",
+        partition: int | None = None,
+        follow: bool = False,
+        timeout: Duration | None = None,
+    ) -> None:
+        self.topic = topic
+        self.follow = follow
+        self._transport = transport
+        self._place = place_header(start, partition)
+        self._timeout_s = seconds(timeout, "timeout")
+        # Of each partition, the offset of the next row; those that still stand at the beginning
+        # have it only as a guess.
+        self._position: dict[int, int] = {}
+        self._anew: set[int] = set()
+        # Of each partition, where a read that doesn't follow ends.
+        self._ends: dict[int, int] = {}
+        self._begun = False
+        # Rows that came, and how many of them were given out.
+        self._rows: Rows | None = None
+        self._row = 0
+        self._plain: Iterator[pa.RecordBatch] | None = None
+        self._following = Following(transport, topic)
+        self._gone = weakref.finalize(self, self._following.close)
+        self._gone.atexit = False
+
+    @property
+    def position(self) -> dict[int, int]:
+        """Of each partition, the offset of the next row: a reader that starts there goes on here.
+
+        Empty until the first row was asked for.
+        """
+        found = dict(self._position)
+        if self._rows is not None:
+            found[self._rows.partition] = self._rows.first_offset + self._row
+        return found
+
+    def __iter__(self) -> Iterator[LogMessage]:
+        self._check_open()
+        return self._messages()
+
+    def __next__(self) -> LogMessage:
+        self._check_open()
+        for message in self._messages():
+            return message
+        raise StopIteration
+
+    def _messages(self) -> Generator[LogMessage, None, None]:
+        while (rows := self._current()) is not None:
+            for row in range(self._row, rows.batch.num_rows):
+                self._row = row + 1
+                yield LogMessage(rows, row)
+
+    def batches(self, count: int = 10_000) -> Iterator[pa.Table]:
+        """Tables of up to `count` rows, as soon as there are some.
+
+        The columns are `partition`, `offset`, `created_us`, `key`, `headers`, `content_type`,
+        `subject` and `payload`.
+        """
+        if count < 1:
+            raise InvalidArgument("count is at least 1", field="count", limit=1)
+        self._check_open()
+        return self._tables(count)
+
+    def _tables(self, count: int) -> Generator[pa.Table, None, None]:
+        while (rows := self._current()) is not None:
+            batch = rows.batch.slice(self._row, count)
+            self._row += batch.num_rows
+            yield pa.Table.from_batches([batch])
+
+    def _current(self) -> Rows | None:
+        """Rows of which some were not given out yet; None at the end, or when the time is up."""
+        rows = self._rows
+        if rows is not None and self._row < rows.batch.num_rows:
+            return rows
+        if rows is not None:
+            self._position[rows.partition] = rows.first_offset + rows.batch.num_rows
+            self._rows = None
+        batch = self._next_batch()
+        if batch is None:
+            return None
+        self._rows, self._row = Rows(self.topic, batch), 0
+        self._anew.discard(self._rows.partition)
+        return self._rows
+
+    def _next_batch(self) -> pa.RecordBatch | None:
+        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        if self.follow:
+            return self._followed(until)
+        if self._plain is None:
+            self._plain = self._read_all()
+        batch = None
+        try:
+            batch = next(self._plain, None)
+        finally:
+            # After trouble, and after the end, the next read begins where this one is.
+            if batch is None:
+                self._plain = None
+        return batch
+
+    # Without following
+
+    def _read_all(self) -> Generator[pa.RecordBatch, None, None]:
+        """What was there when the reader began, or is now, if all of that was read before."""
+        self._plan()
+        for partition in sorted(self._ends):
+            patience = _Patience(self._timeout_s)
+            while self._position[partition] < self._ends[partition]:
+                try:
+                    for batch in self._transport.read(self._ticket(partition)):
+                        if batch.num_rows:
+                            yield batch
+                            patience.renew()
+                except FastiError as error:
+                    self._bear(error, partition, patience)
+                else:
+                    if self._position[partition] < self._ends[partition]:
+                        self._bear(Closed("the read ended too early"), partition, patience)
+
+    def _ticket(self, partition: int) -> Header:
+        return {
+            "call": "log",
+            "topic": self.topic,
+            "partition": partition,
+            "offset": self._position[partition],
+            "end_offset": self._ends[partition],
+        }
+
+    def _bear(self, error: FastiError, partition: int, patience: _Patience) -> None:
+        """Trouble that may pass is waited for; what doesn't is raised."""
+        if isinstance(error, Gone) and partition in self._anew:
+            self._position[partition] = int(error.details["earliest"])
+            return
+        if self._following.closed:
+            raise Closed(f"the reader of {self.topic!r} is closed")
+        if error.code not in _AGAIN or not self._following.pause(error, patience.until):
+            raise error
+
+    def _plan(self) -> None:
+        if self._begun:
+            place: Header = {"offsets": {str(n): at for n, at in self._position.items()}}
+        else:
+            place = self._place
+        patience = _Patience(self._timeout_s)
+        while True:
+            try:
+                tickets = self._transport.plan({"call": "log", "topic": self.topic, **place})
+                break
+            except FastiError as error:
+                self._bear(error, -1, patience)
+        self._position = {int(each["partition"]): int(each["offset"]) for each in tickets}
+        self._ends = {int(each["partition"]): int(each["end_offset"]) for each in tickets}
+        if not self._begun:
+            self._anew = set(self._position) if self._place.get("start") == "earliest" else set()
+        self._begun = True
+
+    # Following
+
+    def _followed(self, until: float | None) -> pa.RecordBatch | None:
+        following = self._following
+        while True:
+            try:
+                if not following.open:
+                    self._connect()
+                found = following.take(until)
+                if isinstance(found, FastiError):
+                    raise found
+                return found
+            except FastiError as error:
+                following.end()
+                if following.closed:
+                    return None
+                if isinstance(error, Gone) and self._skip(error):
+                    continue
+                if error.code not in _AGAIN:
+                    raise
+                if not following.pause(error, until):
+                    return None
+
+    def _skip(self, error: Gone) -> bool:
+        """Whether the row that is gone was only the first of all: then the next one is."""
+        partition = error.details.get("partition")
+        return partition in self._anew
+
+    def _connect(self) -> None:
+        if not self._begun:
+            self._position = self._resolved()
+            self._anew = set(self._position) if self._place.get("start") == "earliest" else set()
+            self._begun = True
+        anew = dict.fromkeys(self._anew, EARLIEST)
+        self._following.begin(self._position | anew)
+
+    def _resolved(self) -> dict[int, int]:
+        """Where it begins, once: what is the end by now is another end after a reconnection."""
+        tickets = self._transport.plan({"call": "log", "topic": self.topic, **self._place})
+        return {int(each["partition"]): int(each["offset"]) for each in tickets}
+
+    # The end
+
+    def _check_open(self) -> None:
+        if self._following.closed:
+            raise Closed(f"the reader of {self.topic!r} is closed")
+
+    def close(self) -> None:
+        """Ends the iteration. Again: nothing happens."""
+        self._following.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Reader of {self.topic!r}>"
+
+
+class _Patience:
+    """How long a read that makes no progress goes on trying."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = _PATIENCE_S if timeout_s is None else timeout_s
+        self.until = 0.0
+        self.renew()
+
+    def renew(self) -> None:
+        """Something came."""
+        self.until = time.monotonic() + self._timeout_s

@@ -1,0 +1,111 @@
+"""What a topic kind adds to the engine: one object per kind and engine.
+
+The engine asks the kind of a command's topic who decides it; events are applied by whoever knows
+them. A kind that keeps its messages in the arena makes partitions (`Partition` or one below it) in
+`make`; another one leaves `topic.partitions` empty and keeps what it needs in `topic.body`, so that
+all that goes through partitions (snapshots, slices, checkpoints, turns) passes it by.
+
+The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.events import Event
+from fasti.core.partition import FOREVER, Partition
+
+if TYPE_CHECKING:
+    from fasti.core.engine import Engine
+    from fasti.core.state import Topic
+    from fasti.core.work import Work
+
+Int64s = NDArray[np.int64]
+Handler = Callable[["Work", Any], Any]
+Apply = Callable[[Any, int], None]
+Columns = dict[str, Any]
+
+
+class Kind:
+    """Everything has a default that does nothing: a timeline without handlers."""
+
+    name: ClassVar[str] = ""
+    in_transactions: ClassVar[tuple[type, ...]] = ()
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.state, self.limits = engine, engine.state, engine.limits
+
+    def handlers(self) -> dict[type, Handler]:
+        """Who decides commands on topics of this kind."""
+        return {}
+
+    def commands(self) -> dict[type, Handler]:
+        """Who decides commands that name no topic by its name: completions of storage."""
+        return {}
+
+    def events(self) -> dict[type[Event], Apply]:
+        """Who makes this kind's own events so."""
+        return {}
+
+    # A topic's life
+
+    def make(self, topic: Topic) -> None:
+        """The topic is new, or read back: its partitions, or its body."""
+        count = topic.settings.partitions
+        topic.partitions = [Partition(self.state.memory, topic.number, n) for n in range(count)]
+
+    def changed(self, topic: Topic) -> None:
+        """The topic has new settings."""
+
+    def drop(self, topic: Topic) -> None:
+        """The topic is being deleted: durable state that partitions don't hold goes."""
+
+    def forget(self, topic: Topic) -> None:
+        """The topic was deleted: session state goes."""
+
+    # Steps
+
+    def before(self, work: Work) -> bool:
+        """Before the inputs of a step, in a group of its own; True if there is more to do."""
+        return False
+
+    def after(self, work: Work) -> bool:
+        """After the inputs, in a group of its own: a bounded piece; True if there is more."""
+        return False
+
+    def next_us(self) -> int:
+        """When it wants a step, if nothing happens before."""
+        return FOREVER
+
+    def detach(self, session: int) -> None:
+        """A session is gone."""
+
+    # Leases of topics without partitions
+
+    def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
+        """These slots of the lease table ran out."""
+        raise AssertionError(f"{self.name} topics have no leases of their own")
+
+    def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
+        """After a start: these leases run their full length from here."""
+        raise AssertionError(f"{self.name} topics have no leases of their own")
+
+    def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
+        """Leases that a checkpoint kept have these slots now."""
+        raise AssertionError(f"{self.name} topics have no leases of their own")
+
+    # Checkpoints
+
+    def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
+        """What is durable beside rows: plain values; columns (or who makes them) by unique name."""
+        return {}
+
+    def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
+        """Back from `capture`, after `make` and before rows, leases and replay."""
+
+    def start(self, tick: int) -> None:
+        """Replay is over."""

@@ -1,0 +1,402 @@
+"""A consumer group's place in one partition of a log.
+
+Everything below `committed` is finished for the group: acked, or dead. `next` is the next row that
+was never handed out. Between the two lies the *window*: a state, attempts and a lease for each row,
+in columns whose index is the offset less a base. A window has at most `WINDOW_ROWS` rows; when it
+is full, nothing new is handed out until its first row is finished.
+
+Rows that were given back stand in `again` with the time at which they may go out. A dead row counts
+as finished, so that `committed` always moves on; when it is made to live again it is a *stray*,
+wherever `committed` is by then: strays have slots of their own at the front of the same columns, so
+that one index names any row. Slot 0 is nobody's, and its state is `NOWHERE`.
+
+Rows that retention took before they were finished are counted in `behind`: the group's consumers
+are told, and get nothing until the group is set anew.
+
+All of it is changed only by events, except that the columns are laid out anew when they are full.
+The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.log_dead import Dead
+from fasti.core.log_order import Order
+from fasti.core.pairs import sort_pairs
+from fasti.core.ready import Ready
+from fasti.core.reductions import every, highest, lowest
+from fasti.core.undo import Undo
+
+Int64s = NDArray[np.int64]
+# Which slots of the columns: a range wherever it can be one.
+Slots = Int64s | slice
+
+WINDOW_ROWS = 1 << 20
+# Between topics' partitions and groups in the lease table's `partition`.
+GROUP_SHIFT = 12
+
+WAITING, LEASED, ACKED, DEAD, NOWHERE = (np.uint8(code) for code in range(5))
+_ROWS_MIN = 4_096
+_ATTEMPTS_MAX = 65_534
+_SCANNED_ROWS = 4_096
+_COLUMNS: dict[str, type[np.generic]] = {
+    "state": np.uint8,
+    "attempts": np.uint16,
+    "lease": np.uint32,
+}
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class GroupPartition:
+    """What became of each row, as far as one group is concerned."""
+
+    __slots__ = (
+        "_base",
+        "_free_strays",
+        "_room",
+        "again",
+        "attempts",
+        "behind",
+        "committed",
+        "dead",
+        "lease",
+        "leased",
+        "next",
+        "odd_turn",
+        "open",
+        "order",
+        "state",
+        "strays",
+    )
+
+    def __init__(self, offset: int, ordered: bool = False) -> None:
+        self.committed = self.next = self._base = offset
+        self.state = np.full(1, NOWHERE, dtype=np.uint8)
+        self.attempts = np.zeros(1, dtype=np.uint16)
+        self.lease = np.zeros(1, dtype=np.uint32)
+        # Slots of strays, by offset; the window begins at slot `_room`.
+        self.strays: dict[int, int] = {}
+        self._free_strays: list[int] = []
+        self._room = 1
+        # Unfinished rows of the window, and leased rows of the window and among strays.
+        self.open = 0
+        self.leased = 0
+        self.again = Ready()
+        self.dead = Dead()
+        self.behind = 0
+        self.order = Order(offset) if ordered else None
+        # Whose turn it is when only one row can go: no durable state.
+        self.odd_turn = False
+
+    # Looking
+
+    @property
+    def waiting(self) -> int:
+        """How many rows were handed out, are not finished, and nobody has."""
+        return self.open + len(self.strays) - self.leased
+
+    @property
+    def room(self) -> int:
+        """How many rows more the window can hold."""
+        return WINDOW_ROWS - (self.next - self.committed)
+
+    def slots(self, offsets: Int64s) -> Slots:
+        """Where rows lie in the columns; slot 0 for those that are finished or not out yet."""
+        first, last = int(offsets[0]), int(offsets[-1])
+        shift = self._room - self._base
+        inside = self.committed <= first and last < self.next
+        if inside and not self.strays and is_range(offsets):
+            return slice(first + shift, last + shift + 1)
+        here = (offsets >= self.committed) & (offsets < self.next)
+        slots: Int64s = np.where(here, offsets + shift, 0)
+        if self.strays:
+            for row, offset in enumerate(offsets.tolist()):
+                stray = self.strays.get(offset)
+                if stray is not None:
+                    slots[row] = stray
+        return slots
+
+    def take_again(self, count: int, now_us: int) -> Int64s:
+        """Removes and returns up to `count` rows whose time to go out again has come."""
+        found: list[Int64s] = []
+        while count > 0:
+            _, offsets = self.again.take(count, now_us)
+            if not len(offsets):
+                break
+            # Entries are exact, but for rows that retention took.
+            good = offsets[self.state[self.slots(offsets)] == WAITING]
+            found.append(good)
+            count -= len(good)
+        return np.concatenate(found) if found else _NONE
+
+    # Changing
+
+    def hand_out(self, offsets: Int64s, held: Int64s) -> None:
+        """Rows are leased, under these slots of the lease table."""
+        end = highest(offsets) + 1
+        if end > self.next:
+            self._reach(end)
+        slots = self.slots(offsets)
+        assert every(self.state[slots] == WAITING), "a row is handed to one at a time"
+        self.state[slots] = LEASED
+        self.lease[slots] = held
+        self.attempts[slots] = np.minimum(self.attempts[slots], _ATTEMPTS_MAX - 1) + 1
+        self.leased += len(offsets)
+
+    def finish(self, offsets: Int64s, state: np.uint8, undo: Undo) -> None:
+        """Leased rows are done, or dead."""
+        slots = self.slots(offsets)
+        if undo.active:
+            self._note(slots, undo)
+        self.state[slots] = state
+        self.lease[slots] = 0
+        strays = self._end_strays(offsets, undo) if self.strays else 0
+        self.leased -= len(offsets)
+        self.open -= len(offsets) - strays
+        if lowest(offsets) <= self.committed:
+            self._advance()
+
+    def give_back(self, offsets: Int64s, due_us: Int64s, uncount: bool, undo: Undo) -> None:
+        """Leased rows wait to be handed out again, from `due_us` on."""
+        slots = self.slots(offsets)
+        if undo.active:
+            self._note(slots, undo)
+        self.state[slots] = WAITING
+        self.lease[slots] = 0
+        if uncount:
+            self.attempts[slots] -= 1
+        self.leased -= len(offsets)
+        # An entry can't be taken out again, and must not let a row go before its time.
+        undo.once_settled(lambda: self.again.push(*sort_pairs(due_us, offsets)))
+
+    def revive(self, offsets: Int64s, due_us: Int64s) -> None:
+        """Rows that were dead wait to be handed out again, with no attempts counted."""
+        missing = len(offsets) - len(self._free_strays)
+        if missing > 0:
+            used = self._room
+            self._lay_out(used + max(missing, used), len(self.state) - used)
+            self._free_strays += range(used, self._room)
+        for offset in offsets.tolist():
+            slot = self._free_strays.pop()
+            self.strays[offset] = slot
+            self.state[slot], self.attempts[slot], self.lease[slot] = WAITING, 0, 0
+        self.again.push(*sort_pairs(due_us, offsets))
+
+    def trim(self, first: int) -> Int64s:
+        """Rows below are gone. Counts what was lost; returns the leases that ended with it."""
+        held = [self._drop_strays(first)]
+        if self.committed < first:
+            held.append(self._drop_window(first))
+        gone = self.dead.where(0, first)
+        self.dead.remove(gone)
+        self.dead.forgotten += len(gone)
+        return np.concatenate(held)
+
+    def reset(self, offset: int) -> Int64s:
+        """The group goes on from here, as if new. Returns the leases that ended with it."""
+        shift = self._room - self._base
+        window = slice(self.committed + shift, self.next + shift)
+        leased = self.lease[window][self.state[window] == LEASED].astype(np.int64)
+        held = np.concatenate([leased, self._drop_strays(self.next)])
+        self.dead.remove(self.dead.where(offset, self.next))
+        self.committed = self.next = self._base = offset
+        self.open = self.leased = self.behind = 0
+        self.again = Ready()
+        if self.order is not None:
+            self.order = Order(offset)
+        return held
+
+    def _drop_window(self, first: int) -> Int64s:
+        shift, end = self._room - self._base, min(first, self.next)
+        rows = slice(self.committed + shift, end + shift)
+        states = self.state[rows]
+        held = self.lease[rows][states == LEASED].astype(np.int64)
+        lost = int(np.count_nonzero(states < ACKED))
+        self.open -= lost
+        self.leased -= len(held)
+        self.behind += lost + first - end
+        self.committed = first
+        if self.next < first:
+            self.next = self._base = first
+        self._advance()
+        return held
+
+    def _drop_strays(self, below: int) -> Int64s:
+        gone = [offset for offset in self.strays if offset < below]
+        slots = np.array([self.strays.pop(offset) for offset in gone], dtype=np.int64)
+        self._free_strays += slots.tolist()
+        held = self.lease.take(slots)[self.state.take(slots) == LEASED].astype(np.int64)
+        self.leased -= len(held)
+        self.behind += len(gone)
+        return held
+
+    def _end_strays(self, offsets: Int64s, undo: Undo) -> int:
+        ended = {
+            offset: self.strays.pop(offset) for offset in offsets.tolist() if offset in self.strays
+        }
+        self._free_strays += ended.values()
+
+        def take_back() -> None:
+            del self._free_strays[len(self._free_strays) - len(ended) :]
+            self.strays.update(ended)
+
+        if ended:
+            undo.note(take_back)
+        return len(ended)
+
+    def _note(self, slots: Slots, undo: Undo) -> None:
+        before = [getattr(self, name)[slots].copy() for name in _COLUMNS]
+        numbers = self.committed, self.open, self.leased
+
+        def take_back() -> None:
+            self.committed, self.open, self.leased = numbers
+            for name, values in zip(_COLUMNS, before, strict=True):
+                getattr(self, name)[slots] = values
+
+        undo.note(take_back)
+
+    def _advance(self) -> None:
+        """Moves `committed` to the first row that is not finished."""
+        if not self.open:
+            self.committed = self.next
+            return
+        shift = self._room - self._base
+        begin, end, rows = self.committed + shift, self.next + shift, _SCANNED_ROWS
+        while begin < end:
+            unfinished = self.state[begin : min(begin + rows, end)] < ACKED
+            first = int(unfinished.argmax())
+            if unfinished[first]:
+                begin += first
+                break
+            begin += len(unfinished)
+            rows *= 2
+        self.committed = begin - shift
+
+    # Columns
+
+    def _reach(self, end: int) -> None:
+        """The window ends here now; its new rows wait."""
+        assert end - self.committed <= WINDOW_ROWS, "the window is full"
+        if end - self._base + self._room > len(self.state):
+            self._lay_out(self._room, max(_ROWS_MIN, 2 * (end - self.committed)))
+        shift = self._room - self._base
+        rows = slice(self.next + shift, end + shift)
+        self.state[rows] = WAITING
+        self.attempts[rows] = 0
+        self.lease[rows] = 0
+        self.open += end - self.next
+        self.next = end
+
+    def _lay_out(self, strays: int, rows: int) -> None:
+        """New columns with room for so many strays and rows; the window begins at its base."""
+        shift = self._room - self._base
+        window = slice(self.committed + shift, self.next + shift)
+        live = self.next - self.committed
+        for name, kind in _COLUMNS.items():
+            old, new = getattr(self, name), np.zeros(strays + max(rows, live), dtype=kind)
+            new[: self._room] = old[: self._room]
+            new[strays : strays + live] = old[window]
+            setattr(self, name, new)
+        self._room, self._base = strays, self.committed
+
+    # Checkpoints
+
+    def capture(self) -> tuple[list[int], dict[str, NDArray[Any]]]:
+        """Plain numbers, and copies of columns. Leases are the lease table's to keep."""
+        shift = self._room - self._base
+        window = slice(self.committed + shift, self.next + shift)
+        due_us, again = self.again.pairs()
+        slots = np.array(list(self.strays.values()), dtype=np.int64)
+        columns: dict[str, NDArray[Any]] = {
+            "state": self.state[window].copy(),
+            "attempts": self.attempts[window].copy(),
+            "again": again,
+            "due": due_us,
+            "stray": np.array(list(self.strays), dtype=np.int64),
+            "stray_state": self.state.take(slots),
+            "stray_attempts": self.attempts.take(slots),
+        }
+        columns |= {f"dead_{name}": values for name, values in self.dead.columns().items()}
+        return [self.committed, self.next, self.behind, self.dead.forgotten], columns
+
+    def restore(self, numbers: list[int], columns: dict[str, NDArray[Any]]) -> None:
+        """Back from `capture`, into a new one; `hold` follows for each lease."""
+        committed, end, behind, forgotten = numbers
+        self.committed = self.next = self._base = committed
+        strays = columns["stray"]
+        if len(strays):
+            self.revive(strays, np.zeros(len(strays), dtype=np.int64))
+            slots = np.array(list(self.strays.values()), dtype=np.int64)
+            self.state[slots] = columns["stray_state"]
+            self.attempts[slots] = columns["stray_attempts"]
+            self.again = Ready()
+        if end > committed:
+            self._reach(end)
+            shift = self._room - self._base
+            window = slice(committed + shift, end + shift)
+            self.state[window] = columns["state"]
+            self.attempts[window] = columns["attempts"]
+        self.open = int(np.count_nonzero(columns["state"] < ACKED))
+        leased = [columns["state"] == LEASED, columns["stray_state"] == LEASED]
+        self.leased = sum(int(np.count_nonzero(mask)) for mask in leased)
+        self.again.push(*sort_pairs(columns["due"], columns["again"]))
+        self.dead.fill({name[5:]: values for name, values in columns.items() if name[:5] == "dead_"})
+        self.behind, self.dead.forgotten = behind, forgotten
+        if self.order is not None:
+            self.order = Order(committed)
+
+
+class Group:
+    """A group of a log: its name, its number in the topic, and its place in each partition."""
+
+    __slots__ = ("name", "number", "ordered", "partitions")
+
+    def __init__(self, name: str, number: int, ordered: bool, offsets: list[int]) -> None:
+        self.name, self.number, self.ordered = name, number, ordered
+        self.partitions = [GroupPartition(offset, ordered) for offset in offsets]
+
+    def place(self, partition: int) -> int:
+        """What the lease table has for one of its partitions."""
+        return self.number << GROUP_SHIFT | partition
+
+
+class Groups:
+    """The groups of one log, by name and by number."""
+
+    __slots__ = ("by_name", "by_number")
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Group] = {}
+        self.by_number: dict[int, Group] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def add(self, group: Group) -> None:
+        """One more."""
+        self.by_name[group.name] = self.by_number[group.number] = group
+
+    def remove(self, number: int) -> Group:
+        """One fewer."""
+        group = self.by_number.pop(number)
+        del self.by_name[group.name]
+        return group
+
+    def free_number(self) -> int:
+        """The lowest number that no group has: subscribers come and go, numbers stay low."""
+        number = 1
+        while number in self.by_number:
+            number += 1
+        return number
+
+
+def is_range(offsets: Int64s) -> bool:
+    """Whether offsets count up by one."""
+    count = len(offsets)
+    return count == 1 or (
+        int(offsets[-1]) - int(offsets[0]) == count - 1 and every(offsets[1:] - offsets[:-1] == 1)
+    )

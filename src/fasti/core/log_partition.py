@@ -1,0 +1,367 @@
+"""One partition of a log: which rows it has, where they lie, and in which segments.
+
+Offsets count from 0 and have no holes: rows come in *pieces*, each of them side by side in one
+journal frame or, once a checkpoint has moved them, in one log block. A piece costs four numbers,
+however many rows it has; where a frame's rows went to several partitions, their places in the
+frame are kept too (two bytes a row, until the checkpoint).
+
+A *segment* is a range of offsets, for retention: the last one takes what is appended until it is
+large or old enough, and the oldest ones go as a whole. When a segment is rolled is worked out from
+the event's own time and the topic's settings, so a replay rolls alike. Nothing here reads a clock.
+
+The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.location import ROW_BITS, in_block, in_frame, is_in_run
+from fasti.core.log_commands import LogPiece
+from fasti.core.reductions import every
+from fasti.model import SECOND_US, TopicSettings
+
+Int64s = NDArray[np.int64]
+UInt16s = NDArray[np.uint16]
+# (first offset, rows, block number, time of the first row, time of the last row)
+WrittenBlock = tuple[int, int, int, int, int]
+
+PIECES_MAX = 1024
+_COLUMNS = ("first", "location", "from_us", "to_us")
+_SEGMENT_COLUMNS = ("base", "size_bytes", "from_us", "to_us")
+_SEGMENTS_PER_AGE = 8
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows from `base` to the next segment's, and when the first and the last of them came."""
+
+    base: int
+    size_bytes: int
+    from_us: int
+    to_us: int
+
+
+class LogPartition:
+    """Rows from `earliest` up to, not including, `next_offset`."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.earliest = 0
+        self.next_offset = 0
+        self.size_bytes = 0
+        self.segments: deque[Segment] = deque()
+        # What is not trimmed of the columns is [begin, end).
+        self._columns = {name: np.zeros(16, dtype=np.int64) for name in _COLUMNS}
+        self._begin = self._end = 0
+        # By first offset, for pieces whose rows are not a range of their frame.
+        self._scattered: dict[int, UInt16s] = {}
+
+    def __len__(self) -> int:
+        return self.next_offset - self.earliest
+
+    # Appending
+
+    def append(
+        self, frame: int, rows: Int64s, at_us: int, size_bytes: int, settings: TopicSettings
+    ) -> None:
+        """Rows of a frame are the next offsets."""
+        if not is_range(rows):
+            self._scattered[self.next_offset] = rows.astype(np.uint16)
+        self._grow_segment(at_us, size_bytes, settings)
+        self._add_piece(self.next_offset, int(in_frame(frame, int(rows[0]))), at_us, at_us)
+        self.next_offset += len(rows)
+
+    def _grow_segment(self, at_us: int, size_bytes: int, settings: TopicSettings) -> None:
+        last = self.segments[-1] if self.segments else None
+        if last is None or _is_full(last, at_us, settings):
+            last = Segment(self.next_offset, 0, at_us, at_us)
+            self.segments.append(last)
+        last.size_bytes += size_bytes
+        last.to_us = at_us
+        self.size_bytes += size_bytes
+
+    def mark(self) -> tuple[int, int, int, Segment | None]:
+        """What `restore_mark` needs to take the next append back."""
+        last = self.segments[-1] if self.segments else None
+        kept = None
+        if last is not None:
+            kept = Segment(last.base, last.size_bytes, last.from_us, last.to_us)
+        return self.next_offset, self.size_bytes, len(self.segments), kept
+
+    def restore_mark(self, mark: tuple[int, int, int, Segment | None]) -> None:
+        """The append after `mark` never was."""
+        next_offset, self.size_bytes, segments, last = mark
+        self._end -= 1
+        self._scattered.pop(next_offset, None)
+        self.next_offset = next_offset
+        while len(self.segments) > segments:
+            self.segments.pop()
+        if last is not None:
+            self.segments[-1] = last
+
+    # Trimming
+
+    def trim(self, first_offset: int) -> int:
+        """The log begins here now. Returns about how many bytes went."""
+        assert self.earliest <= first_offset <= self.next_offset, "a log is trimmed within itself"
+        before = self.size_bytes
+        self.earliest = first_offset
+        self._trim_pieces(first_offset)
+        while self.segments and self._segment_end(0) <= first_offset:
+            self.size_bytes -= self.segments.popleft().size_bytes
+        if self.segments and self.segments[0].base < first_offset:
+            self._cut(self.segments[0], first_offset)
+        return before - self.size_bytes
+
+    def _trim_pieces(self, first_offset: int) -> None:
+        if first_offset == self.next_offset:
+            gone = self._end
+        else:
+            gone = self._begin + self._piece_of(first_offset)
+        if self._scattered:
+            for first in self._columns["first"][self._begin : gone].tolist():
+                self._scattered.pop(first, None)
+        self._begin = gone
+        if self._begin == self._end:
+            self._begin = self._end = 0
+
+    def _cut(self, segment: Segment, first_offset: int) -> None:
+        """Of a segment that begins earlier its share goes."""
+        rows = self._segment_end(0) - segment.base
+        share = segment.size_bytes * (first_offset - segment.base) // rows
+        segment.base = first_offset
+        segment.size_bytes -= share
+        self.size_bytes -= share
+
+    def _segment_end(self, place: int) -> int:
+        following = place + 1
+        return self.segments[following].base if following < len(self.segments) else self.next_offset
+
+    def too_old(self, now_us: int, settings: TopicSettings) -> int:
+        """The offset that the log is to begin with, by age."""
+        first = self.earliest
+        for place, segment in enumerate(self.segments):
+            if segment.to_us + settings.segment_age_us > now_us:
+                break
+            first = self._segment_end(place)
+        return first
+
+    def too_large(self, settings: TopicSettings) -> int:
+        """The offset that the log is to begin with, by bytes; the last segment always stays."""
+        left = self.size_bytes
+        first = self.earliest
+        for place in range(len(self.segments) - 1):
+            if left <= settings.retained_bytes:
+                break
+            left -= self.segments[place].size_bytes
+            first = self._segment_end(place)
+        return first
+
+    def next_age_us(self, settings: TopicSettings) -> int | None:
+        """When the oldest segment is too old, as far as can be told now."""
+        if not self.segments or not settings.segment_age_us:
+            return None
+        return self.segments[0].to_us + settings.segment_age_us
+
+    # Where rows lie
+
+    def locate(self, offset: int, count: int) -> list[LogPiece]:
+        """Pieces, in order, that hold up to `count` rows from an offset on (1,024 of them)."""
+        end = min(offset + count, self.next_offset)
+        if not self.earliest <= offset < end:
+            return []
+        place = self._piece_of(offset)
+        firsts = self._view("first")[place : place + PIECES_MAX + 1].tolist()
+        ends = [*firsts[1:], self.next_offset][:PIECES_MAX]
+        locations = self._view("location")[place : place + PIECES_MAX].tolist()
+        times = self._view("from_us")[place : place + PIECES_MAX].tolist()
+        pieces = []
+        for first, location, at_us, piece_end in zip(
+            firsts[:PIECES_MAX], locations, times, ends, strict=True
+        ):
+            if first >= end:
+                break
+            rows = self._scattered.get(first)
+            pieces.append(_clipped(first, location, at_us, rows, offset, min(piece_end, end)))
+        return pieces
+
+    def locations_of(self, offsets: Int64s) -> Int64s:
+        """Where the payload of each of these rows lies; all of them must be there."""
+        places, firsts = self._pieces_of(offsets)
+        found: Int64s = self._view("location").take(places) + (offsets - firsts)
+        if self._scattered:
+            for first in np.unique(firsts).tolist():
+                rows = self._scattered.get(first)
+                if rows is not None:
+                    mine = np.flatnonzero(firsts == first)
+                    frame = self._view("location")[places[mine[0]]] >> ROW_BITS << ROW_BITS
+                    found[mine] = frame | rows.take(offsets[mine] - first)
+        return found
+
+    def times_of(self, offsets: Int64s) -> Int64s:
+        """When each row was appended; for rows in a block, when the block's first one was."""
+        return self._view("from_us").take(self._pieces_of(offsets)[0])
+
+    def find_time(self, time_us: int) -> LogPiece | None:
+        """The piece with the first row that came at the time or later; None if there is none."""
+        place = int(np.searchsorted(self._view("to_us"), time_us))
+        if place == self._end - self._begin:
+            return None
+        first = max(int(self._view("first")[place]), self.earliest)
+        return self.locate(first, self._piece_end(place) - first)[0]
+
+    def _view(self, name: str) -> Int64s:
+        return self._columns[name][self._begin : self._end]
+
+    def _piece_of(self, offset: int) -> int:
+        return int(np.searchsorted(self._view("first"), offset, side="right")) - 1
+
+    def _piece_end(self, place: int) -> int:
+        firsts = self._view("first")
+        return int(firsts[place + 1]) if place + 1 < len(firsts) else self.next_offset
+
+    def _pieces_of(self, offsets: Int64s) -> tuple[NDArray[np.intp], Int64s]:
+        firsts = self._view("first")
+        places = np.searchsorted(firsts, offsets, side="right") - 1
+        return places, firsts.take(places)
+
+    def _add_piece(self, *values: int) -> None:
+        if self._end == len(self._columns["first"]):
+            self._make_room()
+        for name, value in zip(_COLUMNS, values, strict=True):
+            self._columns[name][self._end] = value
+        self._end += 1
+
+    def _make_room(self) -> None:
+        """Twice what is in use; what was trimmed makes room too."""
+        used = self._end - self._begin
+        for name in _COLUMNS:
+            grown = np.zeros(max(16, 2 * used), dtype=np.int64)
+            grown[:used] = self._view(name)
+            self._columns[name] = grown
+        self._begin, self._end = 0, used
+
+    # Checkpoints
+
+    def tail(self) -> LogTail | None:
+        """What lies in frames still, the last rows of all; None if there is nothing."""
+        in_blocks = int(np.count_nonzero(is_in_run(self._view("location"))))
+        if in_blocks == self._end - self._begin:
+            return None
+        return LogTail(
+            self.earliest,
+            self.next_offset,
+            self._view("first")[in_blocks:].copy(),
+            self._view("location")[in_blocks:].copy(),
+            self._view("from_us")[in_blocks:].copy(),
+            dict(self._scattered),
+        )
+
+    def install(self, from_offset: int, upto_offset: int, blocks: list[WrittenBlock]) -> None:
+        """A checkpoint has rows in blocks now, the last but some that came since."""
+        firsts = self._view("first")
+        begin = 0
+        if from_offset > self.earliest:
+            begin = int(np.searchsorted(firsts, from_offset))
+        end = int(np.searchsorted(firsts, upto_offset))
+        for first in firsts[begin:end].tolist():
+            self._scattered.pop(first, None)
+        alive = [block for block in blocks if block[0] + block[1] > self.earliest]
+        written = dict(zip(_COLUMNS, _columns_of(alive), strict=True))
+        for name in _COLUMNS:
+            old = self._view(name)
+            self._columns[name] = np.concatenate([old[:begin], written[name], old[end:]])
+        self._begin, self._end = 0, len(self._columns["first"])
+
+    def capture(self) -> dict[str, Any]:
+        """Plain values: all but where rows lie."""
+        segments = [
+            [getattr(segment, name) for name in _SEGMENT_COLUMNS] for segment in self.segments
+        ]
+        return {"earliest": self.earliest, "next": self.next_offset, "segments": segments}
+
+    def restore(self, described: dict[str, Any]) -> None:
+        """Back from `capture`; `restore_blocks` follows."""
+        self.earliest, self.next_offset = described["earliest"], described["next"]
+        self.segments = deque(Segment(*values) for values in described["segments"])
+        self.size_bytes = sum(segment.size_bytes for segment in self.segments)
+
+    def restore_blocks(self, blocks: list[WrittenBlock]) -> None:
+        """Where all rows lie, after a start. Raises AssertionError if some have no place."""
+        reached = blocks[0][0] if blocks else self.earliest
+        assert reached <= self.earliest, f"rows {self.earliest} to {reached - 1} are in no block"
+        for first, rows, *_ in blocks:
+            assert first == reached, f"blocks end at {reached}, and go on at {first}"
+            reached += rows
+        assert reached == self.next_offset, f"blocks end at {reached}, not {self.next_offset}"
+        self.install(self.earliest, self.next_offset, blocks)
+
+
+@dataclass(slots=True)
+class LogTail:
+    """Rows that a checkpoint is to write: a copy that nobody changes. Any thread."""
+
+    earliest: int
+    next_offset: int
+    firsts: Int64s
+    locations: Int64s
+    times_us: Int64s
+    scattered: dict[int, UInt16s]
+
+    @property
+    def first_offset(self) -> int:
+        """The first row that is to be written."""
+        return max(self.earliest, int(self.firsts[0]))
+
+    def pieces(self) -> Iterator[LogPiece]:
+        """In order, without what was trimmed."""
+        ends = np.append(self.firsts[1:], self.next_offset)
+        columns = (self.firsts, self.locations, self.times_us, ends)
+        for begin in range(0, len(self.firsts), PIECES_MAX):
+            part = [column[begin : begin + PIECES_MAX].tolist() for column in columns]
+            for first, location, at_us, end in zip(*part, strict=True):
+                rows = self.scattered.get(first)
+                yield _clipped(first, location, at_us, rows, self.earliest, end)
+
+
+def _clipped(
+    first: int, location: int, at_us: int, rows: UInt16s | None, offset: int, end: int
+) -> LogPiece:
+    """Of a piece, the rows from an offset up to, not including, another."""
+    begin = max(first, offset)
+    if rows is None:
+        return LogPiece(begin, end - begin, location + begin - first, at_us)
+    rows = rows[begin - first : end - first]
+    frame = location >> ROW_BITS << ROW_BITS
+    return LogPiece(begin, end - begin, frame | int(rows[0]), at_us, rows)
+
+
+def _is_full(segment: Segment, at_us: int, settings: TopicSettings) -> bool:
+    limit = settings.segment_bytes
+    if settings.retained_bytes:
+        limit = min(limit, max(1, settings.retained_bytes // _SEGMENTS_PER_AGE))
+    if segment.size_bytes >= limit:
+        return True
+    if not settings.segment_age_us:
+        return False
+    return at_us - segment.from_us >= max(settings.segment_age_us // _SEGMENTS_PER_AGE, SECOND_US)
+
+
+def is_range(rows: Int64s) -> bool:
+    """Whether rows count up by one."""
+    count = len(rows)
+    return count == 1 or (
+        int(rows[-1]) - int(rows[0]) == count - 1 and every(rows[1:] - rows[:-1] == 1)
+    )
+
+
+def _columns_of(blocks: list[WrittenBlock]) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    numbers = np.array(blocks, dtype=np.int64).reshape(len(blocks), 5)
+    return numbers[:, 0], in_block(0, numbers[:, 2] << ROW_BITS), numbers[:, 3], numbers[:, 4]

@@ -1,0 +1,56 @@
+"""Rows of a log as they are read: from frames still in the journal, or from log blocks.
+
+Rows that lie side by side are a slice of what was stored: nothing is copied. `created_us` is when
+a row was appended, always: a frame says it for all of its rows, a block for each.
+
+Any thread. A piece is good until a checkpoint has moved its rows, or retention dropped them: then
+`Gone` or `NotFound` is raised, and whoever reads asks the engine (`ReadLog`) again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.core.location import ROW_BITS, ROWS_MAX
+from fasti.core.log_commands import LogPiece
+from fasti.storage.payloads import Payloads
+from fasti.storage.runs import PAYLOAD_SCHEMA
+
+Int64s = NDArray[np.int64]
+
+
+def read_piece(payloads: Payloads, piece: LogPiece) -> pa.RecordBatch:
+    """The rows of a piece, with every column of PAYLOAD_SCHEMA."""
+    batch, at_us = payloads.batch_at(piece.location)
+    begin = piece.location & (ROWS_MAX - 1)
+    columns = []
+    for field in PAYLOAD_SCHEMA:
+        if field.name == "created_us" and at_us:
+            columns.append(pa.array(np.full(piece.count, at_us)))
+        elif field.name not in batch.schema.names:
+            columns.append(pa.nulls(piece.count, field.type))
+        elif piece.rows is None:
+            columns.append(batch.column(field.name).slice(begin, piece.count))
+        else:
+            columns.append(batch.column(field.name).take(pa.array(piece.rows)))
+    return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
+
+
+def locations(piece: LogPiece) -> Int64s:
+    """Where each row of a piece lies."""
+    if piece.rows is None:
+        return np.arange(piece.location, piece.location + piece.count, dtype=np.int64)
+    return piece.location >> ROW_BITS << ROW_BITS | piece.rows.astype(np.int64)
+
+
+def offset_at(payloads: Payloads, piece: LogPiece, time_us: int) -> int:
+    """Of a piece (the answer to `FindOffset`), the first row at the time or later."""
+    batch, at_us = payloads.batch_at(piece.location)
+    if at_us:
+        return piece.first_offset
+    begin = piece.location & (ROWS_MAX - 1)
+    times = batch.column("created_us").to_numpy(zero_copy_only=False)
+    times = times[begin : begin + piece.count]
+    return piece.first_offset + int(np.searchsorted(times, time_us))
