@@ -132,7 +132,9 @@ class KvKind(Kind):
         found = _Reading(work, len(command.keys))
         partitions = cast("list[KvPartition]", topic.partitions)
         if len(partitions) == 1:
-            found.add(partitions[0], slice(None), partitions[0].find(command.keys.hashes, work.now_us))
+            found.add(
+                partitions[0], slice(None), partitions[0].find(command.keys.hashes, work.now_us)
+            )
             return found.reply
         numbers = command.keys.partitions(len(partitions))
         for number in np.unique(numbers).tolist():

@@ -14,17 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
 from fasti.core.hashing import UInt64s
 from fasti.core.judging import blank
+from fasti.core.keys import Rows as Contents
 from fasti.core.kv_commands import ANY_VERSION, KvDelete, KvPut
 from fasti.core.kv_events import KvProduced, Removed
 from fasti.core.kv_partition import Found, KvPartition
-from fasti.core.produce import check_room, first_of_keys
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
 from fasti.core.work import Work, column
-from fasti.errors import InvalidArgument
-from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome
+from fasti.errors import InvalidArgument, Overloaded
+from fasti.model import DUE_MAX_US, SECOND_US, SEQUENCE_BITS, Outcome
 
 Int64s = NDArray[np.int64]
 Rows = NDArray[np.intp]
@@ -36,10 +37,10 @@ def put(work: Work, command: KvPut) -> Reply:
     """New values. A row whose version is not the present one says `conflict`, and which it is."""
     topic = _check(work, command)
     expires = _expiries(work, command)
-    check_room(work, topic, len(command.rows))
+    _check_room(work, topic, len(command.rows))
     reply = blank(len(command.rows))
     for part in _parts(work, topic, command, reply):
-        part.expires = expires[part.begin : part.begin + part.count]
+        part.expires = expires[part.begin : part.begin + len(part.piece)]
         for partition, rows in part.routes():
             part.put(partition, rows)
     return reply
@@ -69,6 +70,15 @@ def _check(work: Work, command: KvPut | KvDelete) -> Topic:
     return topic
 
 
+def _check_room(work: Work, topic: Topic, rows: int) -> None:
+    """Half a batch must not be refused: there is room for all of it, on any partition, or none."""
+    memory = work.state.memory
+    frames = (rows >> FRAME_BITS) + 2 * len(topic.partitions) + FRAMES_SPARE
+    left_bytes = memory.budget_bytes - memory.used_bytes
+    if frames > min(memory.arena.frames_left, left_bytes // FRAME_BYTES):
+        raise Overloaded("the memory budget for entries is spent", retry_after_us=SECOND_US)
+
+
 def _expiries(work: Work, command: KvPut) -> Int64s:
     """When each row expires: DUE_MAX_US for never."""
     count, when, now_us = len(command.rows), command.expires, work.now_us
@@ -96,7 +106,7 @@ def _parts(work: Work, topic: Topic, command: KvPut | KvDelete, reply: Reply) ->
             versions = None
     parts, begin = [], 0
     for piece in command.rows.split():
-        parts.append(_Part(work, topic, command, begin, len(piece), versions, reply))
+        parts.append(_Part(work, topic, command, piece, begin, versions, reply))
         begin += len(piece)
     return parts
 
@@ -108,8 +118,8 @@ class _Part:
     work: Work
     topic: Topic
     command: KvPut | KvDelete
+    piece: Contents
     begin: int
-    count: int
     # None: nobody cares.
     versions: Int64s | None
     reply: Reply
@@ -117,14 +127,13 @@ class _Part:
 
     def routes(self) -> list[tuple[KvPartition, Rows]]:
         """Brings the frame; which rows go to which partition."""
-        pieces = self.command.rows.split()
-        self.work.bring(pieces[self.begin // max(1, len(pieces[0]))])
-        rows = np.arange(self.count)
+        self.work.bring(self.piece)
+        rows = np.arange(len(self.piece))
         partitions = cast("list[KvPartition]", self.topic.partitions)
         if len(partitions) == 1:
             return [(partitions[0], rows)]
         numbers = self.command.keys.partitions(len(partitions))
-        mine = numbers[self.begin : self.begin + self.count]
+        mine = numbers[self.begin : self.begin + len(self.piece)]
         return [(partitions[n], rows[mine == n]) for n in np.unique(mine).tolist()]
 
     def _hashes(self, rows: Rows) -> UInt64s:
@@ -134,7 +143,12 @@ class _Part:
         return None if self.versions is None else self.versions[self.begin + rows]
 
     def _tell(
-        self, partition: KvPartition, rows: Rows, status: Outcome, sequences: Int64s, versions: Int64s
+        self,
+        partition: KvPartition,
+        rows: Rows,
+        status: Outcome,
+        sequences: Int64s,
+        versions: Int64s,
     ) -> None:
         places = self.begin + rows
         self.reply.status[places] = status
@@ -146,8 +160,7 @@ class _Part:
 
     def put(self, partition: KvPartition, rows: Rows) -> None:
         """Decides rows of one partition."""
-        hashes = self.command.keys.hashes[self.begin : self.begin + self.count]
-        first, later = first_of_keys(hashes, rows)
+        first, later = _first_of_keys(self._hashes(rows), rows)
         self._put_once(partition, first)
         if len(later):
             if self.versions is None:
@@ -269,9 +282,7 @@ class _Part:
             self._tell(partition, rest[at], outcome, found.sequences[at], versions[at])
         if last:
             at = np.array(list(last.values()))
-            self._replace(
-                partition, rest[at], found.sequences[at], found.slots[at], versions[at]
-            )
+            self._replace(partition, rest[at], found.sequences[at], found.slots[at], versions[at])
 
     def _create_missing(self, partition: KvPartition, rows: Rows) -> Rows:
         """Of keys that still have no entry, the first row that makes one does; returns the rest."""
@@ -350,3 +361,14 @@ class _Part:
                 rows.astype(np.int64),
             )
         )
+
+
+def _first_of_keys(hashes: UInt64s, rows: Rows) -> tuple[Rows, Rows]:
+    """Rows that bring a key for the first time in this batch, and the others."""
+    ordered = np.sort(hashes[:, 0])
+    if not (ordered[1:] == ordered[:-1]).any():
+        return rows, rows[:0]
+    _, index = np.unique(hashes, axis=0, return_index=True)
+    first = np.zeros(len(rows), dtype=np.bool_)
+    first[index] = True
+    return rows[first], rows[~first]

@@ -1,14 +1,16 @@
-"""What can be asked of key-value topics."""
+"""What can be asked of key-value topics, and what they ask of storage."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.commands import When
 from fasti.core.keys import Keys, Rows
+from fasti.core.replies import Asked
+from fasti.errors import FastiError
 
 Int64s = NDArray[np.int64]
 ANY_VERSION = -1
@@ -38,7 +40,7 @@ class KvDelete:
 
 @dataclass(slots=True)
 class KvGet:
-    """Messages: status, version, due (expiry) and location of each key."""
+    """Entries by key: `KvFound`."""
 
     topic: str
     keys: Keys
@@ -53,10 +55,47 @@ class KvRows:
 
 
 @dataclass(slots=True)
+class KvDescribe:
+    """How many entries there are, and the position as of which that holds."""
+
+    topic: str
+
+
+@dataclass(slots=True)
+class KvFound:
+    """Where `status` is ok: version, expiry (DUE_MAX_US: never) and place of the value."""
+
+    status: NDArray[np.uint8]
+    ids: Int64s
+    versions: Int64s
+    expires_us: Int64s
+    locations: Int64s
+    # The last frame that had happened: whoever watches from there misses nothing.
+    position: int
+    error: FastiError | None = None
+
+
+@dataclass(slots=True)
 class KvExpire:
     """Storage answers LoadRemoved. Without rows reading failed: they are asked for again."""
 
-    topic: str
-    ids: Int64s
-    versions: Int64s
-    rows: Rows | None = field(default=None)
+    topic: int
+    partition: int
+    sequences: Int64s
+    versions: NDArray[np.uint32]
+    rows: Rows | None = None
+
+
+@dataclass(slots=True)
+class LoadRemoved(Asked):
+    """Please read the keys of entries that have expired: they are to be removed."""
+
+    topic: int
+    partition: int
+    sequences: Int64s
+    versions: NDArray[np.uint32]
+    locations: Int64s
+
+    def failed(self) -> KvExpire:
+        """They could not be read."""
+        return KvExpire(self.topic, self.partition, self.sequences, self.versions)

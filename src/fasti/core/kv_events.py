@@ -1,11 +1,11 @@
-"""What happens in key-value topics beside `Produced` (new entries) and `Replaced` (new values)."""
+"""What happens in key-value topics beside `Replaced`, which brings new values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasti.core.events import Event, Int64s
+from fasti.core.events import Event, Int64s, Produced
 
 
 @dataclass(slots=True)
@@ -18,3 +18,11 @@ class Removed(Event):
     expired: int
     sequence: Int64s
     row: Int64s
+
+
+@dataclass(slots=True)
+class KvProduced(Produced):
+    """New entries. All of them begin with the same version, above all that were removed."""
+
+    code: ClassVar[int] = 81
+    version: int = 1
