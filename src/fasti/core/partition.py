@@ -260,8 +260,12 @@ class Partition:
         """Everything that runs hold is in memory now up to this moment."""
         if until_us > self.loaded_until_us:
             # What was in memory before, but beyond, may go out now.
-            self._memory.note_due(self.topic, self.loaded_until_us)
+            self.note_due(self.loaded_until_us)
             self.loaded_until_us = until_us
+
+    def note_due(self, due_us: int) -> None:
+        """From this moment on there may be something to hand out that was not there before."""
+        self._memory.note_due(self.topic, due_us)
 
     def ready_count(self, now_us: int) -> int:
         """How many scheduled messages are due. The caller has advanced to `now_us`."""
@@ -357,7 +361,7 @@ class Partition:
         if not len(due):
             return
         cursor_us, first_us = self.calendar.cursor_us, lowest(due)
-        self._memory.note_due(self.topic, first_us)
+        self.note_due(first_us)
         if first_us >= cursor_us:
             self.calendar.insert(sequences, due)
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fasti.core import events as ev
 from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic
+from fasti.core.fanout import KINDS as BOUND_KINDS
+from fasti.core.fanout import drop_target, is_target
 from fasti.core.replies import Done
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
@@ -11,7 +13,7 @@ from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSetting
 
 _FIXED = ("kind", "partitions", "age_step_us")
 # Those that can be made.
-KINDS_READY = {"timeline"}
+KINDS_READY = {"timeline", "log", "kv"}
 
 
 def create_topic(work: Work, command: CreateTopic) -> Done:
@@ -45,6 +47,8 @@ def change_topic(work: Work, command: ChangeTopic) -> Done:
     for name in _FIXED:
         if name in differences:
             raise InvalidArgument(f"a topic's {name} can't change", field=name)
+    if "relay" in differences and command.settings.relay and is_target(work, topic):
+        raise InvalidArgument("other topics are bound to it: it can't be a relay", field="relay")
     if differences:
         work.emit(ev.TopicChanged(work.now_us, topic.number, command.settings.to_dict()))
     return Done(topic.number)
@@ -54,6 +58,7 @@ def delete_topic(work: Work, command: DeleteTopic) -> Done:
     """Removes a topic with all that it holds."""
     topic = work.topic(command.name)
     work.emit(ev.TopicDeleted(work.now_us, topic.number))
+    drop_target(work, topic)
     return Done(topic.number)
 
 
@@ -86,7 +91,24 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
         (settings.segment_age_us >= 0, "segment_age_us", None, "an age can't be negative"),
         (settings.segment_bytes >= 4096, "segment_bytes", None, "at least 4096 bytes"),
         (settings.retained_bytes >= 0, "retained_bytes", None, "a size can't be negative"),
-        (settings.idle_age_us >= 0, "idle_age_us", None, "an age can't be negative"),
+        (
+            0 <= settings.idle_age_us <= DUE_MAX_US >> 1,
+            "idle_age_us",
+            DUE_MAX_US >> 1,
+            "an age can't be negative, nor for ever: 0 is never",
+        ),
+        (
+            not settings.idle_age_us or settings.kind in ("timeline", "priority"),
+            "idle_age_us",
+            None,
+            "only timelines and priority topics have an idle age",
+        ),
+        (
+            not settings.relay or settings.kind in BOUND_KINDS,
+            "relay",
+            None,
+            f"only topics of the kinds {', '.join(BOUND_KINDS)} can be relays",
+        ),
         (retry.base_us >= 0 and retry.limit_us >= 0, "retry", None, "delays can't be negative"),
         (
             max(retry.base_us, retry.limit_us) <= DUE_MAX_US,

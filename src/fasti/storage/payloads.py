@@ -92,10 +92,16 @@ class Payloads:
                     return
                 self._kept_bytes -= self._kept.pop(oldest).batch.nbytes
 
-    def gather(self, locations: Int64s, bytes_max: int | None = None) -> pa.RecordBatch:
+    def gather(
+        self,
+        locations: Int64s,
+        bytes_max: int | None = None,
+        names: tuple[str, ...] | None = None,
+    ) -> pa.RecordBatch:
         """The payload rows at these places, in this order, with every column of the schema.
 
         With `bytes_max`, from the first on only as many as have about so many bytes; at least one.
+        With `names`, these columns alone.
         """
         found = self._find(locations)
         if bytes_max is not None:
@@ -103,11 +109,12 @@ class Payloads:
             if count < len(locations):
                 found = self._find(locations[:count])
         order, rows, places = found
+        schema = PAYLOAD_SCHEMA if names is None else _schema_of(names)
         if len(places) == 1 and _consecutive(rows):
-            columns = _sliced(places[0], int(rows[0]))
+            columns = _sliced(places[0], int(rows[0]), schema)
         else:
-            columns = [_joined(field, places, rows, order) for field in PAYLOAD_SCHEMA]
-        return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
+            columns = [_joined(field, places, rows, order) for field in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def batch_at(self, location: int) -> tuple[pa.RecordBatch, int]:
         """The whole frame or block that a location lies in, with the columns that it has, and when
@@ -196,16 +203,21 @@ class Payloads:
         return found
 
 
+@lru_cache(maxsize=64)
+def _schema_of(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([PAYLOAD_SCHEMA.field(name) for name in names])
+
+
 def _consecutive(rows: Int64s) -> bool:
     return len(rows) == 1 or (
         int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
     )
 
 
-def _sliced(place: _Place, begin: int) -> list[pa.Array]:
+def _sliced(place: _Place, begin: int, schema: pa.Schema) -> list[pa.Array]:
     """Rows that lie behind each other, as most deliveries': nothing is copied."""
     found = []
-    for field in PAYLOAD_SCHEMA:
+    for field in schema:
         column = place.stored.columns.get(field.name)
         if column is not None:
             column = column.slice(begin, place.count)

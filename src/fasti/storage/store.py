@@ -17,9 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from fasti.config import ShardSettings
 from fasti.core.commands import RowsInstalled, RunsInstalled, SliceLoaded
 from fasti.core.engine import Engine
+from fasti.core.keys import Rows
+from fasti.core.kv_commands import KvExpire, LoadRemoved
+from fasti.core.log_commands import LogsInstalled
 from fasti.core.partition import FOREVER
 from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
@@ -32,6 +37,7 @@ from fasti.storage.file_journal import FileJournal
 from fasti.storage.files import Files
 from fasti.storage.frames import Frame, body_bytes
 from fasti.storage.journal import Journal, StoredFrame
+from fasti.storage.log_blocks import log_kind
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import delete_leftovers, recover, replay
@@ -80,6 +86,7 @@ class ShardStore:
         # Who answers what the engine asks for.
         self._answers: dict[type[Asked], Callable[[Any], Any]] = {
             LoadSlice: lambda wanted: self.load_slice(wanted),
+            LoadRemoved: lambda wanted: self._load_removed(wanted),
         }
 
     def _open_manifest(self) -> tuple[int, Manifest]:
@@ -198,12 +205,13 @@ class ShardStore:
         found = self.blocks.read_manifest()
         return 0 if found is None else found[0]
 
-    def install(self, engine: Engine, written: Written) -> list[RowsInstalled]:
+    def install(self, engine: Engine, written: Written) -> list[RowsInstalled | LogsInstalled]:
         """In the sequencer: makes the new blocks known; the inputs to step follow."""
         for block in written.new_blocks:
             if not block.delta:
                 engine.memory.marks.add_block(block.number, block.rows)
-        return written.installs
+        log_kind(engine).trimmed_bytes -= written.trimmed_bytes
+        return [*written.installs, *written.log_installs]
 
     def clean_up(self, snapshots: Collection[int] = ()) -> None:
         """After the engine has learned the new places: deletes what nobody needs any more.
@@ -235,6 +243,13 @@ class ShardStore:
     def answer(self, asked: Asked) -> Any:
         """The command that answers an effect of the engine's. From any thread."""
         return self._answers[type(asked)](asked)
+
+    def _load_removed(self, wanted: LoadRemoved) -> KvExpire:
+        """The keys of entries that have expired, without their values."""
+        keys = self.payloads.gather(wanted.locations, names=("key",)).column("key")
+        empty = pa.array([b""] * len(keys), pa.binary())
+        rows = Rows.of(empty, self.settings.limits, key=keys)
+        return KvExpire(wanted.topic, wanted.partition, wanted.sequences, wanted.versions, rows)
 
     def load_slice(self, wanted: LoadSlice) -> SliceLoaded:
         """Entries of runs that come due. From any thread."""
