@@ -19,6 +19,7 @@ import numpy as np
 
 from fasti.core import commands, fanout, leasing, produce, reads, staging
 from fasti.core import events as ev
+from fasti.core.idle import Idle
 from fasti.core.kind import Handler, Kind
 from fasti.core.kinds import KIND_CLASSES
 from fasti.core.leases import NEVER
@@ -64,10 +65,11 @@ class Engine:
         self._next_snapshot = 1
         self.turns = Turns(self.state)
         self.slices = Slices(self.state)
+        self.idle = Idle(self)
         self._decide: dict[type, Handler] = {
             commands.CreateTopic: create_topic,
             commands.ChangeTopic: change_topic,
-            commands.DeleteTopic: self._delete_topic,
+            commands.DeleteTopic: self.delete_topic,
             commands.Detach: self._detach,
             commands.Publish: staging.publish,
             commands.DropStage: staging.drop_stage,
@@ -153,6 +155,8 @@ class Engine:
         step.more |= self.turns.serve(work)
         for kind in self.kinds:
             step.more |= self._grouped(work, kind.after)
+        if self.state.mortal:
+            step.more |= self._grouped(work, self.idle.look)
         step.more |= self.slices.ask(work)
         self.tidy()
         self._plan_wake(work, step)
@@ -210,7 +214,7 @@ class Engine:
         produce.check_rows(command)
         if not command.atomic or self.memory.undo.active:
             topic = work.topic(command.topic)
-            if topic.bindings:
+            if topic.bindings or topic.settings.relay:
                 return fanout.produce(self, work, command)
             return self.produce_into(work, command)
         command.atomic = False
@@ -263,7 +267,8 @@ class Engine:
             kind.detach(command.session)
         return Done()
 
-    def _delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
+    def delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
+        """A topic goes, with all that it holds and all who wait for it."""
         topic = work.topic(command.name)
         done = delete_topic(work, command)
         self.turns.forget(topic)
@@ -359,7 +364,7 @@ class Engine:
         return bool(untidy)
 
     def _plan_wake(self, work: Work, step: Step) -> None:
-        first_us = min(self.turns.next_us(), self.slices.next_us())
+        first_us = min(self.turns.next_us(), self.slices.next_us(), self.idle.next_us())
         for kind in self.kinds:
             first_us = min(first_us, kind.next_us())
         if self.state.stages:

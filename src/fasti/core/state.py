@@ -40,6 +40,8 @@ class Topic:
         # Pairs of pattern and target, and how often they have changed.
         self.bindings: list[tuple[str, str]] = []
         self.bindings_version = 0
+        # What a relay passed on to nobody, since the start: no durable state.
+        self.unrouted = 0
         # When something last happened here, as far as events tell.
         self.active_us = 0
         kind.make(self)
@@ -55,6 +57,9 @@ class ShardState:
         self.kinds: dict[str, Kind] = {}
         self.topics: dict[int, Topic] = {}
         self.by_name: dict[str, Topic] = {}
+        # Topics that go when nobody uses them for a while; those that are new or changed.
+        self.mortal: dict[int, Topic] = {}
+        self.mortal_news: list[int] = []
         self.next_topic = 1
         self.producers = Producers()
         self.stages: dict[str, Stage] = {}
@@ -106,7 +111,15 @@ class ShardState:
         """A topic that is new, or read back."""
         topic = Topic(number, name, settings, self.kinds[settings.kind])
         self.topics[number] = self.by_name[name] = topic
+        self._note_mortal(topic)
         return topic
+
+    def _note_mortal(self, topic: Topic) -> None:
+        if topic.settings.idle_age_us:
+            self.mortal[topic.number] = topic
+            self.mortal_news.append(topic.number)
+        else:
+            self.mortal.pop(topic.number, None)
 
     def apply(
         self, event: ev.Event, frame: int, tick: int = 0, slots: Int64s | None = None
@@ -118,6 +131,11 @@ class ShardState:
         self._tick, self._found = tick, slots
         self._apply[type(event)](event, frame)
         self.last_at_us = max(self.last_at_us, event.at_us)
+        if self.mortal:
+            used = self.mortal.get(getattr(event, "topic", 0))
+            if used is not None:
+                # Not taken back with a transaction: somebody was there, whatever came of it.
+                used.active_us = event.at_us
 
     def partition(self, event: Any) -> Partition:
         """The partition that an event is about."""
@@ -136,12 +154,14 @@ class ShardState:
     def _topic_changed(self, event: ev.TopicChanged, _: int) -> None:
         topic = self.topics[event.topic]
         topic.settings = TopicSettings.from_dict(event.settings)
+        self._note_mortal(topic)
         topic.kind.changed(topic)
         # With another lookahead, more of what is there may be near.
         self.memory.note_due(event.topic, 0)
 
     def _topic_deleted(self, event: ev.TopicDeleted, _: int) -> None:
         topic = self.topics.pop(event.topic)
+        self.mortal.pop(event.topic, None)
         del self.by_name[topic.name]
         topic.kind.drop(topic)
         leases = self.memory.leases

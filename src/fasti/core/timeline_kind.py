@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fasti.core import change, commands, leasing, produce, reads
+from fasti.core.bury import Bury, bury
 from fasti.core.kind import Handler, Kind
 
 
@@ -18,6 +19,7 @@ class TimelineKind(Kind):
         commands.Move,
         commands.Cancel,
         commands.Purge,
+        Bury,
         commands.Extend,
         commands.Release,
         commands.Ack,
@@ -34,6 +36,7 @@ class TimelineKind(Kind):
             commands.Cancel: change.cancel,
             commands.Redrive: change.redrive,
             commands.Purge: change.purge,
+            Bury: bury,
             commands.Lease: self.engine.turns.lease,
             commands.Heartbeat: leasing.heartbeat,
             commands.Extend: leasing.extend,

@@ -95,6 +95,10 @@ class Turns:
             if line is not None:
                 line.leave(session)
 
+    def waits(self, topic: Topic) -> bool:
+        """Whether somebody waits for the topic's messages."""
+        return bool(self._lines.get(topic.number))
+
     def forget(self, topic: Topic) -> None:
         """The topic is deleted: nobody waits for it."""
         self._lines.pop(topic.number, None)
