@@ -43,6 +43,12 @@ MEANINGS: dict[str, dict[str, str]] = {
         "outcome_count": "How many finished messages are remembered per partition at most. Whole chunks of 65,536 are forgotten.",
         "producer_age_us": "A producer that is silent for longer is forgotten and answers `unknown_producer`.",
         "stage_age_us": "A stage that is not published after this time is dropped.",
+        "age_step_us": "Priority: a message counts one step more urgent after each such time of waiting; 0: never.",
+        "segment_age_us": "Log: rows older than this are dropped, by whole segments; 0: kept.",
+        "segment_bytes": "Log: a segment ends at this size, or after an eighth of `segment_age`.",
+        "retained_bytes": "Log: the oldest segments go when a partition holds more; 0: no bound.",
+        "relay": "A topic with bindings keeps nothing itself, it only passes on.",
+        "idle_age_us": "The topic is deleted when nobody has used it for so long; 0: never.",
     },
     "RetryPolicy": {
         "base_us": "The delay after the first failed attempt.",

@@ -27,10 +27,12 @@ LEASED = {
     "due_us": pa.int64(),
     "version": pa.int64(),
     "attempts": pa.int32(),
+    "priority": pa.int32(),
     "created_us": pa.int64(),
     "key": pa.string(),
     "headers": pa.map_(pa.string(), pa.string()),
     "content_type": pa.string(),
+    "subject": pa.string(),
     "payload": pa.binary(),
 }
 

@@ -19,7 +19,7 @@ from tests.conformance.protocol_client import (
 
 MakeTopic = Callable[..., str]
 HOUR_US = 3_600_000_000
-CONTENTS = ["created_us", "key", "headers", "content_type", "payload"]
+CONTENTS = ["created_us", "key", "headers", "content_type", "subject", "payload"]
 METADATA = [
     "id",
     "partition",

@@ -29,6 +29,7 @@ CONTENTS = {
     "created_us": pa.int64(),
     "headers": pa.map_(pa.string(), pa.string()),
     "content_type": pa.string(),
+    "subject": pa.string(),
     "payload": pa.binary(),
 }
 

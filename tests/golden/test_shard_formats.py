@@ -61,7 +61,13 @@ def frame() -> Frame:
     hashes = np.array([1, 2**63, 3], dtype=np.uint64)
     status = np.array([0, 1, 9], dtype=np.uint8)
     alike, counting = int64s(4, 4, 4), int64s(4, 5, 6)
-    settings = TopicSettings(lookahead_us=0).to_dict()
+    # As they were when format 1 was written: there are more by now.
+    names = (
+        *("kind", "partitions", "lease_us", "hold_us", "max_attempts", "retry", "lookahead_us"),
+        *("outcome_age_us", "outcome_count", "producer_age_us", "stage_age_us"),
+    )
+    known = TopicSettings(lookahead_us=0).to_dict()
+    settings = {name: known[name] for name in names}
     events = [
         ev.TopicCreated(AT_US, 1, "töpic", settings),
         ev.TopicChanged(AT_US, 1, {"lease_us": 5}),

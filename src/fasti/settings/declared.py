@@ -171,6 +171,7 @@ LIMITS: tuple[Setting, ...] = (
         "Bytes of one message's header names and values together.",
     ),
     _limit("key_max", "key_bytes_max", Size(), "Bytes of a key, as UTF-8."),
+    _limit("subject_max", "subject_bytes_max", Size(), "Bytes of a subject, as UTF-8."),
     _limit("batch_max", "batch_bytes_max", Size(), "Bytes of one batch."),
     _limit("batch_rows_max", "batch_rows_max", Count(), "Rows of one batch."),
     _limit("reason_max", "reason_bytes_max", Size(), "Bytes of the reason of a nack or reject."),
@@ -187,6 +188,11 @@ LIMITS: tuple[Setting, ...] = (
     ),
     _limit("snapshots_max", "snapshots_max", Count(), "Snapshots that may be open."),
     _limit("stages_max", "stages_max", Count(), "Stages that may be open."),
+    _limit("bindings_max", "bindings_max", Count(), "Bindings of one topic."),
+    _limit("groups_max", "groups_max", Count(), "Consumer groups of one log."),
+    _limit("schedules_max", "schedules_max", Count(), "Schedules of one topic."),
+    _limit("schedule_max", "schedule_bytes_max", Size(), "Bytes of one schedule, payload included."),
+    _limit("watchers_max", "watchers_max", Count(), "Follow-readers and watchers of the broker."),
 )
 
 SETTINGS: tuple[Setting, ...] = (*BROKER, *SHARD, *LIMITS)

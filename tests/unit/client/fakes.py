@@ -121,6 +121,8 @@ class FakeStream:
             "due_us": np.array(due_us),
             "version": np.ones(count, dtype=np.int64),
             "attempts": np.full(count, attempts, dtype=np.int32),
+            "priority": np.zeros(count, dtype=np.int32),
+            "subject": pa.nulls(count, pa.string()),
             "created_us": np.zeros(count, dtype=np.int64),
             "key": pa.nulls(count, pa.string()),
             "headers": pa.nulls(count, LEASED.field("headers").type),
