@@ -30,17 +30,17 @@ def sort_pairs(due: Int64s, sequence: Int64s, of_runs: bool = False) -> tuple[In
         return (packed >> sequence_bits) + due_low, (
             packed & ((1 << sequence_bits) - 1)
         ) + sequence_low
+    # Too wide for one number. Rows that are due together nearly always stand by sequence already.
     order = np.argsort(due, kind="stable")
-    if _out_of_order(due[order], sequence[order]):
+    ordered, its = due[order], sequence[order]
+    ties = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if not len(ties):
+        return ordered, its
+    if (its[ties + 1] < its[ties]).any():
         order = np.lexsort((sequence, due))
-    due, sequence = due[order], sequence[order]
-    first = _first_of_equals(due) | _first_of_equals(sequence)
-    return due[first], sequence[first]
-
-
-def _out_of_order(due: Int64s, sequence: Int64s) -> bool:
-    """Whether rows that are due together don't stand by sequence, as they mostly do."""
-    return bool(((due[1:] == due[:-1]) & (sequence[1:] < sequence[:-1])).any())
+        ordered, its = due[order], sequence[order]
+    first = _first_of_equals(ordered) | _first_of_equals(its)
+    return ordered[first], its[first]
 
 
 def _first_of_equals(values: Int64s) -> NDArray[np.bool_]:

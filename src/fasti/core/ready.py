@@ -69,8 +69,9 @@ class Ready:
             self._line.append(run)
             return
         self._late.append(run)
-        if len(self._late) > _LATE_RUNS:
-            self._merge_late()
+        short = [run for run in self._late if len(run) <= _MERGED_ROWS_MAX // 2]
+        if len(short) > _LATE_RUNS:
+            self._merge_late(sorted(short, key=len))
 
     def take(self, count: int, limit_us: int) -> tuple[Int64s, Int64s]:
         """Removes and returns up to `count` first entries that are due by the limit."""
@@ -109,6 +110,13 @@ class Ready:
             found.append(run.sequence[max(begin, run.position) :])
         return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
+    def pairs(self) -> tuple[Int64s, Int64s]:
+        """Copies of all entries, in no particular order: (due, sequence)."""
+        parts = [run.peek(len(run)) for run in [*self._line, *self._late]]
+        if not parts:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        return np.concatenate([due for due, _ in parts]), np.concatenate([s for _, s in parts])
+
     def drain(self) -> Int64s:
         """Removes everything and returns the sequences: stale entries are being swept out."""
         runs = [*self._line, *self._late]
@@ -126,16 +134,18 @@ class Ready:
         """The runs that may hold some of the next `count`, and how many each."""
         late = [run for run in self._late if run.due[run.position] <= limit_us]
         if late and self._line:
-            # Runs side by side hold about as many each: a nearer limit often has enough of them,
-            # and keeps the merge from sorting several times what is asked for.
-            first = self._line[0]
-            wanted = count * 5 // (4 * (len(late) + 1)) + 16
-            while wanted < min(count, len(first)):
-                near_us = min(limit_us, int(first.due[first.position + wanted - 1]))
-                heads = self._heads_until(count, near_us, late)
+            # A nearer limit mostly has enough of them, and keeps the merge from sorting several
+            # times what is asked for: runs side by side hold about as many as they are long.
+            runs = [self._line[0], *late]
+            longest = max(runs, key=len)
+            share = len(longest) / sum(len(run) for run in runs)
+            wanted = int(count * 1.1 * share) + 16
+            while wanted < 2 * min(count, len(longest)):
+                probe = longest.position + min(wanted, len(longest)) - 1
+                heads = self._heads_until(count, min(limit_us, int(longest.due[probe])), late)
                 if sum(number for _, number in heads) >= count:
                     return heads
-                wanted *= 4
+                wanted *= 2
         return self._heads_until(count, limit_us, late)
 
     def _heads_until(self, count: int, limit_us: int, late: list[_Run]) -> list[tuple[_Run, int]]:
@@ -184,17 +194,23 @@ class Ready:
             self._late.remove(longest)
             self._line.append(longest)
 
-    def _merge_late(self) -> None:
-        """The two shortest late runs become one, unless that would be long work."""
-        self._late.sort(key=len)
-        first, second = self._late[:2]
-        if len(first) + len(second) > _MERGED_ROWS_MAX:
-            return
-        parts = [first.peek(len(first)), second.peek(len(second))]
+    def _merge_late(self, short: list[_Run]) -> None:
+        """The shortest runs become one: as many as are about as long as those before together.
+
+        So a row is merged again only into something much longer, and never in long work.
+        """
+        chosen, rows = short[:2], len(short[0]) + len(short[1])
+        for run in short[2:]:
+            if len(run) > 2 * rows or rows + len(run) > _MERGED_ROWS_MAX:
+                break
+            chosen.append(run)
+            rows += len(run)
+        parts = [run.peek(len(run)) for run in chosen]
         due, sequence = sort_pairs(
             np.concatenate([part[0] for part in parts]),
             np.concatenate([part[1] for part in parts]),
             of_runs=True,
         )
-        self.entries -= len(first) + len(second) - len(due)
-        self._late[:2] = [_Run(due, sequence)]
+        self.entries -= rows - len(due)
+        self._late = [run for run in self._late if run not in chosen]
+        self._late.append(_Run(due, sequence))
