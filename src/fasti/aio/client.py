@@ -15,16 +15,20 @@ from types import TracebackType
 from typing import Any
 
 from fasti.aio.consumer import Consumer
+from fasti.aio.groups import Groups
 from fasti.aio.home import Home
+from fasti.aio.log import Log
 from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
+from fasti.aio.reader import Reader
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
 from fasti.client.durations import Duration, duration_us, seconds
+from fasti.client.log_place import Start
 from fasti.client.topics import Topic
 from fasti.client.transport import BrokerClock
-from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.errors import Closed, FastiError
 
 
 def connect(address: str | None = None, **options: Any) -> Connecting:
@@ -190,10 +194,11 @@ class Client:
         messages are here unfinished. With `timeout` the iteration ends after that long without a
         message. Leases renew themselves, however busy the loop is, for a message that your code has
         held for `time_limit` no longer.
+
+        Of a log, `group` consumes: its consumers share the rows, and each row is acked once for the
+        group. A group that is not there is made, and begins at the earliest row.
         """
         self._check_open()
-        if group is not None:
-            raise InvalidArgument("groups are for log topics", field="group")
         made = Consumer(
             self._home,
             self._client.transport,
@@ -203,10 +208,44 @@ class Client:
             timeout=timeout,
             time_limit=time_limit,
             limits=self.limits,
+            group=group,
         )
         self._consumers.add(made)
         self._client.look_after(made.session)
         return made
+
+    # Logs
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        start: Start = "earliest",
+        partition: int | None = None,
+        follow: bool = False,
+        timeout: Duration | None = None,
+    ) -> Reader:
+        """A reader of a log: rows in the order of their offsets; nothing is leased or acked.
+
+            async for message in client.reader("events", start="earliest"): ...
+
+        Arguments as for `fasti.Client.reader`.
+        """
+        self._check_open()
+        found = self._client.reader(
+            topic, start=start, partition=partition, follow=follow, timeout=timeout
+        )
+        return Reader(self._home, found)
+
+    def log(self, topic: str) -> Log:
+        """A log as a whole: where its partitions begin and end, truncation."""
+        self._check_open()
+        return Log(self._home, self._client.log(topic))
+
+    def groups(self, topic: str) -> Groups:
+        """The consumer groups of a log: their offsets and lag, making, resetting and deleting."""
+        self._check_open()
+        return Groups(self._home, self._client.groups(topic))
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""

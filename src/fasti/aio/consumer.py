@@ -22,7 +22,7 @@ from fasti.aio.home import Home
 from fasti.aio.message import Batch, Message
 from fasti.aio.session import LoopSession
 from fasti.aio.waiting import WaitingRoom
-from fasti.client.consumer import unique_name
+from fasti.client.consumer import checked_group, unique_name
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.returns import Segment
 from fasti.client.run import Run
@@ -56,11 +56,13 @@ class Consumer:
         timeout: Duration | None = None,
         time_limit: Duration | None = None,
         limits: Limits | None = None,
+        group: str | None = None,
     ) -> None:
         if prefetch < 1:
             raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
         self.topic = topic
         self.name = name or unique_name()
+        self.group = checked_group(group)
         self._home = home
         self._timeout_s = seconds(timeout, "timeout")
         self._begun = self._closed = False
@@ -74,6 +76,7 @@ class Consumer:
             prefetch=prefetch,
             time_limit_us=optional_duration_us(time_limit, "time_limit"),
             limits=limits or Limits(),
+            group=self.group,
         )
         # A consumer that is thrown away must not go on taking messages.
         self._gone = weakref.finalize(self, self._session.close_aside)

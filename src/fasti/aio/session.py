@@ -34,6 +34,7 @@ class LoopSession(Session):
         prefetch: int,
         time_limit_us: int | None,
         limits: Limits,
+        group: str = "",
     ) -> None:
         super().__init__(
             transport,
@@ -42,6 +43,7 @@ class LoopSession(Session):
             prefetch=prefetch,
             time_limit_us=time_limit_us,
             limits=limits,
+            group=group,
         )
         self.home = home
         self.held = self.holding = LoopHolding(self.lock, transport.clock, ring)

@@ -1,20 +1,105 @@
 """What has become durable, for those who follow: log readers and watchers.
 
-The committer's thread tells (`durable`, `reset`); any thread waits.
+The committer's thread tells (`durable`, `reset`); any thread waits. A topic that nobody follows
+costs one look-up for each frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
+from fasti.core.log_events import LogAppended
 from fasti.core.replies import Frame
+from fasti.errors import Overloaded
+
+_RETRY_US = 1_000_000
+
+
+class Followed:
+    """A log that somebody follows. Any thread."""
+
+    __slots__ = ("_changed", "followers", "seen", "topic")
+
+    def __init__(self, topic: int) -> None:
+        self.topic = topic
+        self.followers = 0
+        # How often it has grown: to be read before looking, and given to `wait` after it.
+        self.seen = 0
+        self._changed = threading.Condition()
+
+    def wait(self, seen: int, timeout: float, over: Callable[[], bool]) -> bool:
+        """Sleeps until it has grown since, or `over` holds; False if neither in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.seen != seen or over(), timeout)
+
+    def wake(self) -> None:
+        """It has grown, or whoever follows it is to look up."""
+        with self._changed:
+            self.seen += 1
+            self._changed.notify_all()
 
 
 class Feed:
     """One per shard."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By the topic's number.
+        self._followed: dict[int, Followed] = {}
+        # Those who follow logs or watch key-value topics.
+        self.watchers = 0
+
+    # The committer's thread
+
     def durable(self, frames: Sequence[Frame]) -> None:
         """These are in the journal, in this order."""
+        if not self._followed:
+            return
+        for frame in frames:
+            for event in frame.events:
+                if type(event) is LogAppended:
+                    followed = self._followed.get(event.topic)
+                    if followed is not None:
+                        followed.wake()
 
     def reset(self) -> None:
         """The engine was dropped: what is durable is what the journal has."""
+        for followed in list(self._followed.values()):
+            followed.wake()
+
+    # Any thread
+
+    def enter(self, watchers_max: int) -> None:
+        """One more who follows or watches. Raises `overloaded` when there are too many."""
+        with self._lock:
+            if self.watchers >= watchers_max:
+                raise Overloaded(
+                    f"{watchers_max} readers follow already",
+                    retry_after_us=_RETRY_US,
+                    details={"limit": watchers_max},
+                )
+            self.watchers += 1
+
+    def leave(self) -> None:
+        """One fewer."""
+        with self._lock:
+            self.watchers -= 1
+
+    def follow(self, topic: int, watchers_max: int) -> Followed:
+        """Somebody follows the log from now on, until `unfollow`. Raises `overloaded`."""
+        self.enter(watchers_max)
+        with self._lock:
+            followed = self._followed.get(topic)
+            if followed is None:
+                followed = self._followed[topic] = Followed(topic)
+            followed.followers += 1
+            return followed
+
+    def unfollow(self, followed: Followed) -> None:
+        """One fewer follows it."""
+        with self._lock:
+            followed.followers -= 1
+            if not followed.followers:
+                self._followed.pop(followed.topic, None)
+        self.leave()

@@ -21,6 +21,9 @@ from fasti.broker.actions import ACTIONS
 from fasti.broker.intake import Intake
 from fasti.broker.lateness import LatenessBook
 from fasti.broker.listing import Listings
+from fasti.broker.log_follow import LogFollower
+from fasti.broker.log_reads import LogReads
+from fasti.broker.routes import RouteBook
 from fasti.broker.scheduler import Scheduler
 from fasti.broker.subscription import Subscription
 from fasti.core.replies import Reply
@@ -63,11 +66,13 @@ class Service:
         self.metrics = metrics
         self.lateness = LatenessBook()
         self.listings = Listings(self)
+        self.routes = RouteBook(shard)
         self.stopping = False
         # Reads that stream, and exchanges, by the call that opens them.
-        self.reads: dict[str, Reads] = {"list": self.listings}
+        self.reads: dict[str, Reads] = {"list": self.listings, "log": LogReads(self)}
         self.exchanges: dict[str, Callable[[Service, Header], Exchange]] = {
             "consume": Subscription,
+            "follow": LogFollower,
         }
         self.scheduler = Scheduler(shard, threaded=threaded)
         self.scheduler.start()
@@ -169,7 +174,7 @@ class Service:
 
     def command(self, command: Any) -> Any:
         """One command's reply; its error is raised."""
-        reply = self.shard.call(command)
+        reply = self.routes.call(command)
         if reply.error is not None:
             raise reply.error
         return reply

@@ -28,6 +28,10 @@ from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
 
 if TYPE_CHECKING:
+    from fasti.client.groups import Groups
+    from fasti.client.log import Log
+    from fasti.client.log_place import Start
+    from fasti.client.reader import Reader
     from fasti.client.transaction import Transaction
 
 logger = logging.getLogger("fasti.client")
@@ -136,6 +140,7 @@ class Client:
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._abandoned: list[Outbox] = []
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         # Those of consumers that were thrown away end by themselves, if they get the time.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         _clients.add(self)
@@ -249,10 +254,11 @@ class Client:
         messages are here unfinished. With `timeout` the iteration ends after that long without a
         message. Leases renew themselves, for a message that your code has held for `time_limit` no
         longer.
+
+        Of a log, `group` consumes: its consumers share the rows, and each row is acked once for the
+        group. A group that is not there is made, and begins at the earliest row.
         """
         self._check_open()
-        if group is not None:
-            raise InvalidArgument("groups are for log topics", field="group")
         made = Consumer(
             self.transport,
             topic,
@@ -261,6 +267,7 @@ class Client:
             timeout=timeout,
             time_limit=time_limit,
             limits=self.limits,
+            group=group,
         )
         self._consumers.add(made)
         self.look_after(made.session)
@@ -269,6 +276,55 @@ class Client:
     def look_after(self, session: Session) -> None:
         """Has `close` end a session if nobody did before."""
         self._sessions.add(session)
+
+    # Logs
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        start: Start = "earliest",
+        partition: int | None = None,
+        follow: bool = False,
+        timeout: Duration | None = None,
+    ) -> Reader:
+        """A reader of a log: rows in the order of their offsets; nothing is leased or acked.
+
+            for message in client.reader("events", start="earliest"): ...
+            for message in client.reader("events", start="latest", follow=True): ...
+
+        `start` is `"earliest"`, `"latest"`, an aware datetime, an offset (of `partition`, or of the
+        only one), or offsets by partition, such as another reader's `position`. Without `follow` it
+        reads what is there when it begins; with it, it goes on with what is appended, and ends when
+        nothing came for `timeout`.
+        """
+        from fasti.client.reader import Reader
+
+        self._check_open()
+        made = Reader(
+            self.transport,
+            topic,
+            start=start,
+            partition=partition,
+            follow=follow,
+            timeout=timeout,
+        )
+        self._readers.add(made)
+        return made
+
+    def log(self, topic: str) -> Log:
+        """A log as a whole: where its partitions begin and end, truncation."""
+        from fasti.client.log import Log
+
+        self._check_open()
+        return Log(self.transport, topic)
+
+    def groups(self, topic: str) -> Groups:
+        """The consumer groups of a log: their offsets and lag, making, resetting and deleting."""
+        from fasti.client.groups import Groups
+
+        self._check_open()
+        return Groups(self.transport, topic)
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""
@@ -340,6 +396,8 @@ class Client:
             if self._closed:
                 return
             self._closed = True
+        for reader in list(self._readers):
+            reader.close()
         problems: list[FastiError] = []
         opened: list[Consumer | Producer] = [*self._consumers, *self._producers]
         for each in opened:

@@ -30,6 +30,13 @@ def unique_name() -> str:
     return f"{socket.gethostname()[:100]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def checked_group(group: str | None) -> str:
+    """A group's name; empty for none."""
+    if group is not None and not group:
+        raise InvalidArgument("a group's name has at least one character", field="group")
+    return group or ""
+
+
 class Consumer:
     """Made by `client.consumer(topic)`. Iterate over it, or over `batches(...)`.
 
@@ -54,11 +61,13 @@ class Consumer:
         timeout: Duration | None = None,
         time_limit: Duration | None = None,
         limits: Limits | None = None,
+        group: str | None = None,
     ) -> None:
         if prefetch < 1:
             raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
         self.topic = topic
         self.name = name or unique_name()
+        self.group = checked_group(group)
         self._timeout_s = seconds(timeout, "timeout")
         self._closed = False
         self._iterator: Iterator[Message] | None = None
@@ -69,6 +78,7 @@ class Consumer:
             prefetch=prefetch,
             time_limit_us=optional_duration_us(time_limit, "time_limit"),
             limits=limits or Limits(),
+            group=self.group,
         )
         # A consumer that is thrown away must not go on taking messages.
         self._gone = weakref.finalize(self, self._session.close_aside)
@@ -232,4 +242,5 @@ class Consumer:
             self.close(timeout="10s")
 
     def __repr__(self) -> str:
-        return f"<Consumer {self.name!r} of {self.topic!r}>"
+        of_group = f", group {self.group!r}" if self.group else ""
+        return f"<Consumer {self.name!r} of {self.topic!r}{of_group}>"

@@ -81,9 +81,7 @@ class Group:
 
     def to_dict(self) -> dict[str, Any]:
         """For programs."""
-        partitions = [
-            {name: getattr(each, name) for name in _PLACE} for each in self.partitions
-        ]
+        partitions = [{name: getattr(each, name) for name in _PLACE} for each in self.partitions]
         return {
             "group": self.name,
             "ordered": self.ordered,

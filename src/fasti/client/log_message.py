@@ -15,11 +15,21 @@ from fasti.model import SEQUENCE_BITS
 class Rows:
     """Rows that were read together, in columns. They become Python values when somebody asks."""
 
-    __slots__ = ("_data", "_lists", "_offsets", "batch", "first_offset", "partition", "topic")
+    __slots__ = (
+        "_data",
+        "_lists",
+        "_offsets",
+        "batch",
+        "count",
+        "first_offset",
+        "partition",
+        "topic",
+    )
 
     def __init__(self, topic: str, batch: pa.RecordBatch) -> None:
         self.topic = topic
         self.batch = batch
+        self.count: int = batch.num_rows
         # Rows of one batch are of one partition, one behind the other.
         self.partition: int = batch.column("partition")[0].as_py()
         self.first_offset: int = batch.column("offset")[0].as_py()

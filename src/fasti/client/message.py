@@ -18,6 +18,7 @@ from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.returns import Return, Segment
 from fasti.client.run import Run
 from fasti.errors import IllegalTransition, InvalidArgument
+from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
 
 
 class Message:
@@ -67,6 +68,31 @@ class Message:
         return self._run.value("content_type", self._row)
 
     @property
+    def group(self) -> str:
+        """The group that it was handed to; empty if its topic is no log."""
+        return self._run.session.group
+
+    @property
+    def partition(self) -> int:
+        """The partition that it is in."""
+        return self.id >> SEQUENCE_BITS
+
+    @property
+    def offset(self) -> int:
+        """Of a log's message: its place in the partition."""
+        return (self.id & SEQUENCE_MASK) - 1
+
+    @property
+    def priority(self) -> int:
+        """How urgent it is, 0 first; 0 if its topic has no priorities."""
+        return self._run.value("priority", self._row)
+
+    @property
+    def subject(self) -> str | None:
+        """What it is about, if it was sent with a subject."""
+        return self._run.value("subject", self._row)
+
+    @property
     def due_us(self) -> int:
         """When it was due, in microseconds."""
         return self._run.due_list()[self._row]
@@ -112,6 +138,11 @@ class Message:
     def segment(self) -> Segment:
         """Its place in the run that it came with."""
         return self._run, np.array([self._row])
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Its topic, and the group that consumes it, as the protocol names them."""
+        return self._run.session.header
 
     @property
     def reason_bytes_max(self) -> int:

@@ -83,6 +83,11 @@ class Reader:
             found[self._rows.partition] = self._rows.first_offset + self._row
         return found
 
+    @property
+    def closed(self) -> bool:
+        """Whether it gives out nothing more."""
+        return self._following.closed
+
     def __iter__(self) -> Iterator[LogMessage]:
         self._check_open()
         return self._messages()
@@ -94,8 +99,10 @@ class Reader:
         raise StopIteration
 
     def _messages(self) -> Generator[LogMessage, None, None]:
-        while (rows := self._current()) is not None:
-            for row in range(self._row, rows.batch.num_rows):
+        while self.more():
+            rows = self._rows
+            assert rows is not None
+            for row in range(self._row, rows.count):
                 self._row = row + 1
                 yield LogMessage(rows, row)
 
@@ -111,25 +118,49 @@ class Reader:
         return self._tables(count)
 
     def _tables(self, count: int) -> Generator[pa.Table, None, None]:
-        while (rows := self._current()) is not None:
-            batch = rows.batch.slice(self._row, count)
-            self._row += batch.num_rows
-            yield pa.Table.from_batches([batch])
+        while self.more():
+            table = self.take_table(count)
+            assert table is not None
+            yield table
 
-    def _current(self) -> Rows | None:
-        """Rows of which some were not given out yet; None at the end, or when the time is up."""
+    # Without waiting
+
+    def take_message(self) -> LogMessage | None:
+        """The next row, if it is here."""
+        rows, row = self._rows, self._row
+        if rows is None or row >= rows.count:
+            return None
+        self._row = row + 1
+        return LogMessage(rows, row)
+
+    def take_table(self, count: int) -> pa.Table | None:
+        """Up to `count` rows that are here."""
         rows = self._rows
-        if rows is not None and self._row < rows.batch.num_rows:
-            return rows
+        if rows is None or self._row >= rows.count:
+            return None
+        batch = rows.batch.slice(self._row, count)
+        self._row += batch.num_rows
+        return pa.Table.from_batches([batch])
+
+    def more(self) -> bool:
+        """Waits until a row is here that was not given out; False at the end, or out of time.
+
+        Raises what iterating raises.
+        """
+        rows = self._rows
         if rows is not None:
-            self._position[rows.partition] = rows.first_offset + rows.batch.num_rows
+            if self._row < rows.count:
+                return True
+            self._position[rows.partition] = rows.first_offset + rows.count
             self._rows = None
         batch = self._next_batch()
         if batch is None:
-            return None
-        self._rows, self._row = Rows(self.topic, batch), 0
-        self._anew.discard(self._rows.partition)
-        return self._rows
+            return False
+        rows = Rows(self.topic, batch)
+        self._anew.discard(rows.partition)
+        self._row = 0
+        self._rows = rows
+        return True
 
     def _next_batch(self) -> pa.RecordBatch | None:
         until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
@@ -190,10 +221,10 @@ class Reader:
         else:
             place = self._place
         patience = _Patience(self._timeout_s)
-        while True:
+        tickets: list[Header] = []
+        while not tickets:
             try:
                 tickets = self._transport.plan({"call": "log", "topic": self.topic, **place})
-                break
             except FastiError as error:
                 self._bear(error, -1, patience)
         self._position = {int(each["partition"]): int(each["offset"]) for each in tickets}

@@ -61,8 +61,12 @@ class Session:
         prefetch: int,
         time_limit_us: int | None,
         limits: Limits,
+        group: str = "",
     ) -> None:
         self.topic = topic
+        # Where actions find what is leased here.
+        self.header: Header = {"topic": topic, "group": group} if group else {"topic": topic}
+        self.group = group
         self.consumer = consumer
         self.prefetch = prefetch
         self.reason_bytes_max = limits.reason_bytes_max
@@ -309,7 +313,7 @@ class Session:
         """Without a session, the same goes as actions."""
         for each in merged(returns):
             fields = each.fields()
-            header = {"topic": self.topic, **{k: v for k, v in fields.items() if k != "op"}}
+            header = {**self.header, **{k: v for k, v in fields.items() if k != "op"}}
             try:
                 reply, _ = self._transport.call(each.op, header, [each.batch()])
                 outcomes = each.outcomes(reply)
@@ -362,7 +366,7 @@ class Session:
             self._heartbeat_number = self._request_number
             self._beats.clear()
         stream = self._transport.consume(
-            {"call": "consume", "topic": self.topic, "consumer": self.consumer},
+            {"call": "consume", **self.header, "consumer": self.consumer},
             lambda header, batch: self._arrived(number, header, batch),
             lambda error: self._ended(number, error),
         )

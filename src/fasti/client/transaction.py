@@ -69,7 +69,7 @@ class Transaction:
             check_reason(returned.argument, message.reason_bytes_max)
         returned.segments.append(message.segment)
         self._messages.append(message)
-        self._add({"topic": message.topic, **returned.fields()}, returned)
+        self._add({**message.place, **returned.fields()}, returned)
 
     # Messages of any topic
 

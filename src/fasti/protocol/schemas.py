@@ -69,4 +69,20 @@ METADATA = pa.schema(
 MESSAGES = pa.schema([*METADATA, *_CONTENTS])
 STATUS = pa.field("status", pa.string())
 
+# Rows of a log.
+LOG_ROWS = pa.schema(
+    [pa.field("partition", pa.int32()), pa.field("offset", pa.int64()), *_CONTENTS]
+)
+
 BUCKETS = pa.schema([pa.field("start_us", pa.int64()), pa.field("count", pa.int64())])
+
+# Answers to requests: where each goes, and until when it is waited for.
+REPLIED = pa.schema(
+    [
+        pa.field("to", pa.string()),
+        pa.field("deadline_us", pa.int64()),
+        FIELDS["payload"].with_nullable(True),
+        FIELDS["headers"],
+        FIELDS["content_type"],
+    ]
+)

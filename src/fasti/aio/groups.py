@@ -1,0 +1,82 @@
+"""Consumer groups of a log, from tasks of an event loop. Each call runs in one of our threads."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pyarrow as pa
+
+from fasti.aio.home import Home
+from fasti.client import groups as sync
+from fasti.client.durations import Duration
+from fasti.client.groups import Group
+from fasti.client.log_place import Start
+
+
+class Groups:
+    """Made by `client.groups(topic)`; as `fasti.client.groups.Groups`, awaited."""
+
+    def __init__(self, home: Home, groups: sync.Groups) -> None:
+        self.topic = groups.topic
+        self._home, self._groups = home, groups
+
+    async def list(self) -> builtins.list[Group]:
+        """All groups, by name."""
+        return await self._home.run(self._groups.list)
+
+    async def describe(self, group: str) -> Group:
+        """One group. Raises `not_found`."""
+        return await self._home.run(self._groups.describe, group)
+
+    async def lag(self, group: str) -> int:
+        """How many rows the group has not finished. Raises `not_found`."""
+        return await self._home.run(self._groups.lag, group)
+
+    async def create(
+        self, group: str, *, start: Start = "earliest", ordered: bool = False
+    ) -> Group:
+        """Makes a group that begins at `start`; a consumer's first lease would at the earliest."""
+        return await self._home.run(self._groups.create, group, start=start, ordered=ordered)
+
+    async def reset(self, group: str, to: Start, *, partition: int | None = None) -> Group:
+        """Has the group go on elsewhere: `to` as `start` above, or an offset of one partition."""
+        return await self._home.run(self._groups.reset, group, to, partition=partition)
+
+    async def delete(self, group: str) -> None:
+        """Forgets a group. Raises `not_found`."""
+        await self._home.run(self._groups.delete, group)
+
+    async def dead(
+        self,
+        group: str,
+        *,
+        reason: str | None = None,
+        limit: int | None = 1000,
+        payload: bool = False,
+    ) -> pa.Table:
+        """Rows that failed for good in this group, by id, with their `reason` and `attempts`."""
+        return await self._home.run(
+            self._groups.dead, group, reason=reason, limit=limit, payload=payload
+        )
+
+    async def redrive(
+        self,
+        group: str,
+        id: Any = None,
+        *,
+        reason: str | None = None,
+        delay: Duration | None = None,
+        due: Any = None,
+    ) -> Any:
+        """Has the group get dead rows again, now or later, with no attempts counted."""
+        return await self._home.run(
+            self._groups.redrive, group, id, reason=reason, delay=delay, due=due
+        )
+
+    async def purge(self, group: str, id: Any = None, *, reason: str | None = None) -> Any:
+        """Forgets dead rows of the group; the log keeps them."""
+        return await self._home.run(self._groups.purge, group, id, reason=reason)
+
+    def __repr__(self) -> str:
+        return f"<Groups of {self.topic!r}>"

@@ -1,0 +1,107 @@
+"""Readers of logs for tasks of an event loop.
+
+Rows come by whole batches, read in a thread of the reader's own; what one brought is given out
+without leaving the loop. A task that is cancelled while it waits has taken nothing. One task at a
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+
+import pyarrow as pa
+
+from fasti.aio.home import Home
+from fasti.client import reader as sync
+from fasti.client.log_message import LogMessage
+from fasti.errors import Closed, InvalidArgument
+
+
+class Reader:
+    """Made by `client.reader(topic)`. Iterate over it, or over `batches(...)`.
+
+        async for message in client.reader("events", start="earliest"):
+            await handle(message.offset, message.payload)
+
+    As `fasti.Reader`: it goes on over lost connections, and raises `gone` when the next row was
+    dropped.
+    """
+
+    def __init__(self, home: Home, reader: sync.Reader) -> None:
+        self.topic = reader.topic
+        self.follow = reader.follow
+        self._home, self._reader = home, reader
+        # Following waits for as long as nothing comes: not in the client's few threads.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fasti-aio-reader")
+        self._waiting: Future[bool] | None = None
+
+    @property
+    def position(self) -> dict[int, int]:
+        """Of each partition, the offset of the next row: a reader that starts there goes on here."""
+        return self._reader.position
+
+    def __aiter__(self) -> Reader:
+        if self._reader.closed:
+            raise Closed(f"the reader of {self.topic!r} is closed")
+        return self
+
+    async def __anext__(self) -> LogMessage:
+        while (message := self._reader.take_message()) is None:
+            if not await self._more():
+                raise StopAsyncIteration
+        return message
+
+    def batches(self, count: int = 10_000) -> AsyncIterator[pa.Table]:
+        """Tables of up to `count` rows, as soon as there are some."""
+        if count < 1:
+            raise InvalidArgument("count is at least 1", field="count", limit=1)
+        return self._tables(count)
+
+    async def _tables(self, count: int) -> AsyncIterator[pa.Table]:
+        while True:
+            table = self._reader.take_table(count)
+            if table is None:
+                if not await self._more():
+                    return
+                continue
+            yield table
+            await self._home.breathe()
+
+    async def _more(self) -> bool:
+        """Waits for the next rows, which stay in the reader; False at the end."""
+        self._home.check()
+        if self._waiting is None:
+            try:
+                self._waiting = self._thread.submit(self._reader.more)
+            except RuntimeError as error:
+                raise Closed(f"the reader of {self.topic!r} is closed") from error
+        waiting = self._waiting
+        # If the task is cancelled the wait goes on, for the next one that asks.
+        found = await asyncio.shield(asyncio.wrap_future(waiting))
+        if self._waiting is waiting:
+            self._waiting = None
+        self._home.rested()
+        return found
+
+    async def close(self) -> None:
+        """Ends the iteration. Again: nothing happens."""
+        self._reader.close()
+        await self._home.run(partial(self._thread.shutdown, wait=True))
+
+    async def __aenter__(self) -> Reader:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Reader of {self.topic!r}>"
