@@ -33,7 +33,7 @@ class Outcome:
 
     `status` is `ok`, `conflict`, `leased`, `done`, `cancelled`, `dead`, `not_found`, `not_owner`,
     `stale_lease`, `duplicate`, `gone` or `aborted`. `by` and `at` tell who has a leased message and
-    until when; `at` also when a finished one ended.
+    until when; `at` also when a finished one ended. `reason` is why an answer came out as dead.
     """
 
     status: str
@@ -41,6 +41,7 @@ class Outcome:
     version: int = 0
     by: str | None = None
     at_us: int | None = None
+    reason: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -56,7 +57,9 @@ class Outcome:
         """As plain values, without what is not known."""
         found = {"status": self.status, "id": self.id, "version": self.version}
         return found | {
-            name: value for name in ("by", "at_us") if (value := getattr(self, name)) is not None
+            name: value
+            for name in ("by", "at_us", "reason")
+            if (value := getattr(self, name)) is not None
         }
 
 
@@ -73,7 +76,7 @@ class Outcomes(Sequence[Outcome]):
                 print(row, outcomes[row].status)
     """
 
-    __slots__ = ("_at_us", "_by", "codes", "ids", "versions")
+    __slots__ = ("_at_us", "_by", "_reasons", "codes", "ids", "versions")
 
     def __init__(
         self,
@@ -82,12 +85,14 @@ class Outcomes(Sequence[Outcome]):
         versions: Int64s,
         at_us: dict[int, int] | None = None,
         by: dict[int, str] | None = None,
+        reasons: dict[int, str] | None = None,
     ) -> None:
         self.codes = codes
         self.ids = ids
         self.versions = versions
         self._at_us = at_us or {}
         self._by = by or {}
+        self._reasons = reasons or {}
 
     @classmethod
     def of_reply(cls, header: dict[str, Any]) -> Outcomes:
@@ -101,7 +106,16 @@ class Outcomes(Sequence[Outcome]):
         if found.sent_before:
             forgotten = (codes == _DUPLICATE) & (found.ids == 0)
             codes = np.where(forgotten, np.uint8(_OK), codes)
-        return cls(codes, found.ids, found.versions, found.at_us, found.by)
+        return cls(codes, found.ids, found.versions, found.at_us, found.by, found.reasons)
+
+    def only(self, row: int, ok: bool = False) -> Outcomes:
+        """One row by itself; `ok` if that is what it comes down to."""
+        rows = slice(row, row + 1)
+        codes = np.zeros(1, dtype=np.uint8) if ok else self.codes[rows]
+        reasons = {0: self._reasons[row]} if row in self._reasons else {}
+        at_us = {0: self._at_us[row]} if row in self._at_us else {}
+        by = {0: self._by[row]} if row in self._by else {}
+        return Outcomes(codes, self.ids[rows], self.versions[rows], at_us, by, reasons)
 
     @classmethod
     def joined(cls, pieces: Sequence[Outcomes]) -> Outcomes:
@@ -145,6 +159,7 @@ class Outcomes(Sequence[Outcome]):
             int(self.versions[row]),
             self._by.get(row),
             self._at_us.get(row),
+            self._reasons.get(row),
         )
 
     def __iter__(self) -> Iterator[Outcome]:

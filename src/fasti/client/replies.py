@@ -209,6 +209,7 @@ class Replies:
         if error.code not in _AGAIN and len(replies) > 1:
             # One of them is refused: each by itself.
             for reply in replies:
+                reply.again = True
                 self._carry_out([reply])
             return 0.0
         late = [r for r in replies if error.code not in _AGAIN or now >= r.give_up_at]

@@ -31,6 +31,8 @@ class Outcomes:
     at_us: dict[int, int] = field(default_factory=dict)
     by: dict[int, str] = field(default_factory=dict)
     sent_before: bool = False
+    # Of those that are dead: why, where the broker says so.
+    reasons: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.status)
@@ -74,6 +76,7 @@ def decode(found: dict[str, Any], ids: Int64s | None = None) -> Outcomes:
             {int(row): at_us for row, at_us in found.get("at_us", {}).items()},
             {int(row): name for row, name in found.get("by", {}).items()},
             bool(found.get("sent_before", False)),
+            {int(row): why for row, why in found.get("reasons", {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"these are no outcomes: {error!r}", field="outcomes") from error
