@@ -62,7 +62,9 @@ def _gather_all(shard: Shard, locations: Int64s) -> pa.RecordBatch:
     return shard.store.payloads.gather(locations)
 
 
-def gather_bounded(shard: Shard, locations: Int64s) -> pa.RecordBatch:
+def gather_bounded(
+    shard: Shard, locations: Int64s, names: tuple[str, ...] | None = None
+) -> pa.RecordBatch:
     """For whoever asked by name: no more than fits one answer, however often a message is named."""
     limit = shard.settings.limits.batch_bytes_max
     if shard.store.payloads.fitting(locations, limit) < len(locations):
@@ -71,7 +73,7 @@ def gather_bounded(shard: Shard, locations: Int64s) -> pa.RecordBatch:
             field="batch_bytes_max",
             limit=limit,
         )
-    return shard.store.payloads.gather(locations)
+    return shard.store.payloads.gather(locations, names=names)
 
 
 def _gather_names(shard: Shard, locations: Int64s) -> pa.RecordBatch:

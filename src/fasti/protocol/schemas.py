@@ -86,3 +86,27 @@ REPLIED = pa.schema(
         FIELDS["content_type"],
     ]
 )
+
+# Entries of a key-value topic. `expires_us` is null where an entry stays for ever.
+KV_ROWS = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("clustering", pa.string()),
+        pa.field("version", pa.int64()),
+        pa.field("expires_us", pa.int64()),
+        pa.field("created_us", pa.int64()),
+        FIELDS["headers"],
+        FIELDS["content_type"],
+        pa.field("value", pa.binary()),
+    ]
+)
+
+# What happened to entries: `op` is put, delete or expire.
+CHANGES = pa.schema(
+    [
+        pa.field("position", pa.int64()),
+        pa.field("op", pa.string()),
+        pa.field("at_us", pa.int64()),
+        *(KV_ROWS.field(name) for name in KV_ROWS.names if name != "created_us"),
+    ]
+)

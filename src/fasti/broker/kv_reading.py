@@ -1,0 +1,81 @@
+"""Reading entries together with their values, wherever those lie by the time that they are read.
+
+A checkpoint may move a value between the moment when the engine told its place and the moment when
+it is read: then the engine is asked again, as reading.py does for messages. Any thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.broker.reading import MOVED, gather_bounded
+from fasti.core.kv_commands import KvFound, KvGet, KvRows
+from fasti.errors import FastiError
+from fasti.model import DUE_MAX_US, Outcome
+from fasti.protocol.schemas import KV_ROWS
+
+if TYPE_CHECKING:
+    from fasti.broker.shard import Shard
+
+Int64s = NDArray[np.int64]
+
+_TRIES = 16
+_CONTENTS = ("created_us", "headers", "content_type", "payload")
+_WITHOUT_VALUES = ("created_us", "headers", "content_type")
+
+
+def fetch(
+    shard: Shard, command: KvGet | KvRows, values: bool, keys: bool = False
+) -> tuple[KvFound, pa.RecordBatch]:
+    """Entries, and the contents of those that are there, in the order of the command's rows."""
+    names = (("key",) if keys else ()) + (_CONTENTS if values else _WITHOUT_VALUES)
+    error: FastiError | None = None
+    for _ in range(_TRIES):
+        found: KvFound = shard.call(command)
+        if found.error is not None:
+            raise found.error
+        here = found.status == Outcome.OK
+        places = found.locations if here.all() else found.locations[here]
+        try:
+            return found, gather_bounded(shard, places, names)
+        except MOVED as moved:
+            error = moved
+    assert error is not None
+    raise error
+
+
+def entries_batch(
+    found: KvFound, contents: pa.RecordBatch, keys: pa.Array, clustering: pa.Array
+) -> pa.RecordBatch:
+    """Rows of the protocol. Where nothing is found, only the name is told."""
+    here = found.status == Outcome.OK
+    missing = None if here.all() else ~here
+    rows: Any = None
+    if missing is not None:
+        places = np.cumsum(here) - 1
+        rows = pa.array(places, mask=missing)
+
+    def content(name: str) -> pa.Array:
+        if name not in contents.schema.names:
+            return pa.nulls(len(here), pa.binary())
+        column = contents.column(name)
+        return column if rows is None else column.take(rows)
+
+    for_ever = found.expires_us == DUE_MAX_US
+    return pa.RecordBatch.from_arrays(
+        [
+            keys,
+            clustering,
+            pa.array(found.versions, mask=missing),
+            pa.array(found.expires_us, mask=for_ever if missing is None else for_ever | missing),
+            content("created_us"),
+            content("headers"),
+            content("content_type"),
+            content("payload"),
+        ],
+        schema=KV_ROWS,
+    )
