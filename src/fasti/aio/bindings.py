@@ -10,9 +10,9 @@ from fasti.client.bindings import Binding
 class Bindings:
     """The bindings of one topic.
 
-        orders = client.bindings("orders")
-        await orders.add("orders.*.created", "emails")
-        await orders.list()
+    orders = client.bindings("orders")
+    await orders.add("orders.*.created", "emails")
+    await orders.list()
     """
 
     def __init__(self, home: Home, bindings: sync.Bindings) -> None:

@@ -45,6 +45,7 @@ class Intake:
         self._owner: str = fields["owner"]
         self._producer: str = fields["producer"]
         service.require_topic(self._topic)
+        service.routes.refresh(self._topic)
         self._waiting: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._batches = self._bytes = 0
@@ -99,7 +100,7 @@ class Intake:
             partition=requests.integer(fields, "partition"),
             stage=fields["stage"],
         )
-        return self._service.submit([command])
+        return self._service.submit([self._service.routes.route(command)])
 
     def finish(self) -> None:
         """No more batches come; `next_receipt` says None behind the last receipt."""
@@ -125,6 +126,8 @@ class Intake:
             receipt = outcomes.encode(reply)
             self._service.metrics.mutated("produce", self._topic, reply.status)
         except FastiError as error:
+            # The next batch is routed by the bindings as they are now.
+            self._service.routes.learn(error)
             # Behind a refused batch the engine saw a gap: the first refusal is what happened.
             error = self._refused if self._refused is not None and self._producer else error
             if self._producer:

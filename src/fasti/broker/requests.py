@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
+from fasti.core.subjects import check_subjects
 from fasti.errors import InvalidArgument
 from fasti.model import (
     DUE_MAX_US,
@@ -206,6 +207,8 @@ def _rows(batch: pa.RecordBatch, limits: Limits) -> Rows:
             column = batch.column(name)
             if column.null_count < len(column):
                 used[name] = column
+    if "subject" in used:
+        check_subjects(used["subject"])
     return Rows.of(batch.column("payload"), limits, **used)
 
 

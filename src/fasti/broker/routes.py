@@ -13,14 +13,15 @@ remembers, which two threads may find out twice.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core.commands import Produce
+from fasti.core.commands import Produce, Transaction
 from fasti.core.routing_commands import ReadBindings, Routes
 from fasti.core.subjects import ANY_WORD, EVERYTHING
 from fasti.errors import FastiError, InvalidArgument, NotFound, Overloaded
@@ -33,6 +34,7 @@ Binding = tuple[str, str]
 _REMEMBERED_MAX = 65_536
 # Rows of all topics that one batch may become: more would hold up everybody else.
 COPIES_PER_ROW_MAX = 10
+_TRIES = 4
 
 
 class _Words:
@@ -175,26 +177,33 @@ class RouteBook:
             else:
                 self._matchers.pop(topic, None)
 
-    def learn(self, error: FastiError) -> bool:
+    def learn(self, error: FastiError | None) -> bool:
         """Whether a refusal was about bindings that were others: then they are known by now."""
-        topic = error.details.get("bindings_of")
-        if not isinstance(error, Overloaded) or topic is None:
+        if not isinstance(error, Overloaded) or "bindings_of" not in error.details:
             return False
-        self.refresh(topic)
+        topic = error.details["bindings_of"]
+        known = self._matchers.get(topic)
+        if known is None or known.version != error.details["bindings_version"]:
+            # If the engine can't be asked now, the next refusal asks again.
+            with suppress(FastiError):
+                self.refresh(topic)
         return True
 
-    def again(self, commands: Sequence[Any], send: Callable[[], Any]) -> Any:
-        """Sends commands that are refused as one, and once more if bindings were others.
+    def call(self, command: Any) -> Any:
+        """A command's reply; what it produces is routed, anew if the bindings were others.
 
-        Several times, should somebody change them all the while; then the refusal is told.
+        A few times, should somebody change them all the while; then the refusal is the reply.
         """
-        for _ in range(3):
-            try:
-                return send()
-            except Overloaded as error:
-                if not self.learn(error):
-                    raise
-                for command in commands:
-                    if isinstance(command, Produce):
-                        self.route(command)
-        return send()
+        parts = command.commands if isinstance(command, Transaction) else [command]
+        produced = [part for part in parts if isinstance(part, Produce)]
+        atomic = [part.atomic for part in produced]
+        tries = 0
+        while True:
+            tries += 1
+            for part, whole in zip(produced, atomic, strict=True):
+                # The engine takes it off when it begins.
+                part.atomic = whole
+                self.route(part)
+            reply = self._shard.call(command)
+            if not produced or tries == _TRIES or not self.learn(reply.error):
+                return reply

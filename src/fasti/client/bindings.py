@@ -45,9 +45,7 @@ class Bindings:
 
     def remove(self, pattern: str, target: str) -> None:
         """Ends a binding. Raises `not_found` when there is none."""
-        self._transport.call(
-            "unbind", {"topic": self.topic, "pattern": pattern, "target": target}
-        )
+        self._transport.call("unbind", {"topic": self.topic, "pattern": pattern, "target": target})
 
     def list(self) -> list[Binding]:
         """All of them, in the order in which they were made."""

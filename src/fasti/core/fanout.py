@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core import log
 from fasti.core import produce as timeline
 from fasti.core.commands import Produce
 from fasti.core.judging import blank
@@ -150,7 +151,7 @@ def _routes(topic: Topic, command: Produce) -> Routes:
         raise Overloaded(
             f"the bindings of {topic.name!r} have changed: once more",
             retry_after_us=_AGAIN_US,
-            details={"bindings_of": topic.name},
+            details={"bindings_of": topic.name, "bindings_version": topic.bindings_version},
         )
     return command.routes
 
@@ -256,8 +257,10 @@ class _Fan:
         for name in ("status", "ids", "versions"):
             getattr(whole, name)[rows] = getattr(its, name)[rows]
         if its.at_us is not None:
-            whole.at_us = np.zeros(len(whole.status), dtype=np.int64) if whole.at_us is None else (
-                whole.at_us
+            whole.at_us = (
+                np.zeros(len(whole.status), dtype=np.int64)
+                if whole.at_us is None
+                else (whole.at_us)
             )
             whole.at_us[rows] = its.at_us[rows]
         by = its.by or {}
@@ -275,9 +278,7 @@ class _Fan:
         if keys is None:
             return
         rows = np.flatnonzero(failed & keys.given)
-        _, first, same = np.unique(
-            keys.hashes, axis=0, return_index=True, return_inverse=True
-        )
+        _, first, same = np.unique(keys.hashes, axis=0, return_index=True, return_inverse=True)
         earlier = first[same.reshape(-1)[rows]]
         followers = rows[(earlier != rows) & failed[earlier]]
         reply.status[followers] = Outcome.ABORTED
@@ -312,8 +313,6 @@ def _into(
     reply = blank(len(command.rows))
     reply.versions[:] = 1
     if topic.settings.kind == "log":
-        from fasti.core import log
-
         log.put_rows(work, topic, command, piece, begin, rows, reply)
     else:
         timeline.put_rows(work, topic, command, begin, due, rows, reply)

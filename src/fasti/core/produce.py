@@ -49,11 +49,22 @@ def produce(work: Work, command: Produce) -> Reply:
         work.bring(piece)
         rows = slice(begin, begin + len(piece))
         part = _Part(work, topic, command, begin, due[rows], reply)
-        part.decide(None if command.keys is None else command.keys.hashes[rows], len(piece))
+        hashes = None if command.keys is None else command.keys.hashes[rows]
+        part.decide(hashes, np.arange(len(piece)))
         begin += len(piece)
     if command.producer:
         advance_producer(work, topic, command, reply)
     return reply
+
+
+def put_rows(
+    work: Work, topic: Topic, command: Produce, begin: int, due: Int64s, rows: Rows, reply: Reply
+) -> None:
+    """Some rows of the frame that is open, whose first one is the command's `begin`: fan-out."""
+    _check(work, topic, command)
+    part = _Part(work, topic, command, begin, due, reply)
+    end = begin + len(due)
+    part.decide(None if command.keys is None else command.keys.hashes[begin:end], rows)
 
 
 def _check(work: Work, topic: Topic, command: Produce) -> None:
@@ -158,8 +169,7 @@ class _Part:
     due: Int64s
     reply: Reply
 
-    def decide(self, hashes: UInt64s | None, count: int) -> None:
-        rows = np.arange(count)
+    def decide(self, hashes: UInt64s | None, rows: Rows) -> None:
         if hashes is None or self.command.stage:
             # Staged rows claim their keys when they are published.
             for number, mine in self._routes(hashes, rows):
@@ -180,8 +190,8 @@ class _Part:
         keys = self.command.keys
         if hashes is None or keys is None:
             return [(turn, rows)]
-        numbers = keys.partitions(partitions)[self.begin : self.begin + len(rows)]
-        numbers = np.where(hashes[:, 0] != 0, numbers, turn)
+        numbers = keys.partitions(partitions)[self.begin + rows]
+        numbers = np.where(hashes[rows, 0] != 0, numbers, turn)
         return [(number, rows[numbers == number]) for number in np.unique(numbers).tolist()]
 
     def _decide_keyed(self, number: int, rows: Rows, hashes: UInt64s) -> None:

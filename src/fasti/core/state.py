@@ -73,9 +73,9 @@ class ShardState:
             ev.TopicChanged: self._topic_changed,
             ev.TopicDeleted: self._topic_deleted,
             ev.BindingsChanged: self._bindings_changed,
-            ev.Produced: self._produced,
+            ev.Produced: self.produced,
             ev.ProducerAdvanced: self._producer_advanced,
-            ev.Replaced: self._replaced,
+            ev.Replaced: self.replaced,
             ev.Updated: self._updated,
             ev.Moved: self._moved,
             ev.Cancelled: self._cancelled,
@@ -141,7 +141,8 @@ class ShardState:
         """The partition that an event is about."""
         return self.topics[event.topic].partitions[event.partition]
 
-    def _slots(self, partition: Partition, sequences: Int64s) -> Int64s:
+    def slots_of(self, partition: Partition, sequences: Int64s) -> Int64s:
+        """Where the rows of the event lie that is being applied."""
         return partition.ledger.slots(sequences) if self._found is None else self._found
 
     # Topics
@@ -188,13 +189,15 @@ class ShardState:
 
     # Producing and changing
 
-    def _produced(self, event: ev.Produced, frame: int) -> None:
+    def produced(self, event: ev.Produced, frame: int, **columns: Any) -> None:
+        """New rows; with further columns, as their kind has them."""
         partition = self.partition(event)
         assert event.first_sequence == partition.ledger.next_sequence, "sequences have no holes"
         state = State.STAGED if event.stage else State.SCHEDULED
         partition.calendar.begin_at(event.at_us)
         owner = self.memory.owners.number(event.owner)
-        sequences = partition.create(event.due_us, in_frame(frame, event.row), owner, state)
+        places = in_frame(frame, event.row)
+        sequences = partition.create(event.due_us, places, owner, state, **columns)
         if event.stage:
             staged = StagedRows(event.partition, sequences, event.hashes)
             self.stages[event.stage].batches.append(staged)
@@ -209,21 +212,23 @@ class ShardState:
         self.producers.set(event.producer, (before or Producer()).advanced(receipt, known_until_us))
         self.memory.undo.once_settled(lambda: self.producers.forget(event.at_us))
 
-    def _replaced(self, event: ev.Replaced, frame: int) -> None:
+    def replaced(self, event: ev.Replaced, frame: int, **columns: Any) -> None:
+        """Rows with new contents; with further columns, as their kind has them."""
         partition = self.partition(event)
-        slots = self._slots(partition, event.sequence)
-        partition.turn(slots, Verb.REPLACE, due=event.due_us, version=event.version, attempts=0)
+        slots = self.slots_of(partition, event.sequence)
+        values = {"due": event.due_us, "version": event.version, "attempts": 0, **columns}
+        partition.turn(slots, Verb.REPLACE, **values)
         partition.relocate(slots, in_frame(frame, event.row))
         partition.schedule(event.sequence, slots, event.due_us)
 
     def _updated(self, event: ev.Updated, frame: int) -> None:
         partition = self.partition(event)
-        slots = self._slots(partition, event.sequence)
+        slots = self.slots_of(partition, event.sequence)
         partition.relocate(slots, in_frame(frame, event.row), version=event.version)
 
     def _moved(self, event: ev.Moved, _: int) -> None:
         partition = self.partition(event)
-        slots = self._slots(partition, event.sequence)
+        slots = self.slots_of(partition, event.sequence)
         partition.turn(slots, Verb.MOVE, due=event.due_us, version=event.version)
         partition.schedule(event.sequence, slots, event.due_us)
 
@@ -232,7 +237,7 @@ class ShardState:
 
     def _finish(self, event: Any, verb: Verb) -> None:
         partition = self.partition(event)
-        slots = self._slots(partition, event.sequence)
+        slots = self.slots_of(partition, event.sequence)
         partition.finish(event.sequence, slots, verb, event.at_us)
         settings = self.topics[event.topic].settings
         before_us, most = event.at_us - settings.outcome_age_us, settings.outcome_count
@@ -243,7 +248,7 @@ class ShardState:
 
     def _leased(self, event: ev.Leased, _: int) -> None:
         partition, leases = self.partition(event), self.memory.leases
-        slots = self._slots(partition, event.sequence)
+        slots = self.slots_of(partition, event.sequence)
         consumer = self.memory.consumers.number(event.consumer)
         self.memory.consumers.use(consumer, len(slots))
         place = (event.topic, event.partition, consumer)
@@ -292,7 +297,7 @@ class ShardState:
 
     def _expired(self, event: ev.Expired, _: int) -> None:
         partition = self.partition(event)
-        slots = self._slots(partition, event.sequence)
+        slots = self.slots_of(partition, event.sequence)
         self._return(event, Verb.EXPIRE, partition.arena.due.take(slots, mode="clip"))
 
     def _return(self, event: Any, verb: Verb, due: Int64s, uncount: bool = False) -> None:
@@ -320,7 +325,7 @@ class ShardState:
 
     def _redriven(self, event: ev.Redriven, _: int) -> None:
         partition = self.partition(event)
-        slots = self._slots(partition, event.sequence)
+        slots = self.slots_of(partition, event.sequence)
         self._unuse_reasons(partition, slots)
         partition.turn(
             slots, Verb.REDRIVE, lease=0, attempts=0, due=event.due_us, version=event.version
@@ -331,12 +336,12 @@ class ShardState:
 
     def _purged(self, event: ev.Purged, _: int) -> None:
         partition = self.partition(event)
-        self._unuse_reasons(partition, self._slots(partition, event.sequence))
+        self._unuse_reasons(partition, self.slots_of(partition, event.sequence))
         self._finish(event, Verb.PURGE)
 
     def _lapsed(self, event: ev.Lapsed, _: int) -> None:
         partition, reasons = self.partition(event), self.memory.reasons
-        slots = self._slots(partition, event.sequence)
+        slots = self.slots_of(partition, event.sequence)
         reason = reasons.number(event.reason)
         reasons.use(reason, len(slots))
         self.memory.undo.note(lambda: reasons.use(reason, -len(slots)))
@@ -348,11 +353,11 @@ class ShardState:
         self.memory.undo.once_settled(lambda: reasons.unuse_all(numbers))
 
     def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
-        slots = self._slots(partition, sequences)
+        slots = self.slots_of(partition, sequences)
         return partition.arena.lease.take(slots, mode="clip").astype(np.int64)
 
     def _close_leases(self, partition: Partition, sequences: Int64s) -> Int64s:
-        slots = self._slots(partition, sequences)
+        slots = self.slots_of(partition, sequences)
         held = partition.arena.lease.take(slots, mode="clip").astype(np.int64)
         leases, consumers = self.memory.leases, self.memory.consumers
         assert every(leases.sequence[held] == sequences), "the lease is this message's"
