@@ -1,13 +1,458 @@
-"""Schedules that emit messages into timelines."""
+"""Cron topics: schedules that emit messages into timelines and priority topics.
+
+Occurrences are worked out elsewhere and come in as `Fire`. Here is decided which of them count: one
+that is later than the schedule's last, of its present version, while it isn't paused. The message
+and the mark that it was emitted are one group of the journal, so that an occurrence has one message,
+or none, whatever breaks.
+
+Messages may be emitted ahead of their time. What then changes the schedule takes them back first,
+unless they are with a consumer already; and so does the first step after a start with those that
+fell due while no broker ran, if the schedule's misfire policy doesn't want each of them. They are
+then decided anew, by the policy. Those that fell due while a broker ran were in time and stay: that
+it ran is known from the last event's time, and `Passed` is an event for when there is no other.
+
+The sequencer's thread only.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from typing import Any, ClassVar
 
-from fasti.core.kind import Kind
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.core import commands, reads
+from fasti.core import cron_commands as co
+from fasti.core import cron_events as ev
+from fasti.core.cron_book import Ahead, CronBook
+from fasti.core.events import Cancelled, Event
+from fasti.core.judging import blank
+from fasti.core.keys import Rows
+from fasti.core.kind import Apply, Columns, Handler, Kind
+from fasti.core.partition import FOREVER
+from fasti.core.replies import Done, Reply, SchedulesChanged
+from fasti.core.schedule import MISFIRES, OVERLAPS, Schedule
+from fasti.core.state import Topic
+from fasti.core.work import Work, repeated, split_ids
+from fasti.errors import InvalidArgument, NotFound, Overloaded
+from fasti.model import SECOND_US, Outcome, State
+
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+TARGET_KINDS = ("timeline", "priority")
+_SKIP, _CANCEL = OVERLAPS.index("skip"), OVERLAPS.index("cancel")
+_ALL = MISFIRES.index("all")
+# What has fallen due is looked at no more often than this.
+_PASSED_US = SECOND_US // 2
 
 
 class CronKind(Kind):
     """Schedules that emit messages into timelines."""
 
     name: ClassVar[str] = "cron"
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._topics: dict[int, Topic] = {}
+        # Until when a broker was known to run before this start; None once that is judged.
+        self._ran_until_us: int | None = None
+        self._next_passed_us = 0
+
+    def handlers(self) -> dict[type, Handler]:
+        """Who decides commands on cron topics."""
+        return {
+            co.PutSchedules: self._put,
+            co.DeleteSchedule: self._delete,
+            co.PauseSchedule: self._pause,
+            co.RunSchedule: self._run,
+            co.ReadSchedules: self._read,
+            co.Fire: self._fire,
+            commands.Count: reads.count,
+        }
+
+    def events(self) -> dict[type[Event], Apply]:
+        """Who makes the events of schedules so."""
+        return {
+            ev.SchedulePut: self._apply_put,
+            ev.ScheduleDeleted: self._apply_deleted,
+            ev.SchedulePaused: self._apply_paused,
+            ev.Fired: self._apply_fired,
+            ev.Unfired: self._apply_unfired,
+            ev.Passed: lambda event, frame: None,
+        }
+
+    def make(self, topic: Topic) -> None:
+        """No messages of its own."""
+        topic.partitions, topic.body = [], CronBook()
+        self._topics[topic.number] = topic
+
+    def drop(self, topic: Topic) -> None:
+        """The topic is gone."""
+        del self._topics[topic.number]
+
+    def deleting(self, work: Work, topic: Topic) -> None:
+        """The topic is about to go: so does what it emitted ahead."""
+        book: CronBook = topic.body
+        self._take_back(work, topic, np.flatnonzero(book.exists[: book.size]))
+        work.effects.append(SchedulesChanged(topic.number))
+
+    def _books(self) -> list[tuple[Topic, CronBook]]:
+        return [(topic, topic.body) for topic in self._topics.values()]
+
+    # Events
+
+    def _book(self, event: Any) -> CronBook:
+        book: CronBook = self.state.topics[event.topic].body
+        return book
+
+    def _apply_put(self, event: ev.SchedulePut, _: int) -> None:
+        book = self._book(event)
+        book.put(event.number, event.name, event.version, event.last_us, event.definition)
+
+    def _apply_deleted(self, event: ev.ScheduleDeleted, _: int) -> None:
+        self._book(event).delete(event.number)
+
+    def _apply_paused(self, event: ev.SchedulePaused, _: int) -> None:
+        self._book(event).pause(event.number, bool(event.paused), event.last_us)
+
+    def _apply_fired(self, event: ev.Fired, _: int) -> None:
+        book = self._book(event)
+        book.fire(event.number, event.occurrence_us, event.id, event.target)
+        emitted = (event.id > 0) & (event.occurrence_us > 0)
+        if emitted.any():
+            ids = event.id[emitted]
+            target = self.state.topics[event.target]
+            due, _states = self._look(target, ids)
+            places = np.full(len(ids), event.target, dtype=np.int64)
+            numbers, occurrences = event.number[emitted], event.occurrence_us[emitted]
+            book.remember(Ahead(places, numbers, occurrences, due, ids), event.at_us)
+
+    def _apply_unfired(self, event: ev.Unfired, _: int) -> None:
+        self._book(event).unfire(event.number, event.last_us)
+
+    def _look(self, target: Topic, ids: Int64s) -> tuple[Int64s, NDArray[np.uint8]]:
+        """Due times and states of messages in a target."""
+        due = np.zeros(len(ids), dtype=np.int64)
+        states = np.zeros(len(ids), dtype=np.uint8)
+        for number, rows, sequences in split_ids(ids, len(target.partitions)):
+            partition = target.partitions[number]
+            slots = partition.ledger.slots(sequences)
+            due[rows] = partition.arena.due.take(slots, mode="clip")
+            states[rows] = partition.states(slots)
+        return due, states
+
+    def _states(self, targets: Int64s, ids: Int64s) -> NDArray[np.uint8]:
+        """States of messages in several targets; NONE where there is no such topic any more."""
+        states = np.zeros(len(ids), dtype=np.uint8)
+        for number in np.unique(targets).tolist():
+            target = self.state.topics.get(number)
+            rows = np.flatnonzero((targets == number) & (ids > 0))
+            if target is not None and target.partitions and len(rows):
+                states[rows] = self._look(target, ids[rows])[1]
+        return states
+
+    # Steps
+
+    def start(self, tick: int) -> None:
+        """Replay is over: what was emitted ahead is judged in the first step."""
+        self._ran_until_us = self.state.last_at_us
+
+    def before(self, work: Work) -> bool:
+        """The first step: what fell due while no broker ran is taken back where it is no use."""
+        ran_until_us, self._ran_until_us = self._ran_until_us, None
+        if ran_until_us is not None:
+            for topic, book in self._books():
+                if book.ahead:
+                    self._judge_missed(work, topic, book, ran_until_us)
+        return False
+
+    def _judge_missed(self, work: Work, topic: Topic, book: CronBook, ran_until_us: int) -> None:
+        entries = book.all_ahead()
+        grace = book.grace_us[entries.number]
+        missed = (entries.due_us > ran_until_us) & (entries.due_us + grace < work.now_us)
+        missed &= (book.misfire[entries.number] != _ALL) & book.exists[entries.number]
+        if missed.any():
+            # With all that follows, so that the schedule can go on from before the first of them.
+            self._take_back(work, topic, np.unique(entries.number[missed]), ran_until_us)
+
+    def after(self, work: Work) -> bool:
+        """Notes that the broker runs when something falls due, and forgets what has."""
+        now_us = work.now_us
+        if now_us < self._next_passed_us:
+            return False
+        for topic, book in self._books():
+            if book.first_due_us <= now_us:
+                if self.state.last_at_us < book.first_due_us:
+                    work.emit(ev.Passed(now_us, topic.number))
+                self._next_passed_us = now_us + _PASSED_US
+                book.forget(now_us)
+        return False
+
+    def next_us(self) -> int:
+        """When the next message that was emitted ahead falls due."""
+        first = min((book.first_due_us for _, book in self._books()), default=FOREVER)
+        return FOREVER if first == FOREVER else max(first, self._next_passed_us)
+
+    # Taking back
+
+    def _take_back(
+        self, work: Work, topic: Topic, numbers: Int64s, after_us: int | None = None
+    ) -> None:
+        """Cancels what these schedules emitted ahead, so that they can go on from before it.
+
+        What is with a consumer stays, and so does all before it.
+        """
+        book: CronBook = topic.body
+        entries = book.all_ahead()
+        after_us = work.now_us if after_us is None else after_us
+        wanted = np.isin(entries.number, numbers) & (entries.due_us > after_us)
+        entries = entries.only(wanted)
+        if not len(entries.id):
+            return
+        out = self._states(entries.target, entries.id) != State.SCHEDULED
+        kept_until = np.full(book.size, -1, dtype=np.int64)
+        np.maximum.at(kept_until, entries.number[out], entries.occurrence_us[out])
+        entries = entries.only(~out & (entries.occurrence_us > kept_until[entries.number]))
+        if not len(entries.id):
+            return
+        first = np.full(book.size, FOREVER, dtype=np.int64)
+        np.minimum.at(first, entries.number, entries.occurrence_us)
+        self._cancel(work, entries.target, entries.id)
+        numbers = entries.number
+        work.emit(ev.Unfired(work.now_us, topic.number, numbers, first[numbers] - 1))
+        work.effects.append(SchedulesChanged(topic.number))
+
+    def _cancel(self, work: Work, targets: Int64s, ids: Int64s) -> None:
+        for number in np.unique(targets).tolist():
+            target = self.state.topics[number]
+            for place, _, sequences in split_ids(ids[targets == number], len(target.partitions)):
+                work.emit(Cancelled(work.now_us, number, place, sequences))
+
+    # Schedules
+
+    def _find(self, topic: Topic, name: str) -> int:
+        book: CronBook = topic.body
+        number = book.by_name.get(name)
+        if number is None:
+            details = {"topic": topic.name, "schedule": name}
+            raise NotFound(f"there is no schedule {name!r} in {topic.name!r}", details=details)
+        return number
+
+    def _put(self, work: Work, command: co.PutSchedules) -> Done:
+        topic = work.topic(command.topic)
+        book: CronBook = topic.body
+        self._check_put(work, topic, command)
+        outcomes = [
+            self._put_one(work, topic, book, name, definition, command.version)
+            for name, definition in command.schedules
+        ]
+        work.effects.append(SchedulesChanged(topic.number))
+        return Done(outcomes)
+
+    def _check_put(self, work: Work, topic: Topic, command: co.PutSchedules) -> None:
+        book: CronBook = topic.body
+        added = {name for name, _ in command.schedules if name not in book.by_name}
+        if len(book) + len(added) > work.limits.schedules_max:
+            raise Overloaded(f"{topic.name!r} has {work.limits.schedules_max} schedules already")
+        for name, _ in command.schedules:
+            if not 0 < len(name.encode()) <= work.limits.name_bytes_max:
+                limit = work.limits.name_bytes_max
+                raise InvalidArgument(
+                    f"a schedule's name has 1 to {limit} bytes", field="name", limit=limit
+                )
+        for target in {json.loads(definition)["target"] for _, definition in command.schedules}:
+            self._target(work, target)
+
+    def _target(self, work: Work, name: str) -> Topic:
+        target = work.state.by_name.get(name)
+        if target is None:
+            raise NotFound(f"there is no target topic {name!r}", details={"topic": name})
+        if target.settings.kind not in TARGET_KINDS:
+            kinds = " or ".join(TARGET_KINDS)
+            raise InvalidArgument(
+                f"a schedule's target is a {kinds} topic: {name!r} is a {target.settings.kind}",
+                field="target",
+            )
+        return target
+
+    def _put_one(
+        self, work: Work, topic: Topic, book: CronBook, name: str, definition: str, version: int
+    ) -> tuple[Outcome, int]:
+        number = book.by_name.get(name)
+        current = 0 if number is None else int(book.version[number])
+        if version not in (-1, current):
+            return Outcome.CONFLICT, current
+        last_us = work.now_us
+        if number is None:
+            number = next(iter(book.free), book.size)
+            current = int(book.version[number]) if number < book.size else 0
+        else:
+            before = book.definitions[number]
+            assert before is not None
+            if before == definition:
+                return Outcome.OK, current
+            self._take_back(work, topic, np.array([number]))
+            last_us = int(book.last_us[number])
+            if Schedule.from_json(before).timing != Schedule.from_json(definition).timing:
+                last_us = max(last_us, work.now_us)
+        event = ev.SchedulePut(
+            work.now_us, topic.number, number, current + 1, last_us, name, definition
+        )
+        work.emit(event)
+        return Outcome.OK, current + 1
+
+    def _delete(self, work: Work, command: co.DeleteSchedule) -> Done:
+        topic = work.topic(command.topic)
+        number = self._find(topic, command.name)
+        self._take_back(work, topic, np.array([number]))
+        work.emit(ev.ScheduleDeleted(work.now_us, topic.number, number))
+        work.effects.append(SchedulesChanged(topic.number))
+        return Done()
+
+    def _pause(self, work: Work, command: co.PauseSchedule) -> Done:
+        topic = work.topic(command.topic)
+        book: CronBook = topic.body
+        number = self._find(topic, command.name)
+        changed = bool(book.paused[number]) != command.paused
+        if changed:
+            self._take_back(work, topic, np.array([number]))
+            last_us = int(book.last_us[number])
+            if not command.paused:
+                last_us = max(last_us, work.now_us)
+            event = ev.SchedulePaused(
+                work.now_us, topic.number, number, int(command.paused), last_us
+            )
+            work.emit(event)
+            work.effects.append(SchedulesChanged(topic.number))
+        return Done(changed)
+
+    def _read(self, work: Work, command: co.ReadSchedules) -> Done:
+        topic = work.topic(command.topic)
+        book: CronBook = topic.body
+        size = book.size
+        if command.name:
+            found = np.array([self._find(topic, command.name)])
+        elif command.after_change >= 0:
+            changed = book.changed_at[:size]
+            found = np.flatnonzero(changed > command.after_change)
+            found = found[np.argsort(changed[found])]
+        else:
+            begin = command.after_number + 1
+            found = begin + np.flatnonzero(book.exists[begin:size])
+        limit = max(1, command.limit)
+        numbers, more = found[:limit], len(found) > limit
+        changes = int(book.changed_at[numbers[-1]]) if more else book.changes
+        page = co.SchedulesPage(
+            numbers,
+            book.version[numbers],
+            book.paused[numbers],
+            book.last_us[numbers],
+            book.last_id[numbers],
+            book.fired[numbers],
+            book.skipped[numbers],
+            [book.names[number] for number in numbers.tolist()],
+            [book.definitions[number] for number in numbers.tolist()],
+            changes,
+            more,
+        )
+        return Done(page)
+
+    # Occurrences
+
+    def _fire(self, work: Work, command: co.Fire) -> Reply:
+        topic = work.topic(command.topic)
+        target = self._target(work, command.target)
+        book: CronBook = topic.body
+        reply = blank(len(command.numbers))
+        reply.status[:] = self._judge(book, command)
+        good = reply.status == Outcome.OK
+        numbers = command.numbers[good]
+        if len(numbers):
+            skipped = command.due_us[good] < 0
+            ids = self._emit(work, topic, target, command, good, skipped)
+            reply.ids[good] = ids
+            reply.versions[good] = command.versions[good]
+        return reply
+
+    def _judge(self, book: CronBook, command: co.Fire) -> NDArray[np.uint8]:
+        numbers = command.numbers
+        status = np.zeros(len(numbers), dtype=np.uint8)
+        known = (numbers >= 0) & (numbers < book.size)
+        places = np.where(known, numbers, 0)
+        known &= book.exists[places]
+        status[command.occurrences_us <= book.last_us[places]] = Outcome.DUPLICATE
+        again = repeated(numbers)
+        if again is not None:
+            status[again] = Outcome.DUPLICATE
+        status[(book.version[places] != command.versions) | book.paused[places]] = Outcome.CONFLICT
+        status[~known] = Outcome.NOT_FOUND
+        return status
+
+    def _emit(
+        self, work: Work, topic: Topic, target: Topic, command: co.Fire, good: Bools, skipped: Bools
+    ) -> Int64s:
+        """Messages for the good rows, except those that are passed over: their ids."""
+        book: CronBook = topic.body
+        numbers, due = command.numbers[good], command.due_us[good]
+        states = self._states(book.last_target[numbers], book.last_id[numbers])
+        open_ones = (states == State.SCHEDULED) | (states == State.LEASED)
+        skipped = skipped | ((book.overlap[numbers] == _SKIP) & open_ones)
+        last = (book.last_target[numbers], book.last_id[numbers])
+        ids = np.zeros(len(numbers), dtype=np.int64)
+        emitted = np.flatnonzero(~skipped)
+        if len(emitted):
+            rows = command.rows
+            if len(emitted) < len(rows):
+                kept = np.flatnonzero(good)[emitted]
+                rows = Rows(rows.batch.take(pa.array(kept)))
+            ids[emitted] = self._produce(
+                work, target, rows, due[emitted], book.priority[numbers[emitted]]
+            )
+        replaced = (book.overlap[numbers] == _CANCEL) & (states == State.SCHEDULED) & ~skipped
+        if replaced.any():
+            self._cancel(work, last[0][replaced], last[1][replaced])
+        occurrences = command.occurrences_us[good]
+        work.emit(ev.Fired(work.now_us, topic.number, target.number, numbers, occurrences, ids))
+        return ids
+
+    def _produce(
+        self, work: Work, target: Topic, rows: Rows, due: Int64s, priorities: NDArray[np.uint16]
+    ) -> Int64s:
+        produce = commands.Produce(target.name, rows, commands.When(due_us=due))
+        if target.settings.kind == "priority":
+            produce.priorities = priorities
+        return self.engine.produce_into(work, produce).ids
+
+    def _run(self, work: Work, command: co.RunSchedule) -> Reply:
+        topic = work.topic(command.topic)
+        book: CronBook = topic.body
+        number = self._find(topic, command.name)
+        definition = book.definitions[number]
+        assert definition is not None
+        target = self._target(work, Schedule.from_json(definition).target)
+        one, yes = np.array([number]), np.ones(1, dtype=np.bool_)
+        reply = blank(1)
+        reply.ids[:], reply.versions[:] = book.last_id[one], book.version[one]
+        states = self._states(book.last_target[one], book.last_id[one])
+        if book.overlap[number] == _SKIP and states[0] in (State.SCHEDULED, State.LEASED):
+            reply.status[:] = Outcome.CONFLICT
+            return reply
+        now, none = np.array([work.now_us]), np.zeros(1, dtype=np.int64)
+        fire = co.Fire(topic.name, target.name, one, book.version[one], none, now, command.rows)
+        reply.ids[:] = self._emit(work, topic, target, fire, yes, ~yes)
+        return reply
+
+    # Checkpoints
+
+    def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
+        """Schedules, and what they emitted ahead."""
+        book: CronBook = topic.body
+        return book.capture(f"cron.{topic.number}.", columns)
+
+    def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
+        """Back from a checkpoint."""
+        if described:
+            topic.body.restore(f"cron.{topic.number}.", described, columns)

@@ -14,7 +14,10 @@ Int64s = NDArray[np.int64]
 
 @dataclass(slots=True)
 class PutSchedules:
-    """Makes or changes schedules: (name, definition as JSON), checked by who sends this."""
+    """Makes or changes schedules: (name, definition as JSON), checked by who sends this.
+
+    Done(value=[(outcome, version), ...]), a row each.
+    """
 
     topic: str
     schedules: list[tuple[str, str]]
@@ -50,12 +53,35 @@ class RunSchedule:
 
 @dataclass(slots=True)
 class ReadSchedules:
-    """Done(value=page): those that changed after a change number, or one by name."""
+    """Done(value=SchedulesPage): one by name, all by number, or those that changed since.
+
+    `after_change` is the page's own count of changes, from before; then those that are gone stand
+    there too, without a definition.
+    """
 
     topic: str
     name: str = ""
-    after_change: int = 0
+    after_number: int = -1
+    after_change: int = -1
     limit: int = 5_000
+
+
+@dataclass(slots=True)
+class SchedulesPage:
+    """Schedules as they are, a row each."""
+
+    numbers: Int64s
+    versions: Int64s
+    paused: NDArray[np.bool_]
+    last_us: Int64s
+    last_ids: Int64s
+    fired: Int64s
+    skipped: Int64s
+    names: list[str]
+    definitions: list[str | None]
+    # Ask again from here; and whether there is more.
+    changes: int
+    more: bool
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ class SchedulePut(Event):
     number: int
     version: int
     last_us: int
+    name: str
     definition: str
 
 
@@ -60,3 +61,11 @@ class Unfired(Event):
     topic: int
     number: Int64s
     last_us: Int64s
+
+
+@dataclass(slots=True)
+class Passed(Event):
+    """Messages that were emitted ahead fell due while the broker ran: they were in time."""
+
+    code: ClassVar[int] = 95
+    topic: int

@@ -274,6 +274,7 @@ class Engine:
     def delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
         """A topic goes, with all that it holds and all who wait for it."""
         topic = work.topic(command.name)
+        topic.kind.deleting(work, topic)
         done = delete_topic(work, command)
         self.turns.forget(topic)
         topic.kind.forget(topic)

@@ -61,6 +61,9 @@ class Kind:
     def changed(self, topic: Topic) -> None:
         """The topic has new settings."""
 
+    def deleting(self, work: Work, topic: Topic) -> None:
+        """The topic is about to be deleted: what goes with it elsewhere."""
+
     def drop(self, topic: Topic) -> None:
         """The topic is being deleted: durable state that partitions don't hold goes."""
 
