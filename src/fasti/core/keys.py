@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fasti.core.hashing import PUBLIC_SEED, UInt64s, hash_keys
+from fasti.core.hashing import PUBLIC_SEED, UInt64s, hash_keys, ranked_partitions
 from fasti.core.location import ROWS_MAX
 from fasti.errors import InvalidArgument
 from fasti.model import Limits
@@ -52,6 +52,12 @@ class Keys:
         if count == 1:
             return np.zeros(len(self), dtype=np.int64)
         return (self.routes % np.uint64(count)).astype(np.int64)
+
+    def ranked(self, count: int) -> NDArray[np.int64]:
+        """The partition of each key in a log of so many."""
+        if count == 1:
+            return np.zeros(len(self), dtype=np.int64)
+        return ranked_partitions(self.routes, count)
 
     @property
     def given(self) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 ROW_BITS = 16
 ROWS_MAX = 1 << ROW_BITS
 _ROW_MASK = ROWS_MAX - 1
-_IN_RUN = 1 << 62
+IN_RUN = 1 << 62
 _NUMBER_MASK = (1 << 46) - 1
 
 Int64s = NDArray[np.int64]
@@ -25,12 +25,12 @@ def in_frame(sequence: int, rows: Int64s | int) -> Int64s:
 
 def in_block(number: int, rows: Int64s) -> Int64s:
     """Locations in a run's payload block."""
-    return (_IN_RUN | number << ROW_BITS) | rows
+    return (IN_RUN | number << ROW_BITS) | rows
 
 
 def is_in_run(locations: Int64s) -> NDArray[np.bool_]:
     """Which of these lie in runs (the others lie in the journal)."""
-    return locations >= _IN_RUN
+    return locations >= IN_RUN
 
 
 def number_of(locations: Int64s) -> Int64s:

@@ -71,13 +71,13 @@ class DescribeLog:
 
 @dataclass(slots=True)
 class LogsInstalled:
-    """A checkpoint wrote rows to blocks: (first offset, rows, block, first_us), in order."""
+    """A checkpoint wrote rows to blocks: (first offset, rows, block, first_us, last_us) each."""
 
     topic: int
     partition: int
     from_offset: int
     upto_offset: int
-    blocks: list[tuple[int, int, int, int]]
+    blocks: list[tuple[int, int, int, int, int]]
 
 
 @dataclass(slots=True)

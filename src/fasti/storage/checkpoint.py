@@ -4,7 +4,8 @@ A checkpoint begins in the sequencer, between two steps: `begin` takes a snapsho
 epoch. `write` then works beside the traffic, at a byte rate: the rows whose payloads lie in the
 journal go into a new run, together with those of older blocks that are worth rewriting (more than
 half dead, or one small run of too many: that is all that compaction is); rows that changed but
-whose payloads stay go into delta blocks; the rest of the state goes into one block. When all of it
+whose payloads stay go into delta blocks; rows of logs go into log blocks (log_blocks.py);
+the rest of the state goes into one block. When all of it
 is durable and so is the journal up to the snapshot, the manifest is switched. Last, the sequencer
 learns the new places (`installs`), and what is no longer named can be deleted.
 
@@ -29,11 +30,13 @@ from fasti.core.commands import RowsInstalled, RunsInstalled
 from fasti.core.engine import Engine
 from fasti.core.hashing import hash_keys
 from fasti.core.location import in_block, is_in_run, number_of
+from fasti.core.log_commands import LogsInstalled
 from fasti.core.partition import FOREVER
 from fasti.core.snapshot import Snapshot
 from fasti.errors import FastiError
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
+from fasti.storage.log_blocks import LogWriter, Tails, log_kind
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.runs import (
@@ -67,6 +70,9 @@ class Plan:
     epoch: int
     # Epochs whose changes are not in any run or delta yet: this one, and those that failed.
     unwritten: list[int]
+    # Rows of logs that lie in the journal only, and what retention dropped since the last one.
+    logs: Tails
+    trimmed_bytes: int
 
 
 @dataclass(slots=True)
@@ -76,9 +82,12 @@ class Written:
     manifest: Manifest
     new_blocks: list[Block] = field(default_factory=list)
     installs: list[RowsInstalled] = field(default_factory=list)
+    log_installs: list[LogsInstalled] = field(default_factory=list)
     # Where runs may hold something from: anywhere, in every partition of the snapshot.
     first_due_us: dict[tuple[int, int], int] = field(default_factory=dict)
     written_bytes: int = 0
+    # What retention of logs had dropped, and is given back now.
+    trimmed_bytes: int = 0
 
     def finished(self, version: int) -> RunsInstalled:
         """The input that completes the checkpoint, once the manifest has its version."""
@@ -91,12 +100,13 @@ def begin(engine: Engine, unwritten: list[int], now_us: int) -> Plan:
     memory = engine.memory
     epoch = memory.epoch
     capsule = capture(engine.state)
+    logs = log_kind(engine)
     snapshot = engine.snapshot(now_us, FOREVER)
     memory.epoch = epoch + 1
     for topic in engine.state.topics.values():
         for partition in topic.partitions:
             partition.calendar.generation = epoch + 1
-    return Plan(snapshot, capsule, epoch, [*unwritten, epoch])
+    return Plan(snapshot, capsule, epoch, [*unwritten, epoch], logs.tails(), logs.trimmed_bytes)
 
 
 class CheckpointWriter:
@@ -124,7 +134,9 @@ class CheckpointWriter:
                 position=plan.snapshot.position,
                 checkpoint=plan.epoch,
                 blocks=[],
-            )
+                logs=[],
+            ),
+            trimmed_bytes=plan.trimmed_bytes,
         )
 
     @property
@@ -165,10 +177,17 @@ class CheckpointWriter:
             else:
                 self._write_delta(rows)
         manifest.blocks += self._written.new_blocks
+        self._write_logs()
         manifest.state_name = f"{self._take_number():012d}.state"
         self._store(manifest.state_name, encode_state(self._plan.capsule))
         manifest.next_block = self._next_block
         return self._written
+
+    def _write_logs(self) -> None:
+        writer = LogWriter(self._payloads, self._take_number, self._store)
+        logs = writer.write(self._old.logs, self._plan.capsule, self._plan.logs)
+        self._written.manifest.logs = logs.blocks
+        self._written.log_installs = logs.installs
 
     def _live(self, block: Block) -> int:
         dead = self._dead.get(block.number)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core.location import ROW_BITS, ROWS_MAX
+from fasti.core.location import IN_RUN, ROW_BITS, ROWS_MAX
 from fasti.core.log_commands import LogPiece
 from fasti.storage.payloads import Payloads
 from fasti.storage.runs import PAYLOAD_SCHEMA
@@ -23,12 +23,13 @@ Int64s = NDArray[np.int64]
 
 def read_piece(payloads: Payloads, piece: LogPiece) -> pa.RecordBatch:
     """The rows of a piece, with every column of PAYLOAD_SCHEMA."""
-    batch, at_us = payloads.batch_at(piece.location)
+    batch, _ = payloads.batch_at(piece.location)
+    in_block = piece.location >= IN_RUN
     begin = piece.location & (ROWS_MAX - 1)
     columns = []
     for field in PAYLOAD_SCHEMA:
-        if field.name == "created_us" and at_us:
-            columns.append(pa.array(np.full(piece.count, at_us)))
+        if field.name == "created_us" and not in_block:
+            columns.append(pa.array(np.full(piece.count, piece.at_us)))
         elif field.name not in batch.schema.names:
             columns.append(pa.nulls(piece.count, field.type))
         elif piece.rows is None:
@@ -47,9 +48,9 @@ def locations(piece: LogPiece) -> Int64s:
 
 def offset_at(payloads: Payloads, piece: LogPiece, time_us: int) -> int:
     """Of a piece (the answer to `FindOffset`), the first row at the time or later."""
-    batch, at_us = payloads.batch_at(piece.location)
-    if at_us:
+    if piece.location < IN_RUN:
         return piece.first_offset
+    batch, _ = payloads.batch_at(piece.location)
     begin = piece.location & (ROWS_MAX - 1)
     times = batch.column("created_us").to_numpy(zero_copy_only=False)
     times = times[begin : begin + piece.count]

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fasti.errors import NewerFormat
+from fasti.storage.log_blocks import LogBlock
 from fasti.storage.runs import Block
 
-MANIFEST_DATA_VERSION = 1
+# 2: with the blocks of logs.
+MANIFEST_DATA_VERSION = 2
 
 
 @dataclass(slots=True)
@@ -29,11 +31,13 @@ class Manifest:
     next_block: int = 1
     state_name: str = ""
     blocks: list[Block] = field(default_factory=list)
+    logs: list[LogBlock] = field(default_factory=list)
 
     @property
     def names(self) -> set[str]:
         """Every object that counts."""
         named = {name for block in self.blocks for name in block.names}
+        named |= {block.name for block in self.logs}
         return named | ({self.state_name} if self.state_name else set())
 
     def encode(self) -> bytes:
@@ -47,6 +51,7 @@ class Manifest:
             "next_block": self.next_block,
             "state": self.state_name,
             "blocks": [block.to_dict() for block in self.blocks],
+            "logs": [block.to_list() for block in self.logs],
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -69,4 +74,5 @@ class Manifest:
             document["next_block"],
             document["state"],
             [Block.from_dict(values) for values in document["blocks"]],
+            [LogBlock.from_list(values) for values in document.get("logs", [])],
         )

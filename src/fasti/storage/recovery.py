@@ -21,6 +21,7 @@ from fasti.core.index import HashIndex
 from fasti.core.location import number_of, row_of
 from fasti.errors import Corruption, Gone, IllegalTransition, NotFound
 from fasti.model import State
+from fasti.storage import log_blocks
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode
 from fasti.storage.journal import Journal, StoredFrame
@@ -54,8 +55,18 @@ def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int
     for block in listed:
         _restore_rows(engine, block, _read(blocks, block), dead, known)
     _restore_keys(engine, blocks, listed, dead)
+    _restore_logs(engine, blocks, manifest)
     _derive(engine, manifest, version)
     capsules.restore_leases(engine.state, capsule)
+
+
+def _restore_logs(engine: Engine, blocks: BlockStore, manifest: Manifest) -> None:
+    """Rows of logs are not read, but they must be there."""
+    stored = set(blocks.list()) if manifest.logs else set()
+    for block in manifest.logs:
+        if block.name not in stored:
+            raise _missing(block.name)
+    log_blocks.restore(engine, manifest.logs)
 
 
 def replay(
@@ -97,8 +108,11 @@ def _get(blocks: BlockStore, name: str) -> memoryview:
     try:
         return blocks.get(name)
     except NotFound as error:
-        message = f"{name}: missing, though the manifest names it"
-        raise Corruption(message, file=name, offset=0) from error
+        raise _missing(name) from error
+
+
+def _missing(name: str) -> Corruption:
+    return Corruption(f"{name}: missing, though the manifest names it", file=name, offset=0)
 
 
 def _restore_rows(
