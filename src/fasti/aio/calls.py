@@ -77,7 +77,9 @@ class LoopCalls:
         """Sends a request and waits for its answer."""
         self._home.check()
         length_us = sync.timeout_us(timeout)
-        inbox = self._calls.open_inbox() or await self._home.run(self._calls.inbox)
+        inbox = self._calls.open_inbox()
+        if inbox is None:
+            inbox = await self._home.run(self._calls.inbox)
         begun = self._calls.begin(inbox, length_us, headers, partial(LoopPending, self._home))
         pending = begun.pending
         assert isinstance(pending, LoopPending)

@@ -7,7 +7,7 @@ needs no `await`, and may be called by any thread. Awaiting it does no harm. Wit
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Generator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -78,6 +78,31 @@ class Message(sync.Message):
     ) -> Awaitable[Outcome | None]:
         """Has the lease last `length` from now. Mostly not needed: leases renew themselves."""
         return self._return("extend", duration_us(length, "length"), wait, timeout)
+
+    def reply(  # type: ignore[override]
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        ack: bool = True,
+        wait: bool = True,
+        timeout: Duration | None = None,
+    ) -> Awaitable[Outcome | None]:
+        """Answers whoever sent it by `client.call`, and acks it: both or neither.
+
+        It is sent at once; the `await` is for the outcome, which says what `fasti.Message.reply`
+        says. With `wait=False` there is nothing to wait for.
+        """
+        reply = self._replying(payload, headers, content_type, ack)
+        session = cast(LoopSession, self._run.session)
+        if not wait:
+            session.replies.send(reply)
+            return _TOLD
+        session.home.check()
+        reply.waiter = waiter = LoopWaiter(session.home)
+        session.replies.send(reply)
+        return _first(waiter.outcomes("reply", timeout))
 
     def _finished(
         self, op: str, argument: Any, wait: bool, timeout: Duration | None

@@ -6,6 +6,7 @@ a message says is read from the columns it came in when it is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.client.durations import Duration, as_datetime, duration_us
+from fasti.client.durations import Duration, as_datetime, duration_us, seconds
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.returns import Return, Segment
+from fasti.client.replies import REPLY_TO, Reply, answer_headers, asked, checked_payload
+from fasti.client.returns import Return, Segment, Waiter
 from fasti.client.run import Run
-from fasti.errors import IllegalTransition, InvalidArgument
+from fasti.errors import IllegalTransition, InvalidArgument, TimedOut
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
 
 
@@ -91,6 +93,12 @@ class Message:
     def subject(self) -> str | None:
         """What it is about, if it was sent with a subject."""
         return self._run.value("subject", self._row)
+
+    @property
+    def reply_to(self) -> str | None:
+        """Where somebody waits for an answer to it; None if nobody does."""
+        headers = self._run.value("headers", self._row)
+        return dict(headers).get(REPLY_TO) if headers else None
 
     @property
     def due_us(self) -> int:
@@ -201,6 +209,58 @@ class Message:
     ) -> Outcome | None:
         """Has the lease last `length` from now. Mostly not needed: leases renew themselves."""
         return self._return("extend", duration_us(length, "length"), wait, timeout)
+
+    def reply(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        ack: bool = True,
+        wait: bool = True,
+        timeout: Duration | None = None,
+    ) -> Outcome | None:
+        """Answers whoever sent it by `client.call`, and acks it: both or neither.
+
+        `ok`: the answer is on its way. `dead`: it came too late, which `reason` tells, and is kept
+        in the topic `_replies`; the message is acked all the same. Anything else, such as
+        `stale_lease`: nothing happened, and the message comes again. With `ack=False` it stays
+        yours: a second answer to one call would find nobody who waits. With `wait=False` it returns
+        at once, like `ack`, and a failure is raised by the consumer's next call.
+
+        Raises `invalid_argument` if nobody asked for an answer, `illegal_transition` if the message
+        was finished before, `timed_out`.
+        """
+        reply = self._replying(payload, headers, content_type, ack)
+        if wait:
+            reply.waiter = Waiter()
+        self._run.session.replies.send(reply)
+        if reply.waiter is None:
+            return None
+        outcomes = reply.waiter.wait(seconds(timeout))
+        if outcomes is None:
+            raise TimedOut(f"no answer to the reply within {timeout}; it is still under way")
+        return outcomes[0]
+
+    def _replying(
+        self,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        content_type: str | None,
+        ack: bool,
+    ) -> Reply:
+        run, row = self._run, self._row
+        request = self.headers
+        to, deadline_us = asked(request)
+        pairs = answer_headers(request, headers)
+        given = checked_payload(payload, run.session.payload_bytes_max)
+        if content_type is not None and not isinstance(content_type, str):
+            raise InvalidArgument("content_type is text", field="content_type")
+        if run.finished[row]:
+            self._refuse()
+        if ack:
+            run.finished[row] = 1
+        return Reply(run, row, to, deadline_us, given, pairs, content_type, ack)
 
     def _finish(
         self, op: str, argument: Any, wait: bool, timeout: Duration | None

@@ -29,6 +29,7 @@ from fasti.client.durations import Duration, seconds
 from fasti.client.failures import Failures, described
 from fasti.client.holding import Holding
 from fasti.client.outcomes import Outcomes
+from fasti.client.replies import Replies
 from fasti.client.returns import Request, Return, Waiter, merged
 from fasti.client.run import Run
 from fasti.client.transport import Header, Stream, Transport
@@ -82,6 +83,9 @@ class Session:
         self._linger_until = 0.0
         self._urged = False
         self._transport = transport
+        self.payload_bytes_max = limits.payload_bytes_max
+        # Answers to requests go beside the session, with the acks of what they answer.
+        self.replies = Replies(self, transport, self._replied)
         self._time_limit_us = time_limit_us
         self._settings = TopicSettings()
         self._work = threading.Condition(self.lock)
@@ -178,6 +182,10 @@ class Session:
             self._custody.leave(run, 1)
             self._work.notify()
 
+    def _replied(self) -> None:
+        with self.lock:
+            self._answered.notify_all()
+
     def want(self, prefetch: int) -> None:
         """At least so many messages may be here unfinished."""
         with self.lock:
@@ -226,9 +234,10 @@ class Session:
 
     def _all_answered(self) -> bool:
         if self._over or self._thread is None:
-            return True
+            return not self.replies.busy
         quiet = all(request.returned.quiet for request in self._requests.values())
-        return quiet and not self._returns and not any(run.acks for run in self._acked)
+        waiting = self._returns or self.replies.busy or any(run.acks for run in self._acked)
+        return quiet and not waiting
 
     def close(self, timeout: float | None) -> None:
         """Waits for answers, ends the session, gives back what was not started."""
@@ -642,7 +651,7 @@ class Session:
                 request.returned.again = True
                 self._returns.append(request.returned)
         self._requests.clear()
-        self._custody.take_back(self._returns, self._acked)
+        self._custody.take_back([*self._returns, *self.replies.under_way()], self._acked)
         self.holding.drop_all()
 
     def _succeeded(self, returned: Return, outcomes: Outcomes) -> None:
