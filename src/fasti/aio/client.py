@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from fasti.aio.calls import LoopCalls
 from fasti.aio.consumer import Consumer
 from fasti.aio.groups import Groups
 from fasti.aio.home import Home
@@ -24,6 +25,7 @@ from fasti.aio.reader import Reader
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
+from fasti.client.calls import Answer
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.log_place import Start
 from fasti.client.topics import Topic
@@ -102,6 +104,7 @@ class Client:
         # Those that may have something under way: not to be forgotten before it is sent.
         self._kept: set[Producer] = set()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._calls: LoopCalls | None = None
 
     @property
     def clock(self) -> BrokerClock:
@@ -254,6 +257,31 @@ class Client:
         name = self.owner if owner is None else owner
         found = sync_messages.Messages(transport, topic, name)
         return Messages(self._home, found, partial(self._flush, topic))
+
+    async def call(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        timeout: Duration = "5s",
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        owner: str | None = None,
+        **columns: Any,
+    ) -> Answer:
+        """Sends a request and waits for its answer: its `payload`, `headers`, `content_type`.
+
+            answer = await client.call("prices", b"...", timeout="5s")
+
+        As `fasti.Client.call`; any number of tasks may call at once. If the task is cancelled the
+        request is handled all the same, and its reply is dead.
+        """
+        self._check_open()
+        if self._calls is None:
+            self._calls = LoopCalls(self._home, self._client.calls, self.clock, self.producer)
+        given = {"key": key, "content_type": content_type, **columns}
+        return await self._calls.call(topic, payload, timeout, owner, headers, **given)
 
     def transaction(self) -> Transaction:
         """Several changes that happen whole or not at all.

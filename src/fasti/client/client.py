@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
 
 if TYPE_CHECKING:
+    from fasti.client.calls import Answer, Calls
     from fasti.client.groups import Groups
     from fasti.client.log import Log
     from fasti.client.log_place import Start
@@ -141,6 +142,7 @@ class Client:
         self._abandoned: list[Outbox] = []
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._calls: Calls | None = None
         # Those of consumers that were thrown away end by themselves, if they get the time.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         _clients.add(self)
@@ -342,6 +344,46 @@ class Client:
 
         return flush
 
+    def call(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        timeout: Duration = "5s",
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        owner: str | None = None,
+        **columns: Any,
+    ) -> Answer:
+        """Sends a request and waits for its answer: its `payload`, `headers`, `content_type`.
+
+            answer = client.call("prices", b"...", timeout="5s")
+
+        Whoever consumes the topic answers by `message.reply(...)`; it has the request under a lease
+        like any message, so if it dies another one answers. `columns` are others of
+        `Producer.send`, such as `priority` and `subject`. Any number of threads may call at once:
+        all answers come by one session of this client.
+
+        Raises `timed_out` when no answer came in time: a request that nobody had taken is withdrawn
+        then, and a reply that comes later is dead, with its reason. `not_found` if there is no such
+        topic, `rows_failed` if the request was not taken (`key` is in use), and what `Producer.send`
+        raises.
+        """
+        self._check_open()
+        given = {"key": key, "content_type": content_type, **columns}
+        return self.calls.call(topic, payload, timeout, owner, headers, **given)
+
+    @property
+    def calls(self) -> Calls:
+        """What calls of this client share; for the asyncio client, which waits in another manner."""
+        from fasti.client.calls import Calls
+
+        with self._lock:
+            if self._calls is None:
+                self._calls = Calls(self)
+            return self._calls
+
     def transaction(self) -> Transaction:
         """Several changes that happen whole or not at all.
 
@@ -398,6 +440,8 @@ class Client:
             self._closed = True
         for reader in list(self._readers):
             reader.close()
+        if self._calls is not None:
+            self._calls.close(timeout)
         problems: list[FastiError] = []
         opened: list[Consumer | Producer] = [*self._consumers, *self._producers]
         for each in opened:
