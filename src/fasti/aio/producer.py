@@ -72,6 +72,9 @@ class Producer:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
+        priority: int | None = None,
+        subject: str | None = None,
+        partition: int | None = None,
         on_conflict: sync.OnConflict = "reject",
     ) -> Receipt:
         """Puts one message: after `delay`, `at` an aware datetime, or now.
@@ -80,7 +83,8 @@ class Producer:
         waits until it is durable. `key` is your own name for it, by which it can be changed until
         it is delivered; when a live message has the key, `on_conflict` says what happens: `reject`
         answers `conflict`, `replace` makes that message new, `keep` leaves it and answers
-        `duplicate`. If the task is cancelled here, nothing was sent.
+        `duplicate`. `priority`, `subject` and `partition` as for `fasti.Producer.send`. If the task
+        is cancelled here, nothing was sent.
 
         Raises `invalid_argument` on bad input, `overloaded` when the buffer stays full for
         `max_block`, `closed`, and `rows_failed` when earlier sends failed whose receipts were thrown
@@ -100,6 +104,9 @@ class Producer:
             key=key,
             headers=headers,
             content_type=content_type,
+            priority=priority,
+            subject=subject,
+            partition=partition,
             on_conflict=on_conflict,
         )
         return Receipt(receipt, self._answers)
@@ -133,6 +140,9 @@ class Producer:
         atomic: bool = ...,
         on_conflict: sync.OnConflict = ...,
         stage: str = ...,
+        priority: Any = ...,
+        subject: Any = ...,
+        partition: int | None = ...,
         wait: Literal[True] = ...,
         timeout: Duration | None = ...,
     ) -> Outcomes: ...
@@ -150,6 +160,9 @@ class Producer:
         atomic: bool = ...,
         on_conflict: sync.OnConflict = ...,
         stage: str = ...,
+        priority: Any = ...,
+        subject: Any = ...,
+        partition: int | None = ...,
         wait: Literal[False],
         timeout: Duration | None = ...,
     ) -> PendingBatch: ...
@@ -166,6 +179,9 @@ class Producer:
         atomic: bool = False,
         on_conflict: sync.OnConflict = "reject",
         stage: str = "",
+        priority: Any = None,
+        subject: Any = None,
+        partition: int | None = None,
         wait: bool = True,
         timeout: Duration | None = None,
     ) -> Outcomes | PendingBatch:
@@ -181,7 +197,10 @@ class Producer:
         """
 
         def cut() -> list[pa.RecordBatch]:
-            batch = message_batch(payloads, due, delay, key, headers, content_type)
+            batch = message_batch(
+                payloads, due, delay, key, headers, content_type, priority, subject
+            )
+            sync.checked_partition(partition)
             return self._producer.cut(batch, on_conflict, atomic)
 
         # Many rows take a while to convert, which is not the loop's to wait for.
@@ -196,7 +215,7 @@ class Producer:
             if not parcels:
                 self._throw()
             with self._box.lock:
-                parcels.append(self._box.add(piece, on_conflict, atomic, stage))
+                parcels.append(self._box.add(piece, on_conflict, atomic, stage, partition))
         return await pending.result(timeout) if wait else pending
 
     def _throw(self) -> None:

@@ -257,7 +257,8 @@ def _transaction(service: Service, header: Header, parts: Parts) -> Answer:
 def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
     op = fields.pop("op", None)
     if op == "produce":
-        fields = requests.checked(fields, topic=str, owner="", on_conflict="reject")
+        fields = requests.checked(fields, topic=str, owner="", on_conflict="reject", partition=None)
+        requests.integer(fields, "partition")
         shard = service.shard
         seed, limits = shard.store.seed, shard.settings.limits
         return requests.produce(batch, seed, limits, shard.clock.now_us(), **fields)

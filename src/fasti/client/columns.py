@@ -16,7 +16,18 @@ from fasti.client.durations import duration_us, moment_us
 from fasti.errors import InvalidArgument
 from fasti.protocol.schemas import PRODUCE_TYPES
 
-_NAMES = ("payload", "due", "due_us", "delay", "delay_us", "key", "headers", "content_type")
+_NAMES = (
+    "payload",
+    "due",
+    "due_us",
+    "delay",
+    "delay_us",
+    "key",
+    "headers",
+    "content_type",
+    "priority",
+    "subject",
+)
 
 
 def as_bytes(payload: Any) -> bytes:
@@ -44,6 +55,8 @@ def message_batch(
     key: Any = None,
     headers: Any = None,
     content_type: Any = None,
+    priority: Any = None,
+    subject: Any = None,
 ) -> pa.RecordBatch:
     """Columns, or one value for all rows, as a batch. `payloads` may be a whole table."""
     if isinstance(payloads, (pa.Table, pa.RecordBatch)):
@@ -51,7 +64,8 @@ def message_batch(
     else:
         columns = {"payload": payloads}
     given = {"due": due, "delay": delay, "key": key, "headers": headers}
-    for name, values in (given | {"content_type": content_type}).items():
+    given |= {"content_type": content_type, "priority": priority, "subject": subject}
+    for name, values in given.items():
         if values is not None:
             columns[name] = values
     unknown = sorted(set(columns) - set(_NAMES))
@@ -89,13 +103,17 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
         return "due_us", _moments(name, values, rows)
     if name in ("delay", "delay_us"):
         return "delay_us", _lengths(name, values, rows)
-    single = isinstance(values, (str, Mapping))
+    single = isinstance(values, (str, Mapping)) or (name == "priority" and _is_number(values))
     if single and name == "key" and rows > 1:
         raise InvalidArgument("key must be a column: a key has one message", field="key")
     values = [values] * rows if single else values
     if name == "headers" and not isinstance(values, (pa.Array, pa.ChunkedArray)):
         values = [None if each is None else as_headers(each) for each in values]
     return name, _column(name, values, PRODUCE_TYPES[name])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def moments(values: Any, rows: int, field: str = "due") -> pa.Array:

@@ -124,17 +124,18 @@ class Outbox:
         """Whether nothing is gathered or under way. Needs no lock."""
         return self.open is None and self._settled == self._made
 
-    def begin(self, on_conflict: str) -> Parcel:
+    def begin(self, on_conflict: str, partition: int | None = None) -> Parcel:
         """A parcel for single sends; what was gathered before goes on its way.
 
         Waits while the buffer is full. Raises `overloaded` after `max_block`, `closed`.
         """
         self.seal()
         self._await_room()
-        if self.open is None or self.open.on_conflict != on_conflict:
+        found = self.open
+        if found is None or found.on_conflict != on_conflict or found.partition != partition:
             self.seal()
-            self.open = self._new(on_conflict)
-        return self.open
+            found = self.open = self._new(on_conflict, partition)
+        return found
 
     def seal(self) -> None:
         """What was gathered so far goes as a batch of its own."""
@@ -147,19 +148,26 @@ class Outbox:
         else:
             self._settled += 1
 
-    def add(self, batch: pa.RecordBatch, on_conflict: str, atomic: bool, stage: str) -> Parcel:
+    def add(
+        self,
+        batch: pa.RecordBatch,
+        on_conflict: str,
+        atomic: bool,
+        stage: str,
+        partition: int | None = None,
+    ) -> Parcel:
         """A batch behind everything that was sent before."""
         self.seal()
         self._await_room()
         self.seal()
-        parcel = self._new(on_conflict)
+        parcel = self._new(on_conflict, partition)
         parcel.batch, parcel.rows, parcel.size_bytes = batch, batch.num_rows, batch.nbytes
         parcel.atomic, parcel.stage = atomic, stage
         self._enqueue(parcel)
         return parcel
 
-    def _new(self, on_conflict: str) -> Parcel:
-        parcel = Parcel(on_conflict, self.failures)
+    def _new(self, on_conflict: str, partition: int | None) -> Parcel:
+        parcel = Parcel(on_conflict, self.failures, partition)
         parcel.deadline = time.monotonic() + self._deadline_s
         self._made += 1
         if self._thread is None:
@@ -327,6 +335,8 @@ class Outbox:
                 metadata["atomic"] = True
             if parcel.stage:
                 metadata["stage"] = parcel.stage
+            if parcel.partition is not None:
+                metadata["partition"] = parcel.partition
         try:
             stream.send(metadata, _widened(batch, schema))
         except FastiError:

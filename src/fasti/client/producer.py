@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -20,14 +21,41 @@ from fasti.client.outbox import GATHER_BYTES, GATHER_ROWS, Outbox
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import PendingBatch, Receipt
 from fasti.client.transport import Transport
+from fasti.core.subjects import check_subjects
 from fasti.errors import FastiError, InvalidArgument
-from fasti.model import Limits
+from fasti.model import PRIORITY_MAX, Limits
 
 OnConflict = Literal["reject", "replace", "keep"]
 _ON_CONFLICT = ("reject", "replace", "keep")
 # Larger batches go in pieces of this size, so that the broker can work on one while it gets the next.
 _PIECE_ROWS, _PIECE_BYTES = 16_384, 4 << 20
 _PARCEL_ROWS, _PARCEL_BYTES = 8_192, 4 << 20
+
+
+def checked_partition(partition: int | None) -> int | None:
+    """A partition's number, or None."""
+    whole = isinstance(partition, int) and not isinstance(partition, bool)
+    if partition is not None and (not whole or partition < 0):
+        raise InvalidArgument(f"a partition is a number, not {partition!r}", field="partition")
+    return partition
+
+
+def checked_priority(priority: Any) -> int:
+    """A whole number from 0 on."""
+    whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not whole or not 0 <= priority <= PRIORITY_MAX:
+        raise InvalidArgument(
+            f"a priority is a whole number from 0 to {PRIORITY_MAX}, not {priority!r}",
+            field="priority",
+            limit=PRIORITY_MAX,
+        )
+    return int(priority)
+
+
+@lru_cache(4096)
+def _checked_subject(subject: str) -> str:
+    check_subjects(pa.array([subject], type=pa.string()))
+    return subject
 
 
 class Producer:
@@ -80,6 +108,9 @@ class Producer:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
+        priority: int | None = None,
+        subject: str | None = None,
+        partition: int | None = None,
         on_conflict: OnConflict = "reject",
     ) -> Receipt:
         """Puts one message: after `delay`, `at` an aware datetime, or now.
@@ -88,6 +119,10 @@ class Producer:
         name for it, by which it can be changed until it is delivered; when a live message has the
         key, `on_conflict` says what happens: `reject` answers `conflict`, `replace` makes that
         message new, `keep` leaves it and answers `duplicate`.
+
+        `priority`, 0 first, is for priority topics. `subject` says what it is about, for topics that
+        are bound to this one. `partition` names the partition, for messages without keys; in logs
+        also for those with one, where a key only chooses the partition.
 
         Raises `invalid_argument` on bad input, `overloaded` when the buffer stays full for
         `max_block`, `closed`, and `rows_failed` when earlier sends failed whose receipts were thrown
@@ -105,21 +140,23 @@ class Producer:
             or at is not None
             or headers is not None
             or content_type is not None
+            or priority is not None
+            or subject is not None
         ):
-            extras = self._extras(delay, at, key, headers, content_type)
+            extras = self._extras(delay, at, key, headers, content_type, priority, subject)
             # About: it only has to keep a batch far below its limit.
             size_bytes += 64
-            if headers is not None or content_type is not None:
+            if headers is not None or content_type is not None or subject is not None:
                 size_bytes += len(str(extras))
         box = self._box
         if box.failures.pending:
             box.failures.throw()
         with box.lock:
             parcel = box.open
-            if parcel is None or parcel.on_conflict != on_conflict:
+            if parcel is None or parcel.on_conflict != on_conflict or parcel.partition != partition:
                 if on_conflict not in _ON_CONFLICT:
                     self._refuse_conflict(on_conflict)
-                parcel = box.begin(on_conflict)
+                parcel = box.begin(on_conflict, checked_partition(partition))
             payloads = parcel.payloads
             row = len(payloads)
             payloads.append(payload)
@@ -134,7 +171,14 @@ class Producer:
         return Receipt(parcel, row)
 
     def _extras(
-        self, delay: Any, at: Any, key: Any, headers: Any, content_type: Any
+        self,
+        delay: Any,
+        at: Any,
+        key: Any,
+        headers: Any,
+        content_type: Any,
+        priority: Any,
+        subject: Any,
     ) -> list[tuple[str, Any]]:
         """The columns that this message uses, checked: one bad row would spoil its batch."""
         found: list[tuple[str, Any]] = []
@@ -154,6 +198,10 @@ class Producer:
         if content_type is not None:
             limit = self._limits.headers_bytes_max
             found.append(("content_type", self._text("content_type", content_type, limit)))
+        if priority is not None:
+            found.append(("priority", checked_priority(priority)))
+        if subject is not None:
+            found.append(("subject", _checked_subject(self._text("subject", subject, 1 << 20))))
         return found
 
     def _text(self, field: str, text: Any, limit: int, empty: bool = False) -> str:
@@ -196,6 +244,9 @@ class Producer:
         atomic: bool = ...,
         on_conflict: OnConflict = ...,
         stage: str = ...,
+        priority: Any = ...,
+        subject: Any = ...,
+        partition: int | None = ...,
         wait: Literal[True] = ...,
         timeout: Duration | None = ...,
     ) -> Outcomes: ...
@@ -213,6 +264,9 @@ class Producer:
         atomic: bool = ...,
         on_conflict: OnConflict = ...,
         stage: str = ...,
+        priority: Any = ...,
+        subject: Any = ...,
+        partition: int | None = ...,
         wait: Literal[False],
         timeout: Duration | None = ...,
     ) -> PendingBatch: ...
@@ -229,6 +283,9 @@ class Producer:
         atomic: bool = False,
         on_conflict: OnConflict = "reject",
         stage: str = "",
+        priority: Any = None,
+        subject: Any = None,
+        partition: int | None = None,
         wait: bool = True,
         timeout: Duration | None = None,
     ) -> Outcomes | PendingBatch:
@@ -236,7 +293,8 @@ class Producer:
 
         `payloads` is a sequence of bytes, an Arrow array, or a whole Arrow table or record batch
         with the columns `payload`, and any of `due` (timestamp with a time zone) or `due_us`, `delay`
-        (duration) or `delay_us`, `key`, `headers` (map), `content_type`. Other columns may be given
+        (duration) or `delay_us`, `key`, `headers` (map), `content_type`, `priority`, `subject`.
+        Other columns may be given
         beside it: `due` as whole microseconds or aware datetimes, `delay` as lengths of time; each
         a column or one value for all.
 
@@ -248,7 +306,8 @@ class Producer:
         the other. Raises what `send` raises, and with `wait` the error that refused the batch or
         `timed_out`.
         """
-        batch = message_batch(payloads, due, delay, key, headers, content_type)
+        batch = message_batch(payloads, due, delay, key, headers, content_type, priority, subject)
+        checked_partition(partition)
         cut = self.cut(batch, on_conflict, atomic)
         box = self._box
         if box.failures.pending:
@@ -256,7 +315,7 @@ class Producer:
         parcels = []
         for piece in cut:
             with box.lock:
-                parcels.append(box.add(piece, on_conflict, atomic, stage))
+                parcels.append(box.add(piece, on_conflict, atomic, stage, partition))
         pending = PendingBatch(parcels)
         return pending.result(timeout) if wait else pending
 

@@ -24,6 +24,8 @@ _TYPES: dict[str, pa.DataType] = {
     "key": pa.string(),
     "headers": HEADERS,
     "content_type": pa.string(),
+    "priority": pa.int32(),
+    "subject": pa.string(),
 }
 
 
@@ -42,6 +44,7 @@ class Parcel:
         "maybe",
         "on_conflict",
         "outcomes",
+        "partition",
         "payloads",
         "rows",
         "sequence",
@@ -49,8 +52,10 @@ class Parcel:
         "stage",
     )
 
-    def __init__(self, on_conflict: str, failures: Failures) -> None:
+    def __init__(self, on_conflict: str, failures: Failures, partition: int | None = None) -> None:
         self.on_conflict = on_conflict
+        # Where all of it goes; None: by key, or where the broker likes.
+        self.partition = partition
         self.atomic = False
         self.stage = ""
         self.failures = failures

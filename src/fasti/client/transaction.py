@@ -13,6 +13,7 @@ from fasti.client.durations import Duration, aware_us, duration_us
 from fasti.client.message import Message, check_reason
 from fasti.client.messages import Messages, Target
 from fasti.client.outcomes import NAMED_MAX, Outcomes
+from fasti.client.producer import checked_partition
 from fasti.client.returns import Return
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, IllegalTransition, TransactionAborted
@@ -83,6 +84,9 @@ class Transaction:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
+        priority: int | None = None,
+        subject: str | None = None,
+        partition: int | None = None,
         on_conflict: str = "reject",
         owner: str | None = None,
     ) -> None:
@@ -95,6 +99,9 @@ class Transaction:
             key=None if key is None else [key],
             headers=headers,
             content_type=content_type,
+            priority=None if priority is None else [priority],
+            subject=subject,
+            partition=partition,
             on_conflict=on_conflict,
             owner=owner,
         )
@@ -106,19 +113,20 @@ class Transaction:
         *,
         on_conflict: str = "reject",
         owner: str | None = None,
+        partition: int | None = None,
         **columns: Any,
     ) -> None:
         """Puts many messages; columns as for `Producer.send_batch`."""
         batch = message_batch(payloads, **columns)
-        self._add(
-            {
-                "op": "produce",
-                "topic": topic,
-                "owner": self._owner if owner is None else owner,
-                "on_conflict": on_conflict,
-            },
-            batch,
-        )
+        command: Header = {
+            "op": "produce",
+            "topic": topic,
+            "owner": self._owner if owner is None else owner,
+            "on_conflict": on_conflict,
+        }
+        if partition is not None:
+            command["partition"] = checked_partition(partition)
+        self._add(command, batch)
 
     def move(self, topic: str, **named: Any) -> None:
         """Moves messages; arguments as for `Messages.move`."""
