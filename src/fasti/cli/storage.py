@@ -136,14 +136,16 @@ def _print_stats(held: Stats) -> None:
             f"{held.live_share:.0%} live; {held.delta_blocks} of changes; "
             f"{output.size(held.block_bytes)}",
         ),
+        ("logs", f"{held.log_blocks} blocks with {output.number(held.log_rows)} rows"),
         ("on disk", output.size(held.total_bytes)),
     ]
     console.print(output.table("what", "how much", rows=rows))
     if not held.topics:
         return
-    states = list(held.topics[0].states)
+    # Kinds have words of their own beside those that all have.
+    states = list(dict.fromkeys(state for topic in held.topics for state in topic.states))
     rows_of_topics = [
-        (topic.name, topic.partitions, *(topic.states[state] for state in states))
+        (topic.name, topic.partitions, *(topic.states.get(state, 0) for state in states))
         for topic in held.topics
     ]
     names = ("topic", "partitions>", *(f"{state}>" for state in states))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -27,6 +28,7 @@ from fasti.storage.journal_recovery import Chain, close_chain, read_chain, segme
 from fasti.storage.journal_segment import SEGMENT_SUFFIX
 from fasti.storage.journal_survey import Finding
 from fasti.storage.journal_table import SegmentTable
+from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
 from fasti.storage.recovery import recover, replay
 from fasti.storage.runs import Block, unseal
@@ -65,6 +67,9 @@ class Stats:
     live_rows: int
     block_bytes: int
     total_bytes: int
+    # Blocks of logs, and their rows, of which retention may have dropped some.
+    log_blocks: int = 0
+    log_rows: int = 0
     topics: list[TopicStats] = field(default_factory=list)
 
     @property
@@ -180,6 +185,9 @@ def _check_objects(blocks: FileBlocks, manifest: Manifest) -> Iterator[Finding]:
     for block in manifest.blocks:
         for name in block.names:
             yield from _check_object(blocks, name, block, name in stored)
+    for log_block in manifest.logs:
+        yield from _check_object(blocks, log_block.name, log_block, log_block.name in stored)
+    yield from _check_logs(manifest)
     if manifest.state_name:
         yield from _check_object(blocks, manifest.state_name, None, manifest.state_name in stored)
     for name in sorted(stored - manifest.names):
@@ -188,8 +196,20 @@ def _check_objects(blocks: FileBlocks, manifest: Manifest) -> Iterator[Finding]:
         yield Finding(f"blocks/{name}", 0, "unnamed_block", message, remedy, harmless=True)
 
 
+def _check_logs(manifest: Manifest) -> Iterator[Finding]:
+    """Whether the blocks of each partition of a log follow one another."""
+    ordered = sorted(manifest.logs, key=lambda block: (block.place, block.first_offset))
+    for before, block in pairwise(ordered):
+        if before.place == block.place and before.end != block.first_offset:
+            message = (
+                f"{before.name} ends at offset {before.end} of topic {block.topic}, partition "
+                f"{block.partition}, and {block.name} goes on at {block.first_offset}"
+            )
+            yield Finding(_MANIFEST, 0, "damaged_log", message, _RESTORE)
+
+
 def _check_object(
-    blocks: FileBlocks, name: str, block: Block | None, is_stored: bool
+    blocks: FileBlocks, name: str, block: Block | LogBlock | None, is_stored: bool
 ) -> Iterator[Finding]:
     file = f"blocks/{name}"
     if not is_stored:
@@ -308,6 +328,8 @@ def _gather(
         live_rows=rows - dead,
         block_bytes=sum(size for name, size in sizes.items() if name.startswith("blocks/")),
         total_bytes=sum(sizes.values()),
+        log_blocks=len(manifest.logs),
+        log_rows=sum(block.rows for block in manifest.logs),
         topics=_topics(engine, now_us),
     )
 
@@ -316,7 +338,7 @@ def _topics(engine: Engine, now_us: int) -> list[TopicStats]:
     topics = sorted(engine.state.topics.values(), key=lambda topic: topic.name)
     replies = engine.step([Count(topic.name) for topic in topics], now_us, 0).replies
     return [
-        TopicStats(topic.name, len(topic.partitions), reply.states)
+        TopicStats(topic.name, topic.settings.partitions, reply.states)
         for topic, reply in zip(topics, replies, strict=True)
     ]
 
