@@ -46,12 +46,31 @@ def call_of(
         async def call_async(message: Any) -> Any:
             return await function(*decoded(message))
 
-        return _wrapped(call_async, [each for each in middleware if _is_async(each)])
+        inner = _wrapped(call_async, [each for each in middleware if _is_async(each)])
+
+        async def answered_async(message: Any) -> Verdict:
+            return verdict_of(message, await inner(message), codec)
+
+        return answered_async
 
     def call(message: Any) -> Any:
         return function(*decoded(message))
 
-    return _wrapped(call, [each for each in middleware if not _is_async(each)])
+    outer = _wrapped(call, [each for each in middleware if not _is_async(each)])
+    return lambda message: verdict_of(message, outer(message), codec)
+
+
+def verdict_of(message: Any, value: Any, codec: Codec) -> Verdict:
+    """What a handler's return means: if somebody waits for an answer, that is the answer.
+
+    Nothing (None) is an answer without a payload. One that the codec can't encode fails the handler.
+    """
+    if message.finished or getattr(message, "reply_to", None) is None:
+        return ACK
+    if value is None:
+        return Verdict("reply")
+    payload, content_type = codec.encode(value)
+    return Verdict("reply", payload=payload, content_type=content_type)
 
 
 def _is_async(middleware: Middleware) -> bool:
@@ -73,10 +92,10 @@ def _around(middleware: Middleware, call_next: Call) -> Call:
 def attempt(call: Call, message: Any) -> tuple[Verdict, BaseException | None]:
     """Calls a handler: what is to become of the message, and what it raised."""
     try:
-        call(message)
+        found = call(message)
     except BaseException as error:
         return judge(error), error
-    return ACK, None
+    return found if isinstance(found, Verdict) else ACK, None
 
 
 async def attempt_async(
@@ -84,7 +103,7 @@ async def attempt_async(
 ) -> tuple[Verdict, BaseException | None]:
     """The same for a handler that is awaited. Being cancelled is left to the caller."""
     try:
-        await call(message)
+        found = await call(message)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         return judge(error), error
-    return ACK, None
+    return found if isinstance(found, Verdict) else ACK, None

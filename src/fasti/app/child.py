@@ -14,7 +14,8 @@ import queue
 import signal
 import threading
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +23,9 @@ from typing import Any
 from fasti.app.calls import Call, attempt, call_of
 from fasti.app.handler import Place
 from fasti.app.verdicts import ACK, Verdict, bounded
+from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime, duration_us
+from fasti.client.replies import REPLY_TO, asked
 from fasti.errors import IllegalTransition, InvalidArgument
 
 _ORPHANED = 3
@@ -102,6 +105,26 @@ class RemoteMessage:
         verdict = Verdict("release", "by its handler", duration_us(delay or 0, "delay"))
         self._finish(verdict, wait)
 
+    @property
+    def reply_to(self) -> str | None:
+        """Where somebody waits for an answer to it; None if nobody does."""
+        return self._job.headers.get(REPLY_TO)
+
+    def reply(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Answers it, and acks it."""
+        asked(self._job.headers)
+        verdict = Verdict(
+            "reply", payload=as_bytes(payload), content_type=content_type, headers=headers
+        )
+        self._finish(verdict, wait)
+
     def extend(
         self, length: Duration, *, wait: bool = False, timeout: Duration | None = None
     ) -> None:
@@ -179,5 +202,5 @@ def _handle_all(call: Call, jobs: queue.SimpleQueue[Job | None], pipe: Connectio
         if message.verdict is not None:
             # What it has said itself counts; a wish to stop is heard besides.
             said = message.verdict
-            verdict = Verdict(said.op, said.reason, said.delay_us, verdict.stop)
+            verdict = replace(said, stop=verdict.stop)
         pipe.send(("verdict", (verdict, trace)))

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from fasti.app.verdicts import GIVE_BACK, Verdict
-from fasti.errors import FastiError, IllegalTransition, RowsFailed
+from fasti.app.verdicts import GIVE_BACK, Verdict, bounded
+from fasti.errors import FastiError, IllegalTransition, InvalidArgument, RowsFailed
 
 logger = logging.getLogger("fasti.app")
 
@@ -111,6 +111,20 @@ class Feed:
             carry_out(message, GIVE_BACK)
 
 
+def _answer(message: Any, verdict: Verdict) -> None:
+    """Sends an answer; one that can't be sent, because it is too large, fails the message."""
+    try:
+        message.reply(
+            verdict.payload,
+            headers=verdict.headers,
+            content_type=verdict.content_type,
+            wait=False,
+        )
+    except InvalidArgument as error:
+        logger.error("the answer to %r can't be sent: %s", message, error)
+        message.nack(bounded(f"its answer can't be sent: {error.message}"))
+
+
 def carry_out(message: Any, verdict: Verdict) -> bool:
     """Tells the broker what becomes of a message. False if it was finished before.
 
@@ -121,6 +135,8 @@ def carry_out(message: Any, verdict: Verdict) -> bool:
             return False
         if verdict.op == "ack":
             message.ack()
+        elif verdict.op == "reply":
+            _answer(message, verdict)
         elif verdict.op == "nack":
             message.nack(verdict.reason)
         elif verdict.op == "reject":

@@ -52,7 +52,7 @@ class Here:
     def call(self, message: Any) -> Verdict:
         """Calls the handler."""
         verdict, error = attempt(self._call, message)
-        if verdict is not ACK:
+        if not verdict.good:
             tell(self._label, message, verdict, error)
         return verdict
 

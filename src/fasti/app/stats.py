@@ -18,7 +18,7 @@ class Tally:
         """How a message ended."""
         if op == "nack" or failed:
             self.failed += 1
-        elif op == "ack":
+        elif op in ("ack", "reply"):
             self.handled += 1
         elif op == "reject":
             self.rejected += 1

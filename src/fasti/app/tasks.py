@@ -180,7 +180,7 @@ class Tasks:
             if self._abandoned:
                 return Verdict("release", "the app stops")
             verdict = Verdict("nack", "CancelledError")
-        if verdict.op != "ack":
+        if not verdict.good:
             tell(self._label, message, verdict, error)
         return verdict
 

@@ -1,6 +1,7 @@
 """What a handler's end means for its message: decided here, carried out elsewhere.
 
-A handler that returns has done its work: ack. One that raises has failed: nack, with the error as
+A handler that returns has done its work: ack. If somebody waits for an answer, what it returned is the
+answer, and goes with the ack. One that raises has failed: nack, with the error as
 the reason, and the topic's retry policy says when it comes again. Two exceptions are no failures but
 orders: `Retry` gives the message back for later and counts no attempt, `Reject` makes it dead at once.
 `KeyboardInterrupt` and `SystemExit` mean that the program ends: the message is given back.
@@ -10,6 +11,7 @@ Values only; any thread and process may use them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +20,7 @@ from fasti.client.durations import Duration, duration_us
 # As long as the broker's default limit for reasons, in UTF-8.
 REASON_BYTES_MAX = 1024
 
-Op = Literal["ack", "nack", "release", "reject"]
+Op = Literal["ack", "nack", "release", "reject", "reply"]
 
 
 class Retry(Exception):
@@ -55,6 +57,15 @@ class Verdict:
     reason: str = ""
     delay_us: int = 0
     stop: bool = False
+    # Of a reply:
+    payload: bytes = b""
+    content_type: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether the handler has done its work."""
+        return self.op in ("ack", "reply")
 
 
 ACK = Verdict("ack")
