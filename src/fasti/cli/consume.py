@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from fasti.cli import moments
 from fasti.cli.connection import Topic, with_client
-from fasti.cli.exits import TERMINATED
 from fasti.cli.templates import FIELDS, FORMS, Form, form
-from fasti.errors import InvalidArgument
+from fasti.cli.terminating import terminated_softly
+from fasti.errors import NotFound
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -76,14 +72,13 @@ def consume(
 
     [dim]fasti consume emails -f[/dim]
 
+    [dim]fasti consume events --group billing -f[/dim]
+
     [dim]fasti consume emails -n 10 --no-ack --format '{due} {key}: {payload}'[/dim]
     """
     shown = form("json" if as_json else template, terminal=sys.stdout.isatty())
-    if group is not None:
-        kind = client.topic(topic).settings.kind
-        raise InvalidArgument(f"{topic} is a {kind}, and only logs have groups", field="group")
     waits = follow or timeout is not None
-    most = count if waits else _ready(client, topic, count)
+    most = count if waits else _ready(client, topic, group, count)
     if not ack:
         most = min(most or _HELD_MAX, _HELD_MAX)
     if most == 0:
@@ -94,16 +89,30 @@ def consume(
     # What is not acknowledged counts as prefetched until it is given back.
     prefetch = min(_PREFETCH, most or _PREFETCH) if ack else most
     with (
-        _terminated_softly(),
-        client.consumer(topic, name=name, prefetch=prefetch or 1, timeout=patience) as source,
+        terminated_softly(),
+        client.consumer(
+            topic, name=name, prefetch=prefetch or 1, timeout=patience, group=group
+        ) as source,
     ):
         _print(source, most, shown, sys.stdout.buffer, ack)
 
 
-def _ready(client: Client, topic: str, count: int | None) -> int:
+def _ready(client: Client, topic: str, group: str | None, count: int | None) -> int:
     """How many to print: what falls due while we do is left to the next call."""
-    ready = client.messages(topic).count()["ready"]
+    if group is None:
+        ready = client.messages(topic).count()["ready"]
+    else:
+        ready = _open_rows(client, topic, group)
     return ready if count is None else min(count, ready)
+
+
+def _open_rows(client: Client, topic: str, group: str) -> int:
+    """What a group has not finished, and nobody has; all of the log for one that is new."""
+    try:
+        found = client.groups(topic).describe(group)
+    except NotFound:
+        return sum(each.rows for each in client.log(topic).describe())
+    return found.lag - found.leased
 
 
 def _print(source: Consumer, most: int | None, shown: Form, out: BinaryIO, ack: bool) -> None:
@@ -120,17 +129,3 @@ def _print(source: Consumer, most: int | None, shown: Form, out: BinaryIO, ack: 
     finally:
         for message in held:
             message.release()
-
-
-@contextmanager
-def _terminated_softly() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: what is unfinished is given back."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

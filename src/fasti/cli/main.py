@@ -11,6 +11,8 @@ from fasti.cli import (
     dead,
     demo,
     forecast,
+    groups,
+    log,
     messages,
     produce,
     run,
@@ -36,6 +38,8 @@ app.command()(demo.demo)
 app.add_typer(topics.app)
 app.add_typer(messages.app)
 app.add_typer(dead.app)
+app.add_typer(log.app)
+app.add_typer(groups.app)
 app.add_typer(storage.app)
 app.add_typer(token.app)
 app.add_typer(bench.app, name="bench")

@@ -78,6 +78,10 @@ def produce(
     ] = None,
     headers: Headers = None,
     content_type: ContentType = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(min=0, help="To this partition; of a log also with a key."),
+    ] = None,
     owner: Owner = "",
     on_conflict: Annotated[
         OnConflict, typer.Option(help="When a pending message has the key.")
@@ -121,7 +125,7 @@ def produce(
 
         with client.producer(topic) as producer:
             rows = (common.added_to(table) for table in tables)
-            send_all(producer, rows, on_conflict.value, answered)
+            send_all(producer, rows, on_conflict.value, answered, partition)
     _tell(sent, quiet, as_json)
     if sent.failed:
         raise typer.Exit(FOUND_SOMETHING)

@@ -102,6 +102,7 @@ def send_all(
     tables: Iterable[pa.Table],
     on_conflict: OnConflict,
     answered: Callable[[Outcomes, list[str | None] | None], None],
+    partition: int | None = None,
 ) -> None:
     """Sends tables in their order, tells what became of each, and returns when all is durable."""
     under_way: deque[tuple[PendingBatch, list[str | None] | None]] = deque()
@@ -113,6 +114,7 @@ def send_all(
 
     for table in tables:
         keys = table.column("key").to_pylist() if "key" in table.column_names else None
-        under_way.append((producer.send_batch(table, on_conflict=on_conflict, wait=False), keys))
+        sent = producer.send_batch(table, on_conflict=on_conflict, partition=partition, wait=False)
+        under_way.append((sent, keys))
         settle(UNDER_WAY)
     settle(0)

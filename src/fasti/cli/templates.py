@@ -11,7 +11,21 @@ import typer
 
 from fasti.cli import moments, payloads
 
-FIELDS = ("id", "key", "due", "attempts", "version", "created", "content_type", "payload")
+FIELDS = (
+    "id",
+    "key",
+    "due",
+    "attempts",
+    "version",
+    "created",
+    "content_type",
+    "subject",
+    "partition",
+    "offset",
+    "payload",
+)
+# Of a row that is read from a log, and leased by nobody.
+LOG_FIELDS = ("partition", "offset", "key", "created", "content_type", "subject", "payload")
 FORMS = ("text", "raw", "json")
 
 
@@ -25,7 +39,31 @@ def form(name: str, terminal: bool) -> Form:
         return lambda message: message.payload
     if name == "json":
         return _json_line
-    return _template("{payload}" if name == "text" else name, terminal)
+    return _template("{payload}" if name == "text" else name, terminal, FIELDS)
+
+
+def log_form(name: str, terminal: bool) -> Form:
+    """The same for rows that are read from a log."""
+    if name == "raw":
+        return lambda message: message.payload
+    if name == "json":
+        return lambda message: json.dumps(log_row(message), ensure_ascii=False).encode() + b"\n"
+    return _template("{payload}" if name == "text" else name, terminal, LOG_FIELDS)
+
+
+def log_row(message: Any) -> dict[str, Any]:
+    """A row of a log for programs."""
+    return {
+        "partition": message.partition,
+        "offset": message.offset,
+        "id": message.id,
+        "key": message.key,
+        "created": moments.iso(message.created_us),
+        "headers": message.headers,
+        "content_type": message.content_type,
+        "subject": message.subject,
+        **payloads.as_json(message.payload),
+    }
 
 
 def _json_line(message: Any) -> bytes:
@@ -34,8 +72,11 @@ def _json_line(message: Any) -> bytes:
 
 def as_json(message: Any) -> dict[str, Any]:
     """A delivered message for programs."""
+    group = getattr(message, "group", "")
+    place = {"partition": message.partition, "offset": message.offset} if group else {}
     return {
         "id": message.id,
+        **place,
         "key": message.key,
         "due": moments.iso(message.due_us),
         "attempts": message.attempts,
@@ -47,16 +88,16 @@ def as_json(message: Any) -> dict[str, Any]:
     }
 
 
-def _template(template: str, terminal: bool) -> Form:
+def _template(template: str, terminal: bool, fields: tuple[str, ...]) -> Form:
     written = template.replace("\\n", "\n").replace("\\t", "\t")
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(written) if name is not None}
     except ValueError as error:
         raise typer.BadParameter(f"{template!r} is no template: {error}") from None
-    unknown = names - set(FIELDS)
+    unknown = names - set(fields)
     if unknown or not names:
         said = f"there is no {{{min(unknown)}}}" if unknown else "it names nothing"
-        choice = " ".join(f"{{{name}}}" for name in FIELDS)
+        choice = " ".join(f"{{{name}}}" for name in fields)
         raise typer.BadParameter(
             f"{template!r}: {said}; it is {', '.join(FORMS)}, or a template of {choice}"
         )
@@ -77,5 +118,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "version": lambda message: message.version,
     "created": lambda message: moments.shown_moment(moments.microseconds(message.created)),
     "content_type": lambda message: message.content_type or "",
+    "subject": lambda message: message.subject or "",
+    "partition": lambda message: message.partition,
+    "offset": lambda message: message.offset,
     "payload": lambda message: payloads.as_text(message.payload),
 }

@@ -1,0 +1,248 @@
+"""`fasti groups`: the consumer groups of logs, where they are and what failed in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import log_places, output
+from fasti.cli.connection import Topic, with_client
+from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.listing import print_messages
+from fasti.cli.options import AsJson, Delay, Ids, Yes, only_one
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+    from fasti.client.groups import Group as GroupFound
+    from fasti.client.outcomes import Outcomes
+
+app = typer.Typer(
+    name="groups",
+    help="Consumer groups of logs: see, make, reset and delete them.",
+    no_args_is_help=True,
+)
+dead = typer.Typer(name="dead", help="Rows that failed for good in a group.", no_args_is_help=True)
+app.add_typer(dead)
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Where = typer.Option(
+    metavar="WHERE",
+    help="earliest, latest, an offset, or a time: 2026-12-24T18:00+01:00, -1h.",
+)
+Partition = Annotated[
+    int | None, typer.Option("--partition", "-p", min=0, help="One partition; else all.")
+]
+
+
+@app.command("list")
+@with_client
+def list_groups(client: Client, topic: Topic, as_json: AsJson = False) -> None:
+    """All groups of a log, and how far behind each is."""
+    found = client.groups(topic).list()
+    if as_json:
+        output.print_json([group.to_dict() for group in found])
+        return
+    if not found:
+        typer.echo(f"{topic} has no groups; a consumer's first lease makes one.")
+        return
+    rows = [
+        (g.name, "yes" if g.ordered else "no", g.lag, g.leased, g.dead, g.behind) for g in found
+    ]
+    names = ("group", "ordered", "lag>", "leased>", "dead>", "behind>")
+    output.console().print(output.table(*names, rows=rows))
+
+
+@app.command()
+@with_client
+def describe(client: Client, topic: Topic, group: Group, as_json: AsJson = False) -> None:
+    """Where a group is in each partition."""
+    _print(client.groups(topic).describe(group), as_json)
+
+
+@app.command()
+@with_client
+def create(
+    client: Client,
+    topic: Topic,
+    group: Group,
+    start: Annotated[str, Where] = "earliest",
+    ordered: Annotated[
+        bool,
+        typer.Option("--ordered", help="At most one row of a key is out at a time, in order."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a group that begins somewhere; a consumer would make one that begins at the earliest.
+
+    [dim]fasti groups create events billing --start latest[/dim]
+    """
+    place = log_places.place(start, "--start")
+    if isinstance(place, int):
+        raise typer.BadParameter(
+            "a new group begins in all partitions: earliest, latest or a time; then reset one",
+            param_hint="--start",
+        )
+    _print(client.groups(topic).create(group, start=place, ordered=ordered), as_json)
+
+
+@app.command()
+@with_client
+def reset(
+    client: Client,
+    topic: Topic,
+    group: Group,
+    to: Annotated[str, Where],
+    partition: Partition = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have a group go on elsewhere. What its consumers hold there is theirs no more.
+
+    [dim]fasti groups reset events billing --to -1h[/dim]
+
+    [dim]fasti groups reset events billing --to 1000 --partition 0[/dim]
+    """
+    place = log_places.place(to, "--to")
+    if not yes:
+        typer.confirm(f"Set the group {group} of {topic} to {to}?", abort=True, err=True)
+    _print(client.groups(topic).reset(group, place, partition=partition), as_json)
+
+
+@app.command()
+@with_client
+def delete(
+    client: Client, topic: Topic, group: Group, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Forget a group: its offsets and what is dead in it. The log keeps its rows."""
+    if not yes:
+        typer.confirm(f"Delete the group {group} of {topic}?", abort=True, err=True)
+    client.groups(topic).delete(group)
+    if as_json:
+        output.print_json({"topic": topic, "group": group, "deleted": True})
+    else:
+        typer.echo(f"{group}: deleted")
+
+
+# The dead
+
+Reason = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Those whose reason has this text.")
+]
+All = Annotated[bool, typer.Option("--all", help="All that are dead in the group.")]
+
+
+@dead.command("list")
+@with_client
+def list_dead(
+    client: Client,
+    topic: Topic,
+    group: Group,
+    reason: Reason = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Also keys, headers and payloads.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The rows that failed for good in a group, and why."""
+    found = client.groups(topic).dead(group, reason=reason, limit=limit + 1, payload=payload)
+    print_messages(found.slice(0, limit), as_json, more=found.num_rows > limit)
+
+
+@dead.command()
+@with_client
+def redrive(
+    client: Client,
+    topic: Topic,
+    group: Group,
+    every: All = False,
+    ids: Ids = None,
+    reason: Reason = None,
+    delay: Delay = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead rows to the group again, now or after `--delay`."""
+    chosen = _chosen(every, ids, reason)
+    groups = client.groups(topic)
+    _tell("redrive", groups.redrive(group, chosen, reason=reason, delay=delay), as_json)
+
+
+@dead.command()
+@with_client
+def purge(
+    client: Client,
+    topic: Topic,
+    group: Group,
+    every: All = False,
+    ids: Ids = None,
+    reason: Reason = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget dead rows of a group; the log keeps them."""
+    chosen = _chosen(every, ids, reason)
+    if not yes:
+        typer.confirm(f"Forget dead rows of {group} of {topic}?", abort=True, err=True)
+    _tell("purge", client.groups(topic).purge(group, chosen, reason=reason), as_json)
+
+
+def _chosen(every: bool, ids: list[int] | None, reason: str | None) -> list[int] | None:
+    only_one(all=every, id=ids)
+    only_one(id=ids, reason=reason)
+    if not every and not ids and reason is None:
+        raise typer.BadParameter("say which: --id 17, --all, or --reason TEXT")
+    return ids or None
+
+
+def _tell(verb: str, outcomes: Outcomes, as_json: bool) -> None:
+    counts = outcomes.counts()
+    failed = [outcomes[row].to_dict() for row in outcomes.failed.tolist()]
+    if as_json:
+        output.print_json({"ok": counts.get("ok", 0), "outcomes": counts, "failed": failed})
+    else:
+        typer.echo(f"{verb}: {output.number(counts.get('ok', 0))} ok")
+        for status, count in sorted(counts.items()):
+            if status != "ok":
+                typer.echo(f"{verb}: {output.number(count)} {status}", err=True)
+    if failed:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def _print(group: GroupFound, as_json: bool) -> None:
+    if as_json:
+        output.print_json(group.to_dict())
+        return
+    console = output.console()
+    order = "in order per key" if group.ordered else "in no order"
+    typer.echo(f"{group.name}: lag {output.number(group.lag)}, handed out {order}")
+    rows = [_row(each) for each in group.partitions]
+    names = (
+        "partition>",
+        "committed>",
+        "consumed>",
+        "end>",
+        "lag>",
+        "leased>",
+        "again>",
+        "dead>",
+        "behind>",
+        "window",
+    )
+    console.print(output.table(*names, rows=rows))
+
+
+def _row(each: Any) -> tuple[Any, ...]:
+    consumed = "" if each.consumed < 0 else each.consumed
+    return (
+        each.partition,
+        each.committed,
+        consumed,
+        each.end,
+        each.lag,
+        each.leased,
+        each.again,
+        each.dead,
+        each.behind,
+        "full" if each.window_full else "",
+    )

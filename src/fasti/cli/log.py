@@ -1,0 +1,146 @@
+"""`fasti log`: look at logs, read them, and drop what is old."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import log_places, moments, output
+from fasti.cli.connection import Topic, with_client
+from fasti.cli.options import AsJson, Yes
+from fasti.cli.templates import FORMS, LOG_FIELDS, log_form
+from fasti.cli.terminating import terminated_softly
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+    from fasti.client.log import LogPartition
+
+app = typer.Typer(
+    name="log", help="Logs: where they begin and end, their rows.", no_args_is_help=True
+)
+
+Partition = Annotated[
+    int | None, typer.Option("--partition", "-p", min=0, help="One partition; else all.")
+]
+_TEMPLATE = " ".join(f"{{{field}}}" for field in LOG_FIELDS)
+
+
+@app.command()
+@with_client
+def describe(client: Client, topic: Topic, as_json: AsJson = False) -> None:
+    """Where each partition of a log begins and ends, and how much it has."""
+    _print_partitions(topic, client.log(topic).describe(), as_json)
+
+
+@app.command()
+@with_client
+def read(
+    client: Client,
+    topic: Topic,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, an offset, or a time: 2026-12-24T18:00+01:00, -1h.",
+        ),
+    ] = "earliest",
+    partition: Partition = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is appended later.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many.")
+    ] = None,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=moments.length,
+            metavar="TIME",
+            help="With -f: end when nothing has come for so long.",
+        ),
+    ] = None,
+    template: Annotated[
+        str, typer.Option("--format", help=f"{', '.join(FORMS)}, or a template of {_TEMPLATE}.")
+    ] = "text",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object on each line: --format json.")
+    ] = False,
+) -> None:
+    """Print the rows of a log in the order of their offsets; with `-f` go on until Ctrl-C.
+
+    [dim]fasti log read events --from latest -f[/dim]
+
+    [dim]fasti log read events -p 0 --from 1000 -n 10 --format '{offset} {key}: {payload}'[/dim]
+    """
+    place = log_places.place(start, "--from")
+    shown = log_form("json" if as_json else template, terminal=sys.stdout.isatty())
+    out = sys.stdout.buffer
+    with (
+        terminated_softly(),
+        client.reader(
+            topic, start=place, partition=partition, follow=follow, timeout=timeout
+        ) as reader,
+    ):
+        for message in itertools.islice(reader, count):
+            out.write(shown(message))
+            if follow:
+                out.flush()
+        out.flush()
+
+
+@app.command()
+@with_client
+def truncate(
+    client: Client,
+    topic: Topic,
+    before: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="Drop what is below: an offset, a time (2026-12-24T18:00+01:00, -7d), or `end`.",
+        ),
+    ],
+    partition: Partition = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop the rows of a log below an offset, or older than a time, for good.
+
+    [dim]fasti log truncate events --before -7d[/dim]
+    """
+    below = log_places.place(before, "--before")
+    if below == "earliest":
+        raise typer.BadParameter("nothing lies before the earliest row", param_hint="--before")
+    if not yes:
+        where = "partition " + str(partition) if partition is not None else "all partitions"
+        typer.confirm(f"Drop rows of {topic} ({where}) for good?", abort=True, err=True)
+    place: Any = "end" if below == "latest" else below
+    _print_partitions(topic, client.log(topic).truncate(place, partition=partition), as_json)
+
+
+def _print_partitions(topic: str, found: list[LogPartition], as_json: bool) -> None:
+    if as_json:
+        output.print_json({"topic": topic, "partitions": [_as_json(each) for each in found]})
+        return
+    rows = [
+        (each.partition, each.earliest, each.end, each.rows, output.size(each.bytes), each.segments)
+        for each in found
+    ]
+    names = ("partition>", "earliest>", "end>", "rows>", "size>", "segments>")
+    output.console().print(output.table(*names, rows=rows))
+
+
+def _as_json(partition: LogPartition) -> dict[str, int]:
+    return {
+        "partition": partition.partition,
+        "earliest": partition.earliest,
+        "end": partition.end,
+        "rows": partition.rows,
+        "bytes": partition.bytes,
+        "segments": partition.segments,
+    }
