@@ -70,7 +70,7 @@ class Session:
         if arrived is None:
             raise Closed("the session was lost when the shard recovered or ended: lease again")
         if isinstance(arrived, ConsumerReplaced):
-            raise Fenced(f"another session took the name {arrived.consumer!r}")
+            raise arrived.error or Fenced(f"another session took the name {arrived.consumer!r}")
         delivery = self.join(arrived.leased)
         if arrived.commit.wait():
             return delivery

@@ -218,7 +218,8 @@ class Subscription:
             return self._stamped(found.header), None
         self._ended = True
         if isinstance(found, ConsumerReplaced):
-            error: FastiError = Fenced(f"another session took the name {found.consumer!r}")
+            fenced = Fenced(f"another session took the name {found.consumer!r}")
+            error: FastiError = found.error or fenced
         elif self._finishing:
             return None
         else:

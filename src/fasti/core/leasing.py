@@ -38,6 +38,13 @@ _EXPIRED_PER_STEP = 5_000
 def lease(work: Work, command: Lease, line: Line) -> Done:
     """Takes a session's wish; the messages follow as `Deliver` effects of this step or a later."""
     topic = work.topic(command.topic)
+    if join(work, topic, command, line):
+        _resume(work, topic, command)
+    return Done()
+
+
+def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
+    """The session waits in the line. True if the consumer's name is new to it."""
     if not command.consumer or len(command.consumer.encode()) > work.limits.name_bytes_max:
         raise InvalidArgument("a consumer needs a name", field="consumer")
     if command.count < 1:
@@ -56,9 +63,8 @@ def lease(work: Work, command: Lease, line: Line) -> Done:
             line.leave(before)
             work.effects.append(ConsumerReplaced(before, topic.name, command.consumer))
         line.give_name(command.consumer, command.session)
-        _resume(work, topic, command)
     line.join(command.session, command.consumer, command.count)
-    return Done()
+    return before != command.session
 
 
 def _resume(work: Work, topic: Topic, command: Lease) -> None:
@@ -189,6 +195,7 @@ def _deliver(
     due: Int64s,
 ) -> None:
     arena = partition.arena
+    ranked = topic.settings.kind == "priority"
     work.effects.append(
         Deliver(
             session,
@@ -199,6 +206,7 @@ def _deliver(
             arena.version.take(slots, mode="clip"),
             arena.attempts.take(slots, mode="clip"),
             arena.location.take(slots, mode="clip"),
+            arena.priority.take(slots, mode="clip") if ranked else None,
         )
     )
 

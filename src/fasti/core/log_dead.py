@@ -108,6 +108,8 @@ class Dead:
 
     def take(self, name: str, positions: Int64s) -> NDArray[Any]:
         """A column's values."""
+        if not len(positions):
+            return np.zeros(0, dtype=_COLUMNS[name])
         return self._columns[name].take(positions)
 
     def where(self, begin: int, end: int) -> Int64s:

@@ -19,6 +19,7 @@ The sequencer's thread only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from fasti.core.log_dead import Dead
 from fasti.core.log_order import Order
+from fasti.core.names import Names
 from fasti.core.pairs import sort_pairs
 from fasti.core.ready import Ready
 from fasti.core.reductions import every, highest, lowest
@@ -133,6 +135,14 @@ class GroupPartition:
             count -= len(good)
         return np.concatenate(found) if found else _NONE
 
+    def open_rows(self) -> tuple[Int64s, NDArray[np.bool_]]:
+        """Unfinished rows of the window, and which are leased or wait for their own time."""
+        shift = self._room - self._base
+        states = self.state[self.committed + shift : self.next + shift]
+        rows = np.flatnonzero(states < ACKED)
+        offsets = rows + self.committed
+        return offsets, (states[rows] == LEASED) | np.isin(offsets, self.again.pairs()[1])
+
     # Changing
 
     def hand_out(self, offsets: Int64s, held: Int64s) -> None:
@@ -154,9 +164,15 @@ class GroupPartition:
             self._note(slots, undo)
         self.state[slots] = state
         self.lease[slots] = 0
-        strays = self._end_strays(offsets, undo) if self.strays else 0
+        own = offsets
+        if self.strays and not isinstance(slots, slice):
+            own = offsets[slots >= self._room]
+            self._end_strays(offsets, undo)
         self.leased -= len(offsets)
-        self.open -= len(offsets) - strays
+        self.open -= len(own)
+        if self.order is not None:
+            # The next rows of their keys may go. Strays have lost their place.
+            undo.once_settled(partial(self.order.finished, own))
         if lowest(offsets) <= self.committed:
             self._advance()
 
@@ -186,29 +202,76 @@ class GroupPartition:
             self.state[slot], self.attempts[slot], self.lease[slot] = WAITING, 0, 0
         self.again.push(*sort_pairs(due_us, offsets))
 
-    def trim(self, first: int) -> Int64s:
+    def trim(self, first: int, reasons: Names) -> Int64s:
         """Rows below are gone. Counts what was lost; returns the leases that ended with it."""
         held = [self._drop_strays(first)]
         if self.committed < first:
             held.append(self._drop_window(first))
-        gone = self.dead.where(0, first)
-        self.dead.remove(gone)
-        self.dead.forgotten += len(gone)
+        self.dead.forgotten += self._unbury(self.dead.where(0, first), reasons)
         return np.concatenate(held)
 
-    def reset(self, offset: int) -> Int64s:
+    def reset(self, offset: int, reasons: Names) -> Int64s:
         """The group goes on from here, as if new. Returns the leases that ended with it."""
         shift = self._room - self._base
         window = slice(self.committed + shift, self.next + shift)
         leased = self.lease[window][self.state[window] == LEASED].astype(np.int64)
         held = np.concatenate([leased, self._drop_strays(self.next)])
-        self.dead.remove(self.dead.where(offset, self.next))
+        self._unbury(self.dead.where(offset, self.next), reasons)
         self.committed = self.next = self._base = offset
         self.open = self.leased = self.behind = 0
         self.again = Ready()
         if self.order is not None:
             self.order = Order(offset)
         return held
+
+    def bury(self, offsets: Int64s, reason: int, at_us: int, reasons: Names, undo: Undo) -> None:
+        """Leased rows are dead; if there are too many, the oldest are forgotten."""
+        attempts = self.attempts[self.slots(offsets)].copy()
+        self.finish(offsets, DEAD, undo)
+        count = len(offsets)
+        self.dead.add(offsets, reason, attempts, at_us)
+        reasons.use(reason, count)
+
+        def take_back() -> None:
+            self.dead.take_back(count)
+            reasons.use(reason, -count)
+
+        def forget() -> None:
+            self.dead.forgotten += self._unbury(self.dead.too_many(), reasons)
+            self.dead.tidy()
+
+        undo.note(take_back)
+        undo.once_settled(forget)
+
+    def unbury(self, offsets: Int64s, reasons: Names, undo: Undo) -> None:
+        """Dead rows are dead no more: they live again, or were purged."""
+        positions = self.dead.find(offsets)
+        self.dead.remove(positions)
+        numbers = self.dead.take("reason", positions)
+
+        def let_go() -> None:
+            reasons.unuse_all(numbers)
+            self.dead.tidy()
+
+        undo.when_settled(let_go, lambda: self.dead.restore(positions))
+
+    def forget_dead(self, reasons: Names) -> None:
+        """The group is being deleted."""
+        self._unbury(self.dead.where(0, self.next), reasons)
+
+    def count_reasons(self, reasons: Names) -> None:
+        """Read back from a checkpoint: names of reasons are in use."""
+        for number, count in zip(*np.unique(self._reasons(), return_counts=True), strict=True):
+            reasons.use(int(number), int(count))
+
+    def _reasons(self) -> NDArray[Any]:
+        return self.dead.take("reason", self.dead.where(0, self.next))
+
+    def _unbury(self, positions: Int64s, reasons: Names) -> int:
+        if len(positions):
+            reasons.unuse_all(self.dead.take("reason", positions))
+            self.dead.remove(positions)
+        return len(positions)
 
     def _drop_window(self, first: int) -> Int64s:
         shift, end = self._room - self._base, min(first, self.next)
@@ -234,7 +297,7 @@ class GroupPartition:
         self.behind += len(gone)
         return held
 
-    def _end_strays(self, offsets: Int64s, undo: Undo) -> int:
+    def _end_strays(self, offsets: Int64s, undo: Undo) -> None:
         ended = {
             offset: self.strays.pop(offset) for offset in offsets.tolist() if offset in self.strays
         }
@@ -246,7 +309,6 @@ class GroupPartition:
 
         if ended:
             undo.note(take_back)
-        return len(ended)
 
     def _note(self, slots: Slots, undo: Undo) -> None:
         before = [getattr(self, name)[slots].copy() for name in _COLUMNS]
@@ -344,7 +406,9 @@ class GroupPartition:
         leased = [columns["state"] == LEASED, columns["stray_state"] == LEASED]
         self.leased = sum(int(np.count_nonzero(mask)) for mask in leased)
         self.again.push(*sort_pairs(columns["due"], columns["again"]))
-        self.dead.fill({name[5:]: values for name, values in columns.items() if name[:5] == "dead_"})
+        self.dead.fill(
+            {name[5:]: values for name, values in columns.items() if name[:5] == "dead_"}
+        )
         self.behind, self.dead.forgotten = behind, forgotten
         if self.order is not None:
             self.order = Order(committed)
@@ -353,11 +417,13 @@ class GroupPartition:
 class Group:
     """A group of a log: its name, its number in the topic, and its place in each partition."""
 
-    __slots__ = ("name", "number", "ordered", "partitions")
+    __slots__ = ("is_behind", "name", "number", "ordered", "partitions")
 
     def __init__(self, name: str, number: int, ordered: bool, offsets: list[int]) -> None:
         self.name, self.number, self.ordered = name, number, ordered
         self.partitions = [GroupPartition(offset, ordered) for offset in offsets]
+        # Whether retention took rows of it anywhere that were not finished.
+        self.is_behind = False
 
     def place(self, partition: int) -> int:
         """What the lease table has for one of its partitions."""

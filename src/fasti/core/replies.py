@@ -122,11 +122,12 @@ class Deliver:
 
 @dataclass(slots=True)
 class ConsumerReplaced:
-    """A session lost its consumer's name to a newer one."""
+    """A session lost its consumer's name to a newer one, or waits in vain: `error` says why."""
 
     session: int
     topic: str
     consumer: str
+    error: FastiError | None = None
 
 
 @dataclass(slots=True)
