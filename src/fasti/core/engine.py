@@ -175,7 +175,7 @@ class Engine:
     def _execute_all(self, work: Work, inputs: Sequence[Any]) -> list[Any]:
         """The replies to commands, of which some may be decided together."""
         replies: list[Any] = [None] * len(inputs)
-        together = find_acks(inputs, self.turns.is_credit)
+        together = find_acks(inputs, self._is_credit)
         for place, command in enumerate(inputs):
             if place in together:
                 places = together[place]
@@ -187,6 +187,9 @@ class Engine:
             if replies[place] is None:
                 replies[place] = self._execute(work, command)
         return replies
+
+    def _is_credit(self, command: commands.Lease) -> bool:
+        return self.turns.is_credit(command) or any(kind.is_credit(command) for kind in self.kinds)
 
     def _execute(self, work: Work, command: Any) -> Any:
         """One command; if it is refused nothing of it remains."""

@@ -89,6 +89,10 @@ class Kind:
 
     # Leases of topics without partitions
 
+    def is_credit(self, command: Any) -> bool:
+        """Whether a `Lease` does no more than add to its session's credit."""
+        return False
+
     def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
         """These slots of the lease table ran out."""
         raise AssertionError(f"{self.name} topics have no leases of their own")

@@ -384,6 +384,10 @@ class LogKind(Kind):
 
     # Leases
 
+    def is_credit(self, command: Any) -> bool:
+        """Whether a `Lease` does no more than add to its session's credit."""
+        return self.groups.turns.is_credit(command)
+
     def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
         """Leases of groups ran out."""
         self.groups.expire(work, topic, held)

@@ -16,39 +16,49 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core import log_leasing
 from fasti.core.commands import Ack, Lease, Target
 from fasti.core.judging import blank, judge_lease, locate
 from fasti.core.reductions import some
 from fasti.core.replies import Reply
+from fasti.core.state import Topic
 from fasti.core.work import Work, column
 from fasti.errors import FastiError
+
+Int64s = NDArray[np.int64]
 
 
 def find_acks(inputs: Sequence[Any], is_credit: Callable[[Lease], bool]) -> dict[int, list[int]]:
     """Acks that can be decided together: the places of each such set, by the first of them."""
     sets: dict[int, list[int]] = {}
-    first: dict[str, int] = {}
+    first: dict[tuple[str, str], int] = {}
     for place, command in enumerate(inputs):
         if type(command) is Ack:
-            sets.setdefault(first.setdefault(command.topic, place), []).append(place)
+            whose = command.topic, command.group
+            sets.setdefault(first.setdefault(whose, place), []).append(place)
         elif type(command) is not Lease or not is_credit(command):
             first.clear()
     return {place: places for place, places in sets.items() if len(places) > 1}
 
 
 def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
-    """The replies of several acks on one topic; None, and nothing done, if a row is not ok."""
+    """The replies of several acks on one topic, or in one group of a log.
+
+    None, and nothing done, if a row is not ok.
+    """
     try:
         topic = work.topic(acks[0].topic)
         tokens = np.concatenate([column(ack.tokens, len(ack.ids), "token") for ack in acks])
         started = np.concatenate([column(ack.started_us, len(ack.ids), "started") for ack in acks])
     except FastiError:
         return None
-    if not topic.partitions or any(ack.group for ack in acks):
-        return None
     ids = np.concatenate([ack.ids for ack in acks])
+    if acks[0].group or not topic.partitions:
+        whole = _ack_in_group(work, topic, acks[0].group, ids, tokens)
+        return None if whole is None else _split(whole, acks)
     reply = blank(len(ids))
     pieces = locate(topic, Target(ids=ids), reply)
     for piece in pieces:
@@ -62,6 +72,12 @@ def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
         reply.versions[piece.rows] = piece.versions()
         work.emit(event, piece.slots)
     return _split(reply, acks)
+
+
+def _ack_in_group(work: Work, topic: Topic, name: str, ids: Int64s, tokens: Int64s) -> Reply | None:
+    if topic.settings.kind != "log" or name not in topic.body.groups.by_name:
+        return None
+    return log_leasing.ack_all(work, topic, topic.body.groups.by_name[name], ids, tokens)
 
 
 def _split(reply: Reply, acks: Sequence[Ack]) -> list[Reply]:

@@ -25,6 +25,7 @@ from fasti.core.engine import Engine
 from fasti.core.keys import Rows
 from fasti.core.kv_commands import KvExpire, LoadRemoved
 from fasti.core.log_commands import LogsInstalled
+from fasti.core.log_order import LoadKeys
 from fasti.core.partition import FOREVER
 from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
@@ -38,6 +39,7 @@ from fasti.storage.files import Files
 from fasti.storage.frames import Frame, body_bytes
 from fasti.storage.journal import Journal, StoredFrame
 from fasti.storage.log_blocks import log_kind
+from fasti.storage.log_keys import load_keys
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import delete_leftovers, recover, replay
@@ -87,6 +89,7 @@ class ShardStore:
         self._answers: dict[type[Asked], Callable[[Any], Any]] = {
             LoadSlice: lambda wanted: self.load_slice(wanted),
             LoadRemoved: lambda wanted: self._load_removed(wanted),
+            LoadKeys: lambda wanted: load_keys(self.payloads, wanted),
         }
 
     def _open_manifest(self) -> tuple[int, Manifest]:
