@@ -1,21 +1,308 @@
-"""Works out the occurrences of schedules, in a thread of its own, and has them fired."""
+"""Works out the occurrences of schedules, in a thread of its own, and has them fired.
+
+It keeps every schedule of every cron topic in groups (schedule_groups.py) and a plan of when each
+group is next due, sleeps until then, and sends `Fire` commands, some thousand rows each. The engine
+decides; what it answered moves a schedule on here. Whatever goes wrong (a full disk, an answer that
+never came, an engine that was loaded again), schedules are read from the engine anew: it knows the
+last occurrence of each, and refuses one that it has had.
+
+Messages of schedules that may overlap are emitted 10 seconds ahead, so that at the moment itself
+there is nothing to be done but to hand them out. Those that ask whether the last one is finished are
+emitted when they are due.
+
+Without a thread (in virtual time) `catch_up` does what is due in the caller's.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+import logging
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.broker.emission import Chunk, Member
+from fasti.broker.occurrences import Occurrences, Timing
+from fasti.broker.schedule_groups import Due, Group, GroupKey, waiting_for
+from fasti.core.cron import CronKind
+from fasti.core.cron_commands import Fire, ReadSchedules
+from fasti.core.schedule import Schedule
+from fasti.errors import Closed, FastiError, InvalidArgument, NotFound
+from fasti.model import MINUTE_US, SECOND_US, Outcome
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
 
+_log = logging.getLogger("fasti.broker.scheduler")
+
+_IN_FLIGHT_MAX = 4
+_PAGE_ROWS = 2_000
+# The wall clock may be set while it sleeps.
+_NAP_S_MAX = 1.0
+_RETRY_US = SECOND_US
+_TARGET_RETRY_US = 10 * SECOND_US
+
+Sent = tuple[Chunk, "NDArray[np.intp] | None", "Future[list[Any]]"]
+
+
+def cron_kind(shard: Shard) -> CronKind:
+    """The engine's part of schedules; in the sequencer's thread."""
+    kind = shard.engine.kind("cron")
+    assert isinstance(kind, CronKind)
+    return kind
+
+
+class _Topic:
+    """The schedules of one cron topic."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.changes = 0
+        self.groups: dict[int, Group] = {}
+
 
 class Scheduler:
-    """One per service."""
+    """One per service. `wake` and `stop` from any thread; the rest is its own thread's."""
 
     def __init__(self, shard: Shard, threaded: bool = True) -> None:
         self._shard, self._threaded = shard, threaded
+        self._counts = shard.fire_counts
+        self._wakeup = threading.Condition()
+        self._changed = True
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._recoveries = -1
+        self._topics: dict[int, _Topic] = {}
+        self._groups: dict[GroupKey, Group] = {}
+        self._occurrences: dict[Timing, Occurrences] = {}
+        self._plan: list[tuple[int, int, Group]] = []
+        self._order = 0
+
+    # Any thread
 
     def start(self) -> None:
         """Begins to fire."""
+        self._shard.on_schedules = self._note
+        if self._threaded:
+            self._thread = threading.Thread(target=self._run, name="fasti-cron", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """Fires nothing more; returns when its thread has ended."""
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._shard.on_schedules = None
+
+    def _note(self, topic: int) -> None:
+        with self._wakeup:
+            self._changed = True
+            self._wakeup.notify()
+
+    # Its thread
+
+    def _run(self) -> None:
+        retry_us = 0
+        while True:
+            with self._wakeup:
+                if not self._stopping and not self._changed:
+                    self._wakeup.wait(self._seconds(retry_us))
+                if self._stopping:
+                    return
+            retry_us = 0
+            try:
+                self.catch_up()
+            except Closed:
+                if self._shard.failed:
+                    return
+                retry_us = self._forget_all(_RETRY_US)
+            except FastiError as error:
+                _log.info("schedules are read again: %s", error)
+                retry_us = self._forget_all(error.retry_after_us or _RETRY_US)
+            except Exception:
+                _log.exception("the scheduler failed; schedules are read again")
+                retry_us = self._forget_all(_RETRY_US)
+
+    def _seconds(self, retry_us: int) -> float | None:
+        if retry_us:
+            return retry_us / 1e6
+        first = self.next_us()
+        if first is None:
+            return None
+        return min(max((first - self._shard.clock.now_us()) / 1e6, 0.0), _NAP_S_MAX)
+
+    def _forget_all(self, retry_us: int) -> int:
+        self._counts.failed += 1
+        self._recoveries = -1
+        return retry_us
+
+    def next_us(self) -> int | None:
+        """When something is to be done next; None if nothing is."""
+        while self._plan and self._plan[0][2].planned_us != self._plan[0][0]:
+            heapq.heappop(self._plan)
+        return self._plan[0][0] if self._plan else None
+
+    def catch_up(self) -> None:
+        """Reads what has changed, and fires all that is due by now."""
+        while not self._stopping:
+            self._refresh()
+            now_us = self._shard.clock.now_us()
+            first = self.next_us()
+            if first is None or first > now_us:
+                return
+            _, _, group = heapq.heappop(self._plan)
+            group.planned_us = None
+            self._fire(group, now_us)
+            self._plan_group(group)
+
+    # Reading
+
+    def _refresh(self) -> None:
+        shard = self._shard
+        if self._recoveries != shard.recoveries:
+            # Another engine: it may know less than the one before it.
+            self._topics, self._groups, self._plan = {}, {}, []
+            self._occurrences = {}
+            self._changed, self._recoveries = True, shard.recoveries
+        if not self._changed:
+            return
+        self._changed = False
+        try:
+            known: dict[int, str] = shard.run(lambda: cron_kind(shard).topics()).result()
+            for number in [number for number in self._topics if number not in known]:
+                for schedule in list(self._topics[number].groups):
+                    self._remove(self._topics[number], schedule)
+                del self._topics[number]
+            for number, name in known.items():
+                self._read(self._topics.setdefault(number, _Topic(name)))
+        except BaseException:
+            self._changed = True
+            raise
+
+    def _read(self, topic: _Topic) -> None:
+        more = True
+        touched: set[GroupKey] = set()
+        while more:
+            command = ReadSchedules(topic.name, after_change=topic.changes, limit=_PAGE_ROWS)
+            reply = self._shard.call(command)
+            if isinstance(reply.error, NotFound):
+                self._changed = True
+                return
+            if reply.error is not None:
+                raise reply.error
+            page = reply.value
+            for row, number in enumerate(page.numbers.tolist()):
+                if number in topic.groups:
+                    touched.add(topic.groups[number].key)
+                    self._remove(topic, number)
+                definition = page.definitions[row]
+                if definition is not None and not page.paused[row]:
+                    member = Member(
+                        number,
+                        int(page.versions[row]),
+                        int(page.last_us[row]),
+                        page.names[row],
+                        Schedule.from_json(definition),
+                    )
+                    touched.add(self._add(topic, member))
+            topic.changes, more = page.changes, page.more
+        for key in touched:
+            if key in self._groups:
+                self._plan_group(self._groups[key])
+
+    def _add(self, topic: _Topic, member: Member) -> GroupKey:
+        key = GroupKey.of(topic.name, member.schedule)
+        group = self._groups.get(key)
+        if group is None:
+            occurrences = self._occurrences.setdefault(key.timing, Occurrences(key.timing))
+            group = self._groups[key] = Group(key, occurrences)
+        group.add(member)
+        topic.groups[member.number] = group
+        return key
+
+    def _remove(self, topic: _Topic, number: int) -> None:
+        group = topic.groups.pop(number)
+        group.remove(number)
+        if not len(group):
+            group.planned_us = None
+            del self._groups[group.key]
+
+    def _plan_group(self, group: Group) -> None:
+        if not len(group):
+            return
+        acts_us = group.acts_us()
+        if acts_us is not None and acts_us != group.planned_us:
+            self._order += 1
+            heapq.heappush(self._plan, (acts_us, self._order, group))
+        group.planned_us = acts_us
+
+    # Firing
+
+    def _fire(self, group: Group, now_us: int) -> None:
+        for due in group.due(now_us):
+            group.not_before_us = 0
+            error = self._send_all(group, due)
+            if error is not None:
+                # The target is gone, or is no target any more: what is missed is judged later.
+                self._counts.failed += 1
+                group.not_before_us = now_us + _TARGET_RETRY_US
+                return
+            if self._changed or self._stopping:
+                break
+        group.occurrences.forget(now_us - MINUTE_US)
+
+    def _send_all(self, group: Group, due: Due) -> FastiError | None:
+        sent: list[Sent] = []
+        error = None
+        for chunk in group.chunks:
+            which = waiting_for(chunk, due.at_us)
+            if which is not None and not len(which):
+                continue
+            sent.append((chunk, which, self._send(group.key, chunk, which, due)))
+            if len(sent) >= _IN_FLIGHT_MAX:
+                error = self._take(sent.pop(0), due) or error
+        for each in sent:
+            error = self._take(each, due) or error
+        return error
+
+    def _send(
+        self, key: GroupKey, chunk: Chunk, which: NDArray[np.intp] | None, due: Due
+    ) -> Future[list[Any]]:
+        at_us = due.at_us
+        rows = chunk.rows(at_us, which)
+        # One that was missed is sent at once.
+        dues = np.full(len(chunk.numbers), at_us) if due.missed else chunk.due_us(at_us)
+        if not due.emitted:
+            dues = np.full(len(dues), -1)
+        numbers, versions = chunk.numbers, chunk.versions
+        if which is not None:
+            numbers, versions, dues = numbers[which], versions[which], dues[which]
+        moments = np.full(len(numbers), at_us, dtype=np.int64)
+        command = Fire(key.topic, key.target, numbers, versions, moments, dues, rows)
+        return self._shard.submit([command])
+
+    def _take(self, sent: Sent, due: Due) -> FastiError | None:
+        """What became of one command; raises when schedules must be read anew."""
+        chunk, which, answer = sent
+        reply = answer.result()[0]
+        if isinstance(reply.error, (NotFound, InvalidArgument)):
+            return reply.error
+        if reply.error is not None:
+            raise reply.error
+        # Those that are refused have changed, and are about to be read again.
+        if which is None:
+            chunk.last_us[:] = due.at_us
+        else:
+            chunk.last_us[which] = due.at_us
+        fired = int((reply.status == Outcome.OK).sum())
+        if due.missed:
+            self._counts.misfired += fired
+        elif fired:
+            late_us = max(self._shard.clock.now_us() - due.at_us, 0)
+            self._counts.late.add_all(np.full(fired, late_us / 1e6))
+        return None

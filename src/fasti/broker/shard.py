@@ -34,6 +34,7 @@ from fasti.broker import reading
 from fasti.broker.clock import Clock, SystemClock
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.feed import Feed
+from fasti.broker.fire_counts import FireCounts
 from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.session import Session
@@ -127,6 +128,7 @@ class Shard:
         # What became durable, for those who follow; and who is told when schedules change.
         self.feed = Feed()
         self.on_schedules: Callable[[int], None] | None = None
+        self.fire_counts = FireCounts()
         self.store: ShardStore
         self.engine: Engine
         self.committer: Committer

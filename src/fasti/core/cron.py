@@ -99,6 +99,22 @@ class CronKind(Kind):
         self._take_back(work, topic, np.flatnonzero(book.exists[: book.size]))
         work.effects.append(SchedulesChanged(topic.number))
 
+    def topics(self) -> dict[int, str]:
+        """Cron topics by number."""
+        return {number: topic.name for number, topic in self._topics.items()}
+
+    def totals(self) -> dict[str, tuple[int, int, int, int]]:
+        """Of each topic: schedules, those that rest, messages emitted, occurrences passed over."""
+        return {
+            topic.name: (
+                len(book),
+                int((book.paused[: book.size] & book.exists[: book.size]).sum()),
+                int(book.fired.sum()),
+                int(book.skipped.sum()),
+            )
+            for topic, book in self._books()
+        }
+
     def _books(self) -> list[tuple[Topic, CronBook]]:
         return [(topic, topic.body) for topic in self._topics.values()]
 
@@ -350,6 +366,7 @@ class CronKind(Kind):
             book.version[numbers],
             book.paused[numbers],
             book.last_us[numbers],
+            book.occurred_us[numbers],
             book.last_id[numbers],
             book.fired[numbers],
             book.skipped[numbers],

@@ -30,6 +30,8 @@ Int64s = NDArray[np.int64]
 _COLUMNS: dict[str, type] = {
     "version": np.int64,
     "last_us": np.int64,
+    # The last occurrence that was emitted, for people to read; 0: none.
+    "occurred_us": np.int64,
     # The message that was emitted last, and the topic it went to.
     "last_id": np.int64,
     "last_target": np.int64,
@@ -66,6 +68,7 @@ class CronBook:
 
     version: Int64s
     last_us: Int64s
+    occurred_us: Int64s
     last_id: Int64s
     last_target: Int64s
     fired: Int64s
@@ -101,7 +104,7 @@ class CronBook:
         """A schedule is new, or another one now."""
         self._grow(number + 1)
         if not self.exists[number]:
-            for column in ("last_id", "last_target", "fired", "skipped", "paused"):
+            for column in ("occurred_us", "last_id", "last_target", "fired", "skipped", "paused"):
                 getattr(self, column)[number] = 0
             self.names[number], self.by_name[name] = name, number
             self.exists[number] = True
@@ -136,11 +139,15 @@ class CronBook:
         self.skipped[numbers] += ~emitted
         self.last_id[numbers[emitted]] = ids[emitted]
         self.last_target[numbers[emitted]] = target
+        decided = numbers[emitted & (occurrences_us > 0)]
+        self.occurred_us[decided] = self.last_us[decided]
 
     def unfire(self, numbers: Int64s, last_us: Int64s) -> None:
         """What was emitted ahead was taken back, a row for each message."""
         np.subtract.at(self.fired, numbers, 1)
         self.last_us[numbers] = last_us
+        undone = numbers[self.occurred_us[numbers] > last_us]
+        self.occurred_us[undone] = 0
         for number in np.unique(numbers).tolist():
             self._note(number)
 

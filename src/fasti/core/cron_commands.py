@@ -74,6 +74,7 @@ class SchedulesPage:
     versions: Int64s
     paused: NDArray[np.bool_]
     last_us: Int64s
+    occurred_us: Int64s
     last_ids: Int64s
     fired: Int64s
     skipped: Int64s

@@ -11,9 +11,9 @@ from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
 from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
 
-_FIXED = ("kind", "partitions", "age_step_us")
+FIXED = ("kind", "partitions", "age_step_us")
 # Those that can be made.
-KINDS_READY = {"timeline", "log", "kv"}
+KINDS_READY = {"timeline", "priority", "log", "kv", "cron"}
 
 
 def create_topic(work: Work, command: CreateTopic) -> Done:
@@ -44,7 +44,7 @@ def change_topic(work: Work, command: ChangeTopic) -> Done:
     topic = work.topic(command.name)
     check_settings(command.settings, work.limits)
     differences = command.settings.differences(topic.settings)
-    for name in _FIXED:
+    for name in FIXED:
         if name in differences:
             raise InvalidArgument(f"a topic's {name} can't change", field=name)
     if "relay" in differences and command.settings.relay and is_target(work, topic):

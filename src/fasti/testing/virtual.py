@@ -107,7 +107,8 @@ class VirtualBroker:
         self._place = tempfile.TemporaryDirectory(prefix="fasti-testing-")
         self._watch = _Watch()
         self.shard = Shard(LocalFiles(self._place.name), settings or _SETTINGS, self.clock)
-        self.service = Service(self.shard, self._watch)
+        # Schedules fire when the time is moved on.
+        self.service = Service(self.shard, self._watch, threaded=False)
         self._clients: list[Client] = []
         self._closed = False
 
@@ -164,6 +165,17 @@ class VirtualBroker:
         return open_work
 
     def _move(self, wall_us: int, tick_us: int) -> None:
+        """In pieces, so that schedules find the moments at which they are due."""
+        until_us = self.clock.now_us() + wall_us
+        scheduler = self.service.scheduler
+        scheduler.catch_up()
+        while (at_us := scheduler.next_us()) is not None and at_us < until_us:
+            self._move_on(max(at_us - self.clock.now_us(), 0), 0)
+            scheduler.catch_up()
+        self._move_on(until_us - self.clock.now_us(), tick_us)
+        scheduler.catch_up()
+
+    def _move_on(self, wall_us: int, tick_us: int) -> None:
         self.clock.move(wall_us, tick_us)
         # Wakes the sequencer, which hands out what is due; the second turn is behind it.
         for _ in range(2):
