@@ -206,15 +206,21 @@ def _dead_ids(service: Service, parts: Parts) -> Any:
 
 
 def _redrive(service: Service, header: Header, parts: Parts) -> Answer:
-    fields = requests.checked(header, topic=str, delay_us=None, due_us=None)
+    fields = requests.checked(header, topic=str, group="", delay_us=None, due_us=None)
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
-    reply = service.shard.redrive(fields["topic"], _dead_ids(service, parts), when)
+    topic, group, ids = fields["topic"], fields["group"], _dead_ids(service, parts)
+    if group:
+        # In a log a key only chooses the partition: nobody has to claim it again.
+        reply = service.command(co.Redrive(topic, ids, when=when, group=group))
+    else:
+        reply = service.shard.redrive(topic, ids, when)
     return outcomes.encode(service.mutation("redrive", fields["topic"], reply)), []
 
 
 def _purge(service: Service, header: Header, parts: Parts) -> Answer:
-    fields = requests.checked(header, topic=str)
-    reply = service.command(co.Purge(fields["topic"], _dead_ids(service, parts)))
+    fields = requests.checked(header, topic=str, group="")
+    command = co.Purge(fields["topic"], _dead_ids(service, parts), fields["group"])
+    reply = service.command(command)
     return outcomes.encode(service.mutation("purge", fields["topic"], reply)), []
 
 

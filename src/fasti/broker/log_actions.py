@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from fasti.broker import requests
+from fasti.broker.listing import metadata, with_payloads
 from fasti.broker.log_reads import (
     EARLIEST,
     checked_partitions,
@@ -16,12 +18,17 @@ from fasti.broker.log_reads import (
     start_of,
 )
 from fasti.broker.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.reading import MOVED, fetch
 from fasti.core import log_commands as lo
+from fasti.core.commands import Target
+from fasti.core.replies import Messages
 from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
+# Payloads of one answer: more of them come with the next page.
+_PAYLOAD_BYTES = 16 << 20
 _PLACE: Header = {"offset": None, "offsets": {}, "time_us": None, "start": ""}
 
 
@@ -145,7 +152,55 @@ def _delete_group(service: Service, header: Header, parts: Parts) -> Answer:
     return {}, []
 
 
+# The dead
+
+
+def _dead(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(
+        header, topic=str, group=str, after_id=0, limit=1000, reason=None, payload=False
+    )
+    reason = fields["reason"]
+    if reason is not None and not isinstance(reason, str):
+        raise InvalidArgument("'reason' must be a JSON string", field="reason")
+    if fields["limit"] < 0:
+        raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
+    found: Messages = service.command(
+        lo.ListDead(
+            fields["topic"], fields["group"], fields["after_id"], max(1, fields["limit"]), reason
+        )
+    )
+    count = len(found.ids) if fields["limit"] else 0
+    if not fields["payload"]:
+        batch = _with_died(metadata(found), found).slice(0, count)
+        return {"next_after_id": found.next_after_id}, [batch]
+    count, contents = _contents(service, fields["topic"], found, count)
+    if count < len(found.ids):
+        found.next_after_id = int(found.ids[count - 1]) if count else 0
+    batch = with_payloads(metadata(found).slice(0, count), contents)
+    return {"next_after_id": found.next_after_id}, [_with_died(batch, found)]
+
+
+def _contents(
+    service: Service, topic: str, found: Messages, count: int
+) -> tuple[int, pa.RecordBatch]:
+    """The contents of dead rows, of as many as fit one answer."""
+    payloads, locations = service.shard.store.payloads, found.columns["location"][:count]
+    try:
+        contents = payloads.gather(locations, _PAYLOAD_BYTES)
+    except MOVED:
+        _, contents = fetch(service.shard, topic, Target(ids=found.ids[:count]))
+    return contents.num_rows, contents
+
+
+def _with_died(batch: pa.RecordBatch, found: Messages) -> pa.RecordBatch:
+    died = pa.array(found.columns["died_us"][: batch.num_rows].astype(np.int64))
+    schema = pa.schema([*batch.schema, pa.field("died_us", pa.int64())])
+    return pa.RecordBatch.from_arrays([*batch.columns, died], schema=schema)
+
+
 ACTIONS: dict[str, Action] = {
+    "dead": _dead,
     "log": _log,
     "offsets": _offsets,
     "truncate": _truncate,
