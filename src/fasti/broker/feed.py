@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from fasti.broker.rings import Rings
 from fasti.core.log_events import LogAppended
 from fasti.core.replies import Frame
 from fasti.errors import Overloaded
@@ -49,11 +50,14 @@ class Feed:
         self._followed: dict[int, Followed] = {}
         # Those who follow logs or watch key-value topics.
         self.watchers = 0
+        # The latest changes of key-value topics.
+        self.rings = Rings()
 
     # The committer's thread
 
     def durable(self, frames: Sequence[Frame]) -> None:
         """These are in the journal, in this order."""
+        self.rings.durable(frames)
         if not self._followed:
             return
         for frame in frames:
@@ -65,6 +69,7 @@ class Feed:
 
     def reset(self) -> None:
         """The engine was dropped: what is durable is what the journal has."""
+        self.rings.reset()
         for followed in list(self._followed.values()):
             followed.wake()
 

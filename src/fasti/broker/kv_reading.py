@@ -6,6 +6,7 @@ it is read: then the engine is asked again, as reading.py does for messages. Any
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Int64s = NDArray[np.int64]
 
 _TRIES = 16
+_PIECE_BYTES = 16 << 20
 _CONTENTS = ("created_us", "headers", "content_type", "payload")
 _WITHOUT_VALUES = ("created_us", "headers", "content_type")
 
@@ -46,6 +48,36 @@ def fetch(
             error = moved
     assert error is not None
     raise error
+
+
+def pieces(
+    shard: Shard, topic: str, ids: Int64s, values: bool
+) -> Iterator[tuple[KvFound, pa.RecordBatch, Int64s]]:
+    """Of these entries those that are there, a bounded piece at a time.
+
+    Each comes with its contents, and with the places in `ids` at which its entries stand.
+    """
+    names = _CONTENTS if values else _WITHOUT_VALUES
+    places = np.arange(len(ids))
+    tries = 0
+    while len(places):
+        found: KvFound = shard.call(KvRows(topic, ids[places]))
+        if found.error is not None:
+            raise found.error
+        here = np.flatnonzero(found.status == Outcome.OK)
+        if not len(here):
+            return
+        try:
+            count = shard.store.payloads.fitting(found.locations[here], _PIECE_BYTES)
+            here = here[:count]
+            contents = shard.store.payloads.gather(found.locations[here], names=names)
+        except MOVED:
+            tries += 1
+            if tries > _TRIES:
+                raise
+            continue
+        yield found.only(here), contents, places[here]
+        places = places[here[-1] + 1 :]
 
 
 def entries_batch(

@@ -19,6 +19,8 @@ import pyarrow as pa
 from fasti.broker import requests
 from fasti.broker.actions import ACTIONS
 from fasti.broker.intake import Intake
+from fasti.broker.kv_reads import KvReads
+from fasti.broker.kv_watch import KvWatcher
 from fasti.broker.lateness import LatenessBook
 from fasti.broker.listing import Listings
 from fasti.broker.log_follow import LogFollower
@@ -68,11 +70,13 @@ class Service:
         self.listings = Listings(self)
         self.routes = RouteBook(shard)
         self.stopping = False
+        self.kv = KvReads(self)
         # Reads that stream, and exchanges, by the call that opens them.
-        self.reads: dict[str, Reads] = {"list": self.listings, "log": LogReads(self)}
+        self.reads: dict[str, Reads] = {"list": self.listings, "log": LogReads(self), "kv": self.kv}
         self.exchanges: dict[str, Callable[[Service, Header], Exchange]] = {
             "consume": Subscription,
             "follow": LogFollower,
+            "watch": KvWatcher,
         }
         self.scheduler = Scheduler(shard, threaded=threaded)
         self.scheduler.start()
@@ -155,6 +159,7 @@ class Service:
 
     def topic_gone(self, topic: str) -> None:
         """The topic was deleted: whoever waits for its messages is told."""
+        self.kv.forget(topic)
         with self._sessions_lock:
             sessions = [session for session in self._sessions if session.topic == topic]
         for session in sessions:

@@ -74,6 +74,11 @@ class KvFound:
     position: int
     error: FastiError | None = None
 
+    def only(self, rows: NDArray[np.intp]) -> KvFound:
+        """Of these entries some."""
+        columns = (self.status, self.ids, self.versions, self.expires_us, self.locations)
+        return KvFound(*(column[rows] for column in columns), self.position)
+
 
 @dataclass(slots=True)
 class KvExpire:

@@ -75,6 +75,29 @@ def encode(frame: Frame) -> list[Buffer]:
 def decode(body: memoryview, seed: tuple[int, int]) -> tuple[list[Event], Rows | None]:
     """Back from a body. Columns and payloads are views of it."""
     head, offset = _read_head(body)
+    events, rows = _decode(body, head, offset)
+    keyed: list[Any] = [event for event in events if hasattr(event, "hashes")]
+    keys = rows.keys(seed) if rows is not None and keyed else None
+    if keys is not None:
+        for event in keyed:
+            event.hashes = keys.hashes[event.row]
+    return events, rows
+
+
+def decode_about(body: memoryview, topic: int) -> tuple[list[Event], Rows | None]:
+    """The same without hashes, for who follows one topic: nothing, if the body tells of others."""
+    head, offset = _read_head(body)
+    if not any(topic == _topic_of(code, values) for code, values, _ in head["events"]):
+        return [], None
+    return _decode(body, head, offset)
+
+
+def _topic_of(code: int, values: list[Any]) -> Any:
+    scalars, _ = _layout(code)
+    return values[scalars.index("topic")] if "topic" in scalars else None
+
+
+def _decode(body: memoryview, head: dict[str, Any], offset: int) -> tuple[list[Event], Rows | None]:
     events: list[Event] = []
     for code, values, packed in head["events"]:
         scalars, columns = _layout(code)
@@ -82,13 +105,7 @@ def decode(body: memoryview, seed: tuple[int, int]) -> tuple[list[Event], Rows |
         for (name, dtype), description in zip(columns, packed, strict=True):
             arguments[name], offset = unpack_column(body, offset, dtype, description)
         events.append(EVENTS[code](**arguments))
-    rows = _read_rows(body, offset, head)
-    keyed: list[Any] = [event for event in events if hasattr(event, "hashes")]
-    keys = rows.keys(seed) if rows is not None and keyed else None
-    if keys is not None:
-        for event in keyed:
-            event.hashes = keys.hashes[event.row]
-    return events, rows
+    return events, _read_rows(body, offset, head)
 
 
 def decode_rows(body: memoryview) -> tuple[Rows | None, int]:

@@ -1,0 +1,241 @@
+"""Whoever watches a key-value topic: its changes as they become durable, from a position on.
+
+A position is a frame of the journal, and watching from it gives what happened behind it. The
+latest changes come from the topic's ring, older ones from the journal, as far as it goes back;
+beyond that the answer is `gone`, unless nothing at all has happened to the topic since. What one
+group of frames did comes in one batch, so that a transaction is never seen in halves.
+
+When the shard recovers the ring begins anew, and a watcher goes on by the journal: it has seen
+only what was durable. One thread calls `next`, another `take` and `finish`; `stop` and `close` are
+for any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fasti.broker import requests
+from fasti.broker.kv_changes import changes_batch
+from fasti.broker.rings import Moment, Ring, happened_to
+from fasti.core.kv_commands import KvDescribe
+from fasti.errors import Closed, FastiError, Gone, InvalidArgument
+from fasti.protocol.problems import error_to_json
+from fasti.protocol.schemas import CHANGES
+from fasti.storage.event_codec import decode_about
+from fasti.storage.journal import StoredFrame
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+Header = dict[str, Any]
+Written = tuple[Header, pa.RecordBatch | None]
+
+IDLE_S = 5.0
+# What one batch holds, unless a single moment is larger.
+_BATCH_ROWS = 5_000
+_BATCH_BYTES = 4 << 20
+# Before the journal is looked at again, when it could not tell all.
+_PAUSE_S = 0.05
+
+
+class KvWatcher:
+    """One watcher of one topic."""
+
+    schema = CHANGES
+
+    def __init__(self, service: Service, descriptor: Header) -> None:
+        fields = requests.checked(descriptor, topic=str, position=None, prefix="")
+        self._service, self._shard = service, service.shard
+        self._topic: str = fields["topic"]
+        self._prefix: str = fields["prefix"] or ""
+        wanted = requests.integer(fields, "position")
+        if wanted is not None and wanted < 0:
+            raise InvalidArgument("a position can't be negative", field="position", limit=0)
+        self._lock = threading.Lock()
+        self._ended = self._left = False
+        self._error: FastiError | None = None
+        self._number: int = self._describe()["topic"]
+        self._shard.feed.enter(self._shard.settings.limits.watchers_max)
+        self._ring: Ring = self._shard.feed.rings.open(self._number)
+        try:
+            now = self._begin()
+            self._position = now if wanted is None else wanted
+            self._check(self._position)
+        except BaseException:
+            self.close()
+            raise
+        self._read_through = 0
+        self._written = self._write()
+
+    @property
+    def topic(self) -> str:
+        """Whose changes it gets."""
+        return self._topic
+
+    # The thread that reads from the wire
+
+    def take(self, metadata: Header, batch: pa.RecordBatch | None) -> None:
+        """A watcher has nothing to say."""
+        self.stop(InvalidArgument("a watcher writes nothing but its end", field="op"))
+
+    def finish(self) -> None:
+        """Nobody wants more."""
+        self._end()
+
+    # Any thread
+
+    def stop(self, error: FastiError) -> None:
+        """The broker ends it, with a reason."""
+        self._error = error
+        self._end()
+
+    def close(self) -> None:
+        """The wire is gone, or done."""
+        self._end()
+        with self._lock:
+            left, self._left = self._left, True
+        if not left:
+            self._shard.feed.rings.close(self._ring)
+            self._shard.feed.leave()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._ring.wake()
+
+    def _is_over(self) -> bool:
+        return self._ended
+
+    # The thread that writes to the wire
+
+    def next(self) -> Written | None:
+        """What to write next, when there is something; None when it is over."""
+        return next(self._written, None)
+
+    def _write(self) -> Iterator[Written]:
+        try:
+            # At once: the watcher knows where it stands, whatever happens to the wire.
+            yield self._said("idle"), None
+            yield from self._batches()
+        except FastiError as error:
+            self._error = error
+        if self._error is not None:
+            problem = error_to_json(self._error)
+            header = {"kind": "error", "request": None, "error": problem}
+            yield {**header, "now_us": self._shard.clock.now_us()}, None
+
+    def _batches(self) -> Iterator[Written]:
+        while not self._ended:
+            found = self._ring.after(self._position)
+            if found is None:
+                yield from self._older()
+                continue
+            latest, reached = found
+            for moments in _pieces(iter(latest)):
+                yield from self._batch(moments, moments[-1].position)
+                if self._ended:
+                    return
+            self._position = max(self._position, reached)
+            if not latest and not self._ring.wait(self._position, IDLE_S, self._is_over):
+                yield self._said("idle"), None
+
+    def _batch(self, moments: list[Moment], position: int) -> Iterator[Written]:
+        batch = changes_batch(moments)
+        self._position = position
+        if self._prefix:
+            batch = batch.filter(pc.starts_with(batch.column("key"), self._prefix))
+        if batch.num_rows:
+            yield self._said("changes"), batch
+
+    def _said(self, kind: str) -> Header:
+        return {"kind": kind, "position": self._position, "now_us": self._shard.clock.now_us()}
+
+    # What the ring has not
+
+    def _older(self) -> Iterator[Written]:
+        """From the journal, up to where the ring begins."""
+        base = self._ring.base
+        if base is None:
+            base = self._begin()
+        before = self._position
+        try:
+            for moments in _pieces(self._stored(base)):
+                yield from self._batch(moments, moments[-1].position)
+                if self._ended:
+                    return
+            self._position = max(self._position, min(base, self._read_through))
+        except Closed:
+            # The shard recovers: soon the journal is another one.
+            if self._shard.failed:
+                raise
+        if self._position == before < base:
+            self._ring.wait(base, _PAUSE_S, self._is_over)
+
+    def _stored(self, through: int) -> Iterator[Moment]:
+        """What the journal tells; `_read_through` is how far it was read in the end."""
+        self._read_through = through
+        if not self._check(self._position):
+            return
+        happened: list[Any] = []
+        last = self._position
+        for frame in self._replay():
+            events, rows = decode_about(frame.body, self._number)
+            happened += happened_to(self._number, events, rows)
+            if frame.ends_group:
+                if happened:
+                    yield Moment(frame.sequence, happened)
+                last, happened = frame.sequence, []
+                if last >= through:
+                    return
+        # What is answered before it is synced may not be readable yet.
+        self._read_through = last
+
+    def _replay(self) -> Iterator[StoredFrame]:
+        try:
+            yield from self._shard.store.journal.replay(self._position)
+        except Gone as error:
+            first = self._shard.store.journal.first_sequence
+            raise self._gone(f"the watcher was too slow: {error.message}", first - 1) from error
+
+    def _check(self, position: int) -> bool:
+        """Whether anything has to be read. Raises `gone` where what happened can't be told."""
+        told = self._describe()
+        if position > told["position"]:
+            raise self._gone(f"position {position} lies ahead of the journal", told["position"])
+        if told["changed"] <= position:
+            return False
+        first = self._shard.store.journal.first_sequence
+        if position < first - 1:
+            raise self._gone(f"what followed position {position} is forgotten", first - 1)
+        return True
+
+    def _gone(self, why: str, earliest: int) -> Gone:
+        return Gone(why, details={"topic": self._topic, "earliest": earliest})
+
+    def _begin(self) -> int:
+        position: int = self._describe()["position"]
+        self._ring.begin(position)
+        return position
+
+    def _describe(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._service.command(KvDescribe(self._topic)).value
+        return found
+
+
+def _pieces(moments: Iterator[Moment]) -> Iterator[list[Moment]]:
+    """Moments that are told together."""
+    piece: list[Moment] = []
+    rows = size = 0
+    for moment in moments:
+        piece.append(moment)
+        rows += moment.rows
+        size += moment.size_bytes
+        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield piece
+            piece, rows, size = [], 0, 0
+    if piece:
+        yield piece
