@@ -94,6 +94,7 @@ class App:
         codec: Codec | None = None,
         create: bool | Mapping[str, Any] = True,
         name: str | None = None,
+        group: str | None = None,
     ) -> Callable[[Callable[P, R]], Handler[P, R]]:
         """Declares a function to be the handler of a topic's messages.
 
@@ -105,8 +106,10 @@ class App:
         lease. `prefetch` is how many messages may be here unfinished, by default twice the concurrency:
         handlers of microseconds want more. With `create` a topic that is missing is made, with these
         settings if it is a mapping. `name` is the consumer's, for leases to be had back after a restart.
+        Of a log, `group` consumes; each of its groups may have a handler, and a log that is missing is
+        made.
 
-        Raises `invalid_argument`, and `already_exists` if the topic has a handler.
+        Raises `invalid_argument`, and `already_exists` if the topic, or its group, has a handler.
         """
 
         def declare(function: Callable[P, R]) -> Handler[P, R]:
@@ -121,6 +124,7 @@ class App:
                 max_attempts=max_attempts,
                 create=create,
                 name=name,
+                group=group,
             )
             handler = Handler(self, function, settings, codec or self.codec)
             self._add(handler)
@@ -130,9 +134,10 @@ class App:
 
     def _add(self, handler: Handler[Any, Any]) -> None:
         for other in self.handlers:
-            if other.topic == handler.topic:
+            if other.topic == handler.topic and other.settings.group == handler.settings.group:
+                of_group = f"group {other.settings.group!r} of " if other.settings.group else ""
                 raise AlreadyExists(
-                    f"topic {handler.topic!r} has a handler in this app: {other.label}"
+                    f"{of_group}topic {handler.topic!r} has a handler in this app: {other.label}"
                 )
         self.handlers.append(handler)
 
@@ -335,7 +340,10 @@ class App:
         )
 
     def stats(self) -> dict[str, HandlerStats]:
-        """What each handler did since the last start, by topic; in this process alone."""
+        """What each handler did since the last start, by topic; in this process alone.
+
+        Handlers of a log's group are named `topic/group`.
+        """
         return {} if self._running is None else self._running.stats()
 
     def __enter__(self) -> App:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 from fasti.app.codec import Codec, JsonCodec
 from fasti.app.signature import shape_of
+from fasti.client.consumer import checked_group
 from fasti.client.durations import Duration, optional_duration_us
 from fasti.client.outcomes import Outcome
 from fasti.client.producer import OnConflict
@@ -44,6 +45,7 @@ class HandlerSettings:
     max_attempts: int | None = None
     create: bool | Mapping[str, Any] = True
     name: str | None = None
+    group: str | None = None
 
     def prefetched(self, concurrency: int) -> int:
         """How many messages may be here unfinished: enough that nobody waits, few to hoard."""
@@ -95,6 +97,12 @@ class Handler(Generic[P, R]):
     def topic(self) -> str:
         """Whose messages it handles."""
         return self.settings.topic
+
+    @property
+    def source(self) -> str:
+        """Its topic, or `topic/group` of a log."""
+        group = self.settings.group
+        return self.topic if group is None else f"{self.topic}/{group}"
 
     @property
     def label(self) -> str:
@@ -176,6 +184,7 @@ def settings_of(
     max_attempts: int | None,
     create: bool | Mapping[str, Any],
     name: str | None,
+    group: str | None,
 ) -> HandlerSettings:
     """The arguments of `app.on`, checked. Raises `invalid_argument`."""
     if kind is not None and kind not in KINDS:
@@ -196,6 +205,7 @@ def settings_of(
         max_attempts,
         create,
         name,
+        checked_group(group) or None,
     )
 
 

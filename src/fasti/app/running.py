@@ -128,6 +128,7 @@ class Running:
             name=self._consumer_name(settings.name),
             prefetch=prefetch,
             time_limit=None if limit_us is None else limit_us / 1_000_000,
+            group=settings.group,
         )
         self._consumers.append(consumer)
         feed = Feed(consumer, prefetch, self._failed)
@@ -257,8 +258,8 @@ class Running:
     def stats(self) -> dict[str, HandlerStats]:
         """Counts of each handler, by its topic."""
         return {
-            handler.topic: total(
-                handler.topic, handler.label, runner.tallies(), refused=consumer.failed
+            handler.source: total(
+                handler.source, handler.label, runner.tallies(), refused=consumer.failed
             )
             for handler, consumer, runner in self._runners
         }

@@ -30,6 +30,9 @@ def ensure_topic(client: Client, settings: HandlerSettings) -> None:
     policy = {"retry": settings.retry, "max_attempts": settings.max_attempts}
     declared = {key: value for key, value in policy.items() if value is not None}
     others = dict(settings.create) if isinstance(settings.create, Mapping) else {}
+    if settings.group is not None:
+        # Only logs have groups.
+        others = {"kind": "log"} | others
     try:
         found = client.topic(name)
     except NotFound:

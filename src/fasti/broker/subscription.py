@@ -240,9 +240,17 @@ class Subscription:
             # The shard recovers; the end of the session follows.
             self._session.parts.clear()
             return None
-        self._service.lateness.delivered(leased.token, leased.ids, ready_us)
+        self._note_delivered(leased, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
         return self._stamped({"kind": "leased", "token": leased.token}), batch
+
+    def _note_delivered(self, leased: Deliver, ready_us: Any) -> None:
+        ids = leased.ids
+        if leased.group:
+            # A row of a log is due when it is appended; one that comes again is late by then.
+            first = leased.attempts == 1
+            ids, ready_us = ids[first], ready_us[first]
+        self._service.lateness.delivered(leased.token, ids, ready_us)
 
     def _answer(self, found: _Answered) -> Written | None:
         """The answer to a request; None for a credit that needs none."""
