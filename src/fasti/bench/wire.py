@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,10 @@ def main() -> None:
 
     jobs: dict[str, Job] = {**throughput_jobs.JOBS, **lateness_jobs.JOBS}
     job, address, arguments = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    module, _, function = job.partition(":")
+    if function:
+        # A job of one of the topic kinds: `kinds_log:follow`.
+        jobs[job] = getattr(import_module(f"fasti.bench.{module}"), function)
     print("ready", flush=True)  # noqa: T201
     sys.stdin.readline()
     print(json.dumps(jobs[job](address, **arguments)), flush=True)  # noqa: T201

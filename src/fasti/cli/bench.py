@@ -98,6 +98,29 @@ def pending(
 
 
 @app.command()
+def kinds(
+    only: Annotated[
+        list[str] | None, typer.Option(help="A kind: log, priority, kv, cron. May be repeated.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=10_000, help="Messages of each measurement.")] = (
+        3_000_000
+    ),
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """The other topic kinds over the wire: logs and groups, priority, key-value, schedules."""
+    from fasti.bench.kinds import KINDS
+    from fasti.bench.kinds import kinds as measure
+
+    for kind in only or []:
+        if kind not in KINDS:
+            raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}")
+    with _showing() as show:
+        found = measure(only or [], directory, rows, show)
+    _print(found, as_json)
+
+
+@app.command()
 def recovery(
     rows: Annotated[int, typer.Option(min=5_000, help="Messages pending.")] = 1_000_000,
     directory: Directory = None,
