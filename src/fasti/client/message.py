@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
@@ -209,6 +209,30 @@ class Message:
     ) -> Outcome | None:
         """Has the lease last `length` from now. Mostly not needed: leases renew themselves."""
         return self._return("extend", duration_us(length, "length"), wait, timeout)
+
+    @overload
+    def reply(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        content_type: str | None = ...,
+        ack: bool = ...,
+        wait: Literal[True] = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def reply(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        content_type: str | None = ...,
+        ack: bool = ...,
+        wait: Literal[False],
+        timeout: Duration | None = ...,
+    ) -> None: ...
 
     def reply(
         self,

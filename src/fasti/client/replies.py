@@ -86,7 +86,7 @@ def asked(headers: Mapping[str, str]) -> tuple[str, int | None]:
     try:
         return to, None if told is None else int(told)
     except ValueError:
-        raise InvalidArgument(f"{told!r} is no deadline in microseconds", field=DEADLINE) from None
+        raise InvalidArgument(f"{told!r} is no deadline_us", field=DEADLINE) from None
 
 
 def answer_headers(
