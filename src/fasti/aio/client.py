@@ -14,10 +14,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from fasti.aio.bindings import Bindings
 from fasti.aio.calls import LoopCalls
 from fasti.aio.consumer import Consumer
 from fasti.aio.groups import Groups
 from fasti.aio.home import Home
+from fasti.aio.kv import KeyValues
 from fasti.aio.log import Log
 from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
@@ -249,6 +251,16 @@ class Client:
         """The consumer groups of a log: their offsets and lag, making, resetting and deleting."""
         self._check_open()
         return Groups(self._home, self._client.groups(topic))
+
+    def kv(self, topic: str) -> KeyValues:
+        """The entries of a key-value topic: put, get, delete, scan, watch."""
+        self._check_open()
+        return KeyValues(self._home, self._client.kv(topic))
+
+    def bindings(self, topic: str) -> Bindings:
+        """The topics that get what this topic gets, by the messages' subjects: add, remove, list."""
+        self._check_open()
+        return Bindings(self._home, self._client.bindings(topic))
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""

@@ -7,11 +7,13 @@ import typer
 
 from fasti.cli import (
     bench,
+    bindings,
     consume,
     dead,
     demo,
     forecast,
     groups,
+    kv,
     log,
     messages,
     produce,
@@ -40,6 +42,8 @@ app.add_typer(messages.app)
 app.add_typer(dead.app)
 app.add_typer(log.app)
 app.add_typer(groups.app)
+app.add_typer(kv.app)
+app.add_typer(bindings.app)
 app.add_typer(storage.app)
 app.add_typer(token.app)
 app.add_typer(bench.app, name="bench")

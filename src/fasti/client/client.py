@@ -28,12 +28,15 @@ from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
 
 if TYPE_CHECKING:
+    from fasti.client.bindings import Bindings
     from fasti.client.calls import Answer, Calls
     from fasti.client.groups import Groups
+    from fasti.client.kv import KeyValues
     from fasti.client.log import Log
     from fasti.client.log_place import Start
     from fasti.client.reader import Reader
     from fasti.client.transaction import Transaction
+    from fasti.client.watch import Watch
 
 logger = logging.getLogger("fasti.client")
 
@@ -142,6 +145,7 @@ class Client:
         self._abandoned: list[Outbox] = []
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._calls: Calls | None = None
         # Those of consumers that were thrown away end by themselves, if they get the time.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -328,6 +332,20 @@ class Client:
         self._check_open()
         return Groups(self.transport, topic)
 
+    def kv(self, topic: str) -> KeyValues:
+        """The entries of a key-value topic: put, get, delete, scan, watch."""
+        from fasti.client.kv import KeyValues
+
+        self._check_open()
+        return KeyValues(self.transport, topic, self.limits, self._watches)
+
+    def bindings(self, topic: str) -> Bindings:
+        """The topics that get what this topic gets, by the messages' subjects: add, remove, list."""
+        from fasti.client.bindings import Bindings
+
+        self._check_open()
+        return Bindings(self.transport, topic)
+
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""
         self._check_open()
@@ -438,7 +456,7 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        for reader in list(self._readers):
+        for reader in [*self._readers, *self._watches]:
             reader.close()
         if self._calls is not None:
             self._calls.close(timeout)

@@ -170,6 +170,11 @@ def _lengths(name: str, values: Any, rows: int) -> pa.Array:
     return pa.array(np.full(rows, duration_us(values, name)))
 
 
+def column(name: str, values: Any, kind: pa.DataType) -> pa.Array:
+    """Values as one Arrow array of a type."""
+    return _column(name, values, kind)
+
+
 def _column(name: str, values: Any, kind: pa.DataType) -> pa.Array:
     try:
         if isinstance(values, pa.ChunkedArray):

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from fasti.client.columns import message_batch
 from fasti.client.durations import Duration, aware_us, duration_us
+from fasti.client.kv_columns import names_batch, put_batch
 from fasti.client.message import Message, check_reason
 from fasti.client.messages import Messages, Target
 from fasti.client.outcomes import NAMED_MAX, Outcomes
@@ -127,6 +128,52 @@ class Transaction:
         if partition is not None:
             command["partition"] = checked_partition(partition)
         self._add(command, batch)
+
+    # Entries of key-value topics
+
+    def put(
+        self,
+        topic: str,
+        key: str,
+        value: bytes,
+        *,
+        clustering: str | None = None,
+        version: int | None = None,
+        ttl: Duration | None = None,
+        expires: Any = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+    ) -> None:
+        """Sets a value; as `KeyValues.put`, but a `conflict` undoes the transaction."""
+        self.put_many(
+            topic,
+            [key],
+            [value],
+            clustering=clustering,
+            version=version,
+            ttl=ttl,
+            expires=expires,
+            headers=headers,
+            content_type=content_type,
+        )
+
+    def put_many(self, topic: str, keys: Any, values: Any = None, **columns: Any) -> None:
+        """Sets many values; arguments as for `KeyValues.put_many`."""
+        self._add({"op": "kv_put", "topic": topic}, put_batch(keys, values, **columns))
+
+    def delete(
+        self, topic: str, key: str, *, clustering: str | None = None, version: int | None = None
+    ) -> None:
+        """Removes an entry; if there is none, or it has another version, nothing happens at all."""
+        self.delete_many(topic, [key], clustering=clustering, version=version)
+
+    def delete_many(
+        self, topic: str, keys: Any, *, clustering: Any = None, version: Any = None
+    ) -> None:
+        """Removes many; arguments as for `KeyValues.delete_many`."""
+        self._add({"op": "kv_delete", "topic": topic}, names_batch(keys, clustering, version))
+
+    # Messages that are there
 
     def move(self, topic: str, **named: Any) -> None:
         """Moves messages; arguments as for `Messages.move`."""

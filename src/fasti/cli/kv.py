@@ -1,0 +1,258 @@
+"""`fasti kv`: entries of key-value topics."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import moments, output, payloads
+from fasti.cli.connection import Topic, with_client
+from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.options import AsJson, ContentType, Headers, headers_of, only_one
+from fasti.cli.terminating import terminated_softly
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+    from fasti.client.kv import Entry
+    from fasti.client.outcomes import Outcome
+    from fasti.client.watch import Change
+
+app = typer.Typer(
+    name="kv", help="Key-value topics: the latest value of each key.", no_args_is_help=True
+)
+
+Key = Annotated[str, typer.Argument(help="The key.")]
+Clustering = Annotated[
+    str | None, typer.Option("--clustering", "-c", help="The clustering key, if it has one.")
+]
+Version = Annotated[
+    int | None,
+    typer.Option(min=0, help="Only if this is its version (0: if there is none); else conflict."),
+]
+Prefix = Annotated[str | None, typer.Option(help="Only keys that begin so.")]
+_MEANINGS = {
+    "conflict": "its version is another one",
+    "not_found": "there is no such entry",
+}
+
+
+@app.command()
+@with_client
+def get(client: Client, topic: Topic, key: Key, clustering: Clustering = None,
+        as_json: AsJson = False) -> None:  # fmt: skip
+    """Print a value as it is, without a line end; with --json all that is known of it.
+
+    Ends with 1 if there is no such entry.
+    """
+    found = client.kv(topic).get(key, clustering=clustering)
+    if found is None:
+        if as_json:
+            output.print_json(None)
+        else:
+            typer.echo(f"{topic} has no entry {_name(key, clustering)}", err=True)
+        raise typer.Exit(FOUND_SOMETHING)
+    if as_json:
+        output.print_json(_entry_json(found))
+    elif sys.stdout.isatty():
+        typer.echo(payloads.harmless(payloads.as_text(found.value)))
+    else:
+        sys.stdout.buffer.write(found.value)
+        sys.stdout.buffer.flush()
+
+
+@app.command()
+@with_client
+def put(
+    client: Client,
+    topic: Topic,
+    key: Key,
+    value: Annotated[
+        str | None, typer.Argument(help="The value; none or `-`: all of stdin.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Take the value from a file.")
+    ] = None,
+    clustering: Clustering = None,
+    version: Version = None,
+    ttl: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=moments.length, metavar="TIME", help="How long it stays: 30s, 1h30m, 7d."
+        ),
+    ] = None,
+    headers: Headers = None,
+    content_type: ContentType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set a value. Ends with 1 if its version is another one.
+
+    [dim]fasti kv put profiles user-7 '{"name": "Ada"}'[/dim]
+
+    [dim]fasti kv put locks job-1 me --version 0 --ttl 30s[/dim]
+    """
+    only_one(file=file is not None, VALUE=value is not None)
+    outcome = client.kv(topic).put(
+        key,
+        _value(value, file),
+        clustering=clustering,
+        version=version,
+        ttl=ttl,
+        headers=headers_of(headers) or None,
+        content_type=content_type,
+    )
+    _conclude(outcome, key, clustering, as_json)
+
+
+@app.command()
+@with_client
+def delete(client: Client, topic: Topic, key: Key, clustering: Clustering = None,
+           version: Version = None, as_json: AsJson = False) -> None:  # fmt: skip
+    """Remove an entry. Ends with 1 if there is none, or its version is another one."""
+    outcome = client.kv(topic).delete(key, clustering=clustering, version=version)
+    _conclude(outcome, key, clustering, as_json)
+
+
+@app.command("list")
+@with_client
+def list_entries(
+    client: Client,
+    topic: Topic,
+    prefix: Prefix = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="KEY", help="From this key on.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="KEY", help="Up to this key, but not it.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="All clustering keys of this key.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Entries in the order of their keys."""
+    only_one(prefix=prefix, key=key, **{"from": start or end})
+    # One more than is shown, to know whether there are more.
+    found = client.kv(topic).range(prefix=prefix, key=key, start=start, end=end, limit=limit + 1)
+    rows = found.to_pylist()
+    if as_json:
+        from fasti.client.kv import Entry
+
+        output.print_json([_entry_json(Entry.of_row(row)) for row in rows[:limit]])
+        return
+    if not rows:
+        typer.echo("There are no such entries.")
+        return
+    clustered = any(row["clustering"] is not None for row in rows)
+    names = ("key", *(("clustering",) if clustered else ()), "version>", "expires", "value")
+    cells = [
+        (
+            payloads.as_cell(row["key"].encode()),
+            *((payloads.as_cell((row["clustering"] or "").encode()),) if clustered else ()),
+            row["version"],
+            "" if row["expires_us"] is None else moments.shown_moment(row["expires_us"]),
+            payloads.as_cell(row["value"]),
+        )
+        for row in rows[:limit]
+    ]
+    output.console().print(output.table(*names, rows=cells))
+    if len(rows) > limit:
+        typer.echo(f"There are more: these are the first {output.number(limit)}.")
+
+
+@app.command()
+@with_client
+def watch(
+    client: Client,
+    topic: Topic,
+    prefix: Prefix = None,
+    position: Annotated[
+        int | None, typer.Option(min=0, help="From this position on, as --json told it; else now.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many changes.")
+    ] = None,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=moments.length, metavar="TIME", help="End when nothing has come for so long."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+) -> None:
+    """Print changes as they happen, until Ctrl-C.
+
+    [dim]fasti kv watch profiles --prefix user-[/dim]
+    """
+    watched = client.kv(topic).watch(prefix=prefix, position=position, timeout=timeout)
+    with terminated_softly(), watched as changes:
+        for change in itertools.islice(changes, count):
+            typer.echo(json.dumps(_change_json(change)) if as_json else _change_line(change))
+
+
+def _value(text: str | None, file: Path | None) -> bytes:
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise typer.BadParameter(f"{file} can't be read: {error}") from error
+    return sys.stdin.buffer.read() if text in (None, "-") else str(text).encode()
+
+
+def _name(key: str, clustering: str | None) -> str:
+    return repr(key) if clustering is None else f"{key!r}, {clustering!r}"
+
+
+def _conclude(outcome: Outcome, key: str, clustering: str | None, as_json: bool) -> None:
+    if as_json:
+        told: dict[str, Any] = {"status": outcome.status, "key": key}
+        if clustering is not None:
+            told["clustering"] = clustering
+        output.print_json(told | {"version": outcome.version or None})
+    else:
+        version = f", version {outcome.version}" if outcome.version else ""
+        meaning = f" ({_MEANINGS[outcome.status]})" if outcome.status in _MEANINGS else ""
+        typer.echo(f"{_name(key, clustering)}: {outcome.status}{version}{meaning}")
+    if not outcome.ok:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    expires = None if entry.expires_us is None else moments.iso(entry.expires_us)
+    return {
+        "key": entry.key,
+        "clustering": entry.clustering,
+        **_value_json(entry.value),
+        "version": entry.version,
+        "created": moments.iso(entry.created_us),
+        "expires": expires,
+        "headers": entry.headers,
+        "content_type": entry.content_type,
+    }
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    return {
+        "position": change.position,
+        "op": change.op,
+        "key": change.key,
+        "clustering": change.clustering,
+        **({} if change.value is None else _value_json(change.value)),
+        "version": change.version or None,
+        "at": moments.iso(change.at_us),
+    }
+
+
+def _value_json(value: bytes) -> dict[str, Any]:
+    told = payloads.as_json(value)
+    return {name.replace("payload", "value"): text for name, text in told.items()}
+
+
+def _change_line(change: Change) -> str:
+    name = change.key if change.clustering is None else f"{change.key} {change.clustering}"
+    value = "" if change.value is None else f" {payloads.as_cell(change.value)}"
+    return f"{change.op} {payloads.as_cell(name.encode(), 200)}{value}"

@@ -1,0 +1,246 @@
+"""Watching a key-value topic: its changes as they happen, over lost connections, without a gap.
+
+A stream's reading thread puts what comes into a queue, as long as there is room; when there is
+none it waits, and the wire holds the broker up. One thread iterates. What came before a connection
+was lost is still given; the next stream goes on behind it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from fasti.client.durations import Duration, as_datetime, seconds
+from fasti.client.transport import Header, Stream, Transport
+from fasti.errors import Closed, FastiError
+from fasti.protocol.problems import error_from_json
+
+_BYTES_MAX = 16 << 20
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to one entry: `op` is `put`, `delete` or `expire`."""
+
+    position: int
+    op: str
+    key: str
+    clustering: str | None
+    version: int
+    value: bytes | None
+    headers: dict[str, str]
+    content_type: str | None
+    at_us: int
+    expires_us: int | None
+
+    @property
+    def at(self) -> datetime:
+        """When it happened."""
+        return as_datetime(self.at_us)
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Change:
+        """From a row of the protocol."""
+        return cls(
+            row["position"],
+            row["op"],
+            row["key"],
+            row["clustering"],
+            row["version"] or 0,
+            row["value"],
+            dict(row["headers"] or ()),
+            row["content_type"],
+            row["at_us"],
+            row["expires_us"],
+        )
+
+
+class Watch:
+    """Made by `client.kv(topic).watch()`; an iterator and a context manager, for one thread.
+
+    `position` is behind all that was given: keep it to go on there another day.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        topic: str,
+        position: int | None,
+        prefix: str | None,
+        timeout: Duration | None,
+    ) -> None:
+        self.topic = topic
+        self._transport, self._prefix = transport, prefix
+        self._timeout_s = None if timeout is None else seconds(timeout)
+        self._changed = threading.Condition()
+        # Rows with the position behind them, or why a stream ended.
+        self._arrived: deque[tuple[pa.RecordBatch | None, int] | FastiError] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._number = 0
+        self._tries = 0
+        self._stream: Stream | None = None
+        self._rows: deque[Change] = deque()
+        # From now on means from this call on, whatever happens to the first connection.
+        if position is None:
+            header, _ = transport.call("kv_describe", {"topic": topic})
+            position = int(header["position"])
+        self.position = position
+        # Behind what came by the wire, which may be ahead of what was given.
+        self._came = position
+        self._open()
+
+    # The stream
+
+    def _open(self) -> None:
+        with self._changed:
+            self._number += 1
+            number = self._number
+        descriptor: Header = {"call": "watch", "topic": self.topic, "position": self._came}
+        if self._prefix is not None:
+            descriptor["prefix"] = self._prefix
+        stream = self._transport.consume(
+            descriptor,
+            lambda header, batch: self._take_in(number, header, batch),
+            lambda error: self._put(number, error or Closed("the broker ended the stream")),
+        )
+        with self._changed:
+            self._stream = stream
+            closed = self._closed
+        if closed:
+            stream.cancel()
+
+    def _take_in(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
+        """In the stream's own thread: whatever the broker writes."""
+        kind = header.get("kind")
+        if kind == "error":
+            self._put(number, error_from_json(header["error"]))
+        elif kind in ("changes", "idle"):
+            with self._changed:
+                size = 0 if batch is None else batch.nbytes
+                self._changed.wait_for(lambda: self._has_room(number))
+                if number == self._number and not self._closed:
+                    self._bytes += size
+                    self._came = int(header["position"])
+                    self._tries = 0
+                    self._arrived.append((batch, self._came))
+                    self._changed.notify_all()
+
+    def _put(self, number: int, error: FastiError) -> None:
+        with self._changed:
+            if number == self._number and not self._closed:
+                self._arrived.append(error)
+                self._changed.notify_all()
+
+    def _has_room(self, number: int) -> bool:
+        return self._bytes < _BYTES_MAX or number != self._number or self._closed
+
+    def _again(self, error: FastiError, until: float | None) -> bool:
+        """Opens the next stream where the last one ended, after a pause that grows.
+
+        False when the time is up or it was closed; what is no matter of connections is raised.
+        """
+        while error.retryable or isinstance(error, Closed):
+            pause = min(_PAUSE_FIRST_S * 2 ** min(self._tries, 10), _PAUSE_MAX_S)
+            self._tries += 1
+            with self._changed:
+                if until is not None:
+                    pause = min(pause, max(0.0, until - time.monotonic()))
+                self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1.0))
+                if self._closed or (until is not None and time.monotonic() >= until):
+                    # Whoever asks again begins with this.
+                    self._arrived.appendleft(error)
+                    return False
+            try:
+                self._open()
+                return True
+            except FastiError as refusal:
+                error = refusal
+        self.close()
+        raise error
+
+    # The thread that iterates
+
+    def __iter__(self) -> Iterator[Change]:
+        return self
+
+    def __next__(self) -> Change:
+        """The next change; waits for it. Ends after `timeout` without one, or when it is closed."""
+        while (change := self.take()) is None:
+            if not self.more():
+                raise StopIteration
+        return change
+
+    def take(self) -> Change | None:
+        """The next change, if it is here already."""
+        if not self._rows:
+            return None
+        change = self._rows.popleft()
+        # What happened at once has one position: between its rows, going on means all of it again.
+        if not self._rows or self._rows[0].position != change.position:
+            self.position = max(self.position, change.position)
+        return change
+
+    def more(self) -> bool:
+        """Waits until there is something to take; False after `timeout`, or when it is closed."""
+        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while not self._rows:
+            if not self._fill(until):
+                return False
+        return True
+
+    def _fill(self, until: float | None) -> bool:
+        with self._changed:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            self._changed.wait_for(lambda: self._arrived or self._closed, left)
+            if self._closed or not self._arrived:
+                return False
+            item = self._arrived.popleft()
+            if isinstance(item, tuple) and item[0] is not None:
+                self._bytes -= item[0].nbytes
+                self._changed.notify_all()
+        if isinstance(item, FastiError):
+            return self._again(item, until)
+        batch, position = item
+        if batch is not None and batch.num_rows:
+            self._rows.extend(Change.of_row(row) for row in batch.to_pylist())
+        else:
+            self.position = max(self.position, position)
+        return True
+
+    # Any thread
+
+    def close(self) -> None:
+        """Ends it; whoever iterates gets nothing more."""
+        with self._changed:
+            self._closed = True
+            stream, self._stream = self._stream, None
+            self._changed.notify_all()
+        if stream is not None:
+            with suppress(FastiError):
+                stream.cancel()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Watch of {self.topic!r} at {self.position}>"
