@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from fasti.broker import cron_metrics, kv_metrics, log_metrics
+from fasti.broker import cron_metrics, kv_metrics, log_metrics, routing_metrics
 from fasti.broker.distribution import Distribution
 from fasti.broker.metrics import OTHER, Metrics, TopicCounts
 from fasti.core.commands import Count
@@ -74,7 +74,7 @@ class _BrokerCollector(Collector):
         yield from _journal(self._shard)
         yield from _checkpoints(self._shard)
         yield from _memory(self._shard)
-        for kind in (log_metrics, kv_metrics, cron_metrics):
+        for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics):
             yield from kind.collect(self._shard)
 
 

@@ -23,6 +23,7 @@ _MEANINGS = {
     "gone": "it is finished, and forgotten how",
     "dead": "it is dead: see `fasti dead`",
     "duplicate": "a live message has the key, and was kept",
+    "aborted": "another row was not taken, and this one hung on it",
 }
 
 
@@ -66,7 +67,9 @@ class Answer:
             return f"{self.by or 'a consumer'} has it{until}"
         if self.at_us is not None:
             return f"at {moments.shown_moment(self.at_us)}"
-        return _MEANINGS.get(self.status, "")
+        meaning = _MEANINGS.get(self.status, "")
+        # It was to go to several topics, and that one did not take it.
+        return f"in {self.by}: {meaning}" if self.by is not None else meaning
 
 
 def answers(found: Outcome | Outcomes, keys: Sequence[str] | None = None) -> list[Answer]:

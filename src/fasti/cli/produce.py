@@ -78,6 +78,10 @@ def produce(
     ] = None,
     headers: Headers = None,
     content_type: ContentType = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(help="What it is about, for bound topics: orders.eu.created."),
+    ] = None,
     partition: Annotated[
         int | None,
         typer.Option(min=0, help="To this partition; of a log also with a key."),
@@ -110,7 +114,7 @@ def produce(
     if copies > 1 and not texts:
         raise typer.BadParameter("-n repeats payloads that are given as arguments")
     chosen = Format.WHOLE if whole else form
-    common = _common(delay, at, key, headers, content_type)
+    common = _common(delay, at, key, headers, content_type, subject)
     tables = _tables(texts, file, chosen, copies, key_field)
     if create:
         _make_sure_of(client, topic)
@@ -147,6 +151,7 @@ def _common(
     key: str | None,
     headers: list[str] | None,
     content_type: str | None,
+    subject: str | None,
 ) -> Common:
     return Common(
         due_us=None if at is None else moments.microseconds(at),
@@ -154,6 +159,7 @@ def _common(
         key=key,
         headers=headers_of(headers),
         content_type=content_type,
+        subject=subject,
     )
 
 
