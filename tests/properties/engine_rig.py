@@ -21,6 +21,7 @@ from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.location import is_in_run, number_of, row_of
 from fasti.core.partition import FOREVER, Partition
+from fasti.core.priority import PriorityPartition
 from fasti.core.reads import READY, STATE_WORDS
 from fasti.core.replies import Buckets, ConsumerReplaced, Counts, Deliver, LoadSlice, Messages, Step
 from fasti.core.snapshot import live_rows_of, read_range
@@ -35,6 +36,10 @@ Op = tuple[str, dict[str, Any]]
 
 def int64s(values: Sequence[int]) -> np.ndarray[Any, Any]:
     return np.array(values, dtype=np.int64)
+
+
+def uint16s(values: Sequence[int] | None) -> np.ndarray[Any, Any] | None:
+    return None if values is None else np.array(values, dtype=np.uint16)
 
 
 def as_keys(keys: Sequence[str | None]) -> Keys:
@@ -72,15 +77,20 @@ def to_command(op: Op) -> Any:
             to_when(given.get("when")),
             None if keys is None else as_keys(keys),
             given.get("explicit_partition"),
+            priorities=uint16s(given.get("priorities")),
             **extra,
         )
-    if name in ("update", "move", "cancel"):
+    if name in ("update", "reprioritise", "move", "cancel"):
         common = {k: given[k] for k in ("owner",) if k in given}
         versions = given.get("versions", 0)
         common["versions"] = versions if isinstance(versions, int) else int64s(versions)
         target = to_target(given)
         if name == "update":
+            common["priorities"] = uint16s(given.get("priorities"))
             return co.Update(given["topic"], target, Rows.of(given["payloads"]), **common)
+        if name == "reprioritise":
+            priorities = uint16s(given["priorities"])
+            return co.Reprioritise(given["topic"], target, priorities, **common)
         if name == "move":
             return co.Move(given["topic"], target, to_when(given["when"]), **common)
         return co.Cancel(given["topic"], target, **common)
@@ -306,8 +316,9 @@ class Rig:
         if isinstance(effect, Deliver):
             ids = effect.ids.tolist()
             partition = self._partition(effect.topic, partition_of(ids[0]))
+            floor_us = partition.base_us if isinstance(partition, PriorityPartition) else 0
             self.model.handed_out(
-                effect.topic, effect.session, effect.token, ids, partition.loaded_until_us
+                effect.topic, effect.session, effect.token, ids, partition.loaded_until_us, floor_us
             )
             self._check_delivered(effect)
         elif isinstance(effect, LoadSlice):
@@ -321,6 +332,7 @@ class Rig:
             assert int(effect.due_us[row]) == message.due_us
             assert int(effect.version[row]) == message.version
             assert int(effect.attempts[row]) == message.attempts
+            assert (0 if effect.priority is None else int(effect.priority[row])) == message.priority
             assert self.payload(int(effect.location[row])) == message.payload
             self.tokens_used.setdefault(message_id, []).append(effect.token)
 
@@ -334,6 +346,8 @@ class Rig:
             for number in range(topic.settings.partitions):
                 if topic.waiting and room:
                     loaded = self._partition(name, number).loaded_until_us
+                    if topic.settings.kind == "priority" and loaded <= self.model.now_us:
+                        continue  # The most urgent may not be in memory yet.
                     left = [m for m in find(name, number) if m.due_us < loaded]
                     assert not left, f"{topic.waiting} wait for {left}"
 
@@ -389,6 +403,8 @@ class Rig:
             assert set(rows) == set(topic.messages)
             for message_id, row in rows.items():
                 self._check_row(topic.messages[message_id], row)
+                if topic.settings.kind == "priority":
+                    assert row["priority"] == topic.messages[message_id].priority
         self._check_stages()
         self._check_producers()
         held = sum(
@@ -495,6 +511,7 @@ class Rig:
         assert columns["due_us"] == message.due_us
         assert columns["version"] == message.version
         assert columns["attempts"] == message.attempts
+        assert columns.get("priority", 0) == message.priority
         words = {**{int(s): s.name.lower() for s in State}, **STATE_WORDS}
         assert words[columns["state"]] == message.visible_state(now_us), (READY, columns)
         assert reply.names["owner"][columns["owner"]] == message.owner

@@ -29,6 +29,7 @@ from fasti.core import (
     marks,
     outcomes,
     partition,
+    priority,
     ready,
     slices,
     staging,
@@ -64,9 +65,18 @@ SPANS_US = st.sampled_from(
 )
 
 
+# Few, so that due times decide too; far apart, so that they don't with a guard.
+PRIORITIES = st.sampled_from([0, 0, 1, 2, 3, 100, 65_535])
+KINDS = [("timeline", 0)] * 2 + [("priority", 0)] * 2 + [("priority", n) for n in (1, MINUTE_US)]
+
+
 @st.composite
-def topic_settings(draw: Any, partitions: int) -> TopicSettings:
+def topic_settings(
+    draw: Any, partitions: int, kind: tuple[str, int] = ("timeline", 0)
+) -> TopicSettings:
     return TopicSettings(
+        kind=kind[0],
+        age_step_us=kind[1],
         partitions=partitions,
         lease_us=draw(st.sampled_from([SECOND_US, 30 * SECOND_US])),
         hold_us=draw(st.sampled_from([30 * SECOND_US, HOUR_US])),
@@ -96,7 +106,8 @@ class EngineMachine(RuleBasedStateMachine):
             self._create(data, name, partitions)
 
     def _create(self, data: st.DataObject, name: str, partitions: int) -> None:
-        given = {"name": name, "settings": data.draw(topic_settings(partitions))}
+        kind = data.draw(st.sampled_from(KINDS))
+        given = {"name": name, "settings": data.draw(topic_settings(partitions, kind))}
         self.rig.step([("create_topic", given)])
 
     # What commands are drawn from
@@ -163,7 +174,16 @@ class EngineMachine(RuleBasedStateMachine):
             given["keys"] = [draw(st.sampled_from([None, *KEYS])) for _ in range(count)]
         elif draw(st.integers(0, 3)) == 0:
             given["explicit_partition"] = draw(st.integers(0, 0 if topic == "one" else 2))
+        given["priorities"] = self._priorities(draw, topic, count)
         return "produce", {**given, **fixed}
+
+    def _priorities(self, draw: Any, topic: str, count: int) -> list[int] | None:
+        """For a topic that has them, mostly; for another one hardly ever."""
+        known = self.rig.model.topics.get(topic)
+        chance = 9 if known is not None and known.settings.kind == "priority" else 1
+        if draw(st.integers(0, 19)) >= 2 * chance:
+            return None
+        return [draw(PRIORITIES) for _ in range(count)]
 
     def _numbered(self, draw: Any) -> dict[str, Any]:
         """An idempotent producer: mostly the next number, else one sent before, or a gap."""
@@ -189,6 +209,8 @@ class EngineMachine(RuleBasedStateMachine):
             return verb, {**given, "tokens": [message.token]}
         given["owner"] = message.owner
         name = draw(st.sampled_from(["update", "move", "cancel"]))
+        if name == "update" and self.rig.model.topics[topic].settings.kind == "priority":
+            return "reprioritise", {**given, "priorities": [draw(PRIORITIES)]}
         if name == "update":
             given["payloads"] = [self._payload()]
         if name == "move":
@@ -196,8 +218,12 @@ class EngineMachine(RuleBasedStateMachine):
         return name, given
 
     def _change(self, draw: Any) -> Op:
-        name = draw(st.sampled_from(["update", "move", "cancel"]))
         topic = self._topic(draw)
+        known = self.rig.model.topics.get(topic)
+        names = ["update", "move", "cancel"]
+        if known is not None and known.settings.kind == "priority":
+            names += ["reprioritise"] * 3
+        name = draw(st.sampled_from(names))
         count = draw(st.integers(1, 4))
         given: dict[str, Any] = {"topic": topic, "owner": draw(st.sampled_from(OWNERS))}
         if draw(st.booleans()):
@@ -209,6 +235,9 @@ class EngineMachine(RuleBasedStateMachine):
         )
         if name == "update":
             given["payloads"] = [self._payload() for _ in range(count)]
+            given["priorities"] = self._priorities(draw, topic, count)
+        if name == "reprioritise":
+            given["priorities"] = [draw(PRIORITIES) for _ in range(count)]
         if name == "move":
             given["when"] = self._when(draw, count)
         return name, given
@@ -408,8 +437,11 @@ class EngineMachine(RuleBasedStateMachine):
         if really == 0:
             self._delete(data, name)
             return
-        partitions = self.rig.model.topics[name].settings.partitions
-        given = {"name": name, "settings": data.draw(topic_settings(partitions))}
+        known = self.rig.model.topics[name].settings
+        kind = (known.kind, known.age_step_us)
+        if data.draw(st.integers(0, 9)) == 0:
+            kind = data.draw(st.sampled_from(KINDS))
+        given = {"name": name, "settings": data.draw(topic_settings(known.partitions, kind))}
         self.rig.step([("change_topic", given)])
 
     def _delete(self, data: st.DataObject, name: str) -> None:
@@ -514,8 +546,9 @@ class EngineMachine(RuleBasedStateMachine):
     def produce_for_later(self, data: st.DataObject, minutes: list[int]) -> None:
         """Due when runs have to be read for it."""
         due = [self.rig.now_us + m * MINUTE_US for m in minutes]
-        payloads = [self._payload() for _ in due]
-        given = {"topic": self._topic(data.draw), "payloads": payloads, "when": ("due", due)}
+        payloads, topic = [self._payload() for _ in due], self._topic(data.draw)
+        given = {"topic": topic, "payloads": payloads, "when": ("due", due)}
+        given["priorities"] = self._priorities(data.draw, topic, len(due))
         self.rig.step([("produce", given)])
 
     # The end
@@ -537,6 +570,7 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (calendar, "_CHUNK_FIRST", 2),
     (calendar, "_CHUNK_MAX", 4),
     (partition, "_STALE_MIN", 4),
+    (priority, "_RANKED_PER_CALL", 3),
     (ready, "_LATE_RUNS", 1),
     (ready, "_MERGED_ROWS_MAX", 8),
     (histogram, "_GATHERED_MAX", 8),

@@ -52,6 +52,10 @@ NEAR = np.uint8(0x40)
 # The rest of the frame's rows are packed ones, of any id: this column says which. It costs
 # memory only in such frames, because nobody touches it elsewhere.
 PACKED_ID = "packed_id"
+# The same holds for priorities: only priority topics write and read them, so that elsewhere the
+# column is whatever was there before.
+PRIORITY = "priority"
+_RARE: dict[str, DTypeLike] = {PACKED_ID: np.int64, PRIORITY: np.uint16}
 BYTES_PER_ROW = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
 FRAME_BYTES = BYTES_PER_ROW * FRAME_ROWS
 
@@ -83,11 +87,12 @@ class Arena:
     flags: NDArray[np.uint8]
     epoch: NDArray[np.uint8]
     packed_id: NDArray[np.int64]
+    priority: NDArray[np.uint16]
 
     def __init__(self, budget_bytes: int) -> None:
         self.frames_max = max(16, budget_bytes // FRAME_BYTES)
         self._maps: dict[str, mmap.mmap] = {}
-        for name, kind in {**COLUMNS, PACKED_ID: np.int64}.items():
+        for name, kind in {**COLUMNS, **_RARE}.items():
             size = self.frames_max * FRAME_ROWS * np.dtype(kind).itemsize
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
             self._maps[name] = mmap.mmap(-1, size, flags=flags)
@@ -124,7 +129,7 @@ class Arena:
         first = frame << FRAME_BITS
         if len(self._free) < _WARM_FRAMES or not hasattr(mmap, "MADV_DONTNEED"):
             for name in self._maps:
-                if name != PACKED_ID:
+                if name not in _RARE:
                     getattr(self, name)[first : first + FRAME_ROWS] = 0
         else:
             for name, mapping in self._maps.items():

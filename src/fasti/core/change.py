@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.commands import Cancel, Move, Purge, Redrive, Target, Update
+from fasti.core.commands import Cancel, Move, Purge, Redrive, Reprioritise, Target, Update
 from fasti.core.judging import (
     Piece,
     blank,
@@ -24,6 +24,8 @@ from fasti.core.judging import (
     why_not,
 )
 from fasti.core.location import ROWS_MAX
+from fasti.core.priority_events import Reprioritised
+from fasti.core.produce import check_priorities
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
 from fasti.core.work import Work, column, repeated
@@ -32,7 +34,7 @@ from fasti.model import Outcome, State
 
 Int64s = NDArray[np.int64]
 Rows = NDArray[np.intp]
-MakeEvent = Callable[[Piece, Rows, Rows, Int64s], ev.Event]
+MakeEvents = Callable[[Piece, Rows, Rows, Int64s], list[ev.Event]]
 
 
 def update(work: Work, command: Update) -> Reply:
@@ -42,19 +44,30 @@ def update(work: Work, command: Update) -> Reply:
     if len(command.rows) > ROWS_MAX:
         raise InvalidArgument(f"at most {ROWS_MAX} updates in a batch", field="payload")
     topic = work.topic(command.topic)
+    priorities = command.priorities
+    check_priorities(topic, priorities, len(command.target))
     work.bring(command.rows)
 
-    def event(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> ev.Event:
-        return ev.Updated(
-            work.now_us,
-            topic.number,
-            piece.partition.number,
-            piece.sequences[good],
-            versions,
-            places.astype(np.int64),
-        )
+    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+        place = (work.now_us, topic.number, piece.partition.number, piece.sequences[good])
+        updated = ev.Updated(*place, versions, places.astype(np.int64))
+        if priorities is None:
+            return [updated]
+        return [updated, Reprioritised(*place, versions, priorities[places])]
 
-    return _change(work, topic, command, event)
+    return _change(work, topic, command, events)
+
+
+def reprioritise(work: Work, command: Reprioritise) -> Reply:
+    """New priorities for messages that are not out."""
+    topic = work.topic(command.topic)
+    check_priorities(topic, command.priorities, len(command.target))
+
+    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+        place = (work.now_us, topic.number, piece.partition.number, piece.sequences[good])
+        return [Reprioritised(*place, versions, command.priorities[places])]
+
+    return _change(work, topic, command, events)
 
 
 def move(work: Work, command: Move) -> Reply:
@@ -62,33 +75,29 @@ def move(work: Work, command: Move) -> Reply:
     topic = work.topic(command.topic)
     due = work.moments(command.when, len(command.target))
 
-    def event(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> ev.Event:
-        return ev.Moved(
-            work.now_us,
-            topic.number,
-            piece.partition.number,
-            piece.sequences[good],
-            versions,
-            due[places],
-        )
+    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+        place = (work.now_us, topic.number, piece.partition.number, piece.sequences[good])
+        return [ev.Moved(*place, versions, due[places])]
 
-    return _change(work, topic, command, event)
+    return _change(work, topic, command, events)
 
 
 def cancel(work: Work, command: Cancel) -> Reply:
     """Messages that are not out are never delivered again."""
     topic = work.topic(command.topic)
 
-    def event(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> ev.Event:
-        return ev.Cancelled(
-            work.now_us, topic.number, piece.partition.number, piece.sequences[good]
-        )
+    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+        place = (work.now_us, topic.number, piece.partition.number)
+        return [ev.Cancelled(*place, piece.sequences[good])]
 
-    return _change(work, topic, command, event)
+    return _change(work, topic, command, events)
 
 
 def _change(
-    work: Work, topic: Topic, command: Update | Move | Cancel, make_event: MakeEvent
+    work: Work,
+    topic: Topic,
+    command: Update | Reprioritise | Move | Cancel,
+    make_events: MakeEvents,
 ) -> Reply:
     target = command.target
     versions = column(command.versions, len(target), "version")
@@ -105,7 +114,8 @@ def _change(
         if len(good):
             places = np.arange(len(target))[piece.rows][good]
             reply.versions[places] += 1
-            work.emit(make_event(piece, good, places, current[good] + 1), piece.slots[good])
+            for event in make_events(piece, good, places, current[good] + 1):
+                work.emit(event, piece.slots[good])
     unname_strangers(reply, target.keys is not None)
     return reply
 

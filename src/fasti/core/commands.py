@@ -102,6 +102,17 @@ class Update:
 
 
 @dataclass(slots=True)
+class Reprioritise:
+    """New priorities and nothing else, in priority topics."""
+
+    topic: str
+    target: Target
+    priorities: UInt16s
+    versions: Int64s | int = 0
+    owner: str = ""
+
+
+@dataclass(slots=True)
 class Move:
     """New due times."""
 

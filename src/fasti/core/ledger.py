@@ -47,6 +47,8 @@ class Ledger:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        # Those that move with a row; a partition that writes further ones names them too.
+        self.columns = tuple(COLUMNS)
         self.next_sequence = 1
         self._base = 0
         self._frames = np.zeros(16, dtype=np.int32)
@@ -251,7 +253,7 @@ class Ledger:
         sequences = (page << FRAME_BITS) + (old - first)
         new = self._take_packed(len(old))
         self._arena.before_write(new)
-        for name in COLUMNS:
+        for name in self.columns:
             column = getattr(self._arena, name)
             column[new] = column[old]
         self._arena.packed_id[new] = sequences

@@ -8,6 +8,7 @@ checkpoint, and snapshots keep what they saw.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,13 @@ from fasti.model import SEQUENCE_MASK, State
 
 Int64s = NDArray[np.int64]
 
+# Sequences, slots, and what they were sorted by.
+HandedOut = tuple[Int64s, Int64s, Int64s]
+# Whether each row, by its slot, still has what its entry was sorted by.
+Holds = Callable[[Int64s, Int64s], NDArray[np.bool_]]
+
 FOREVER = (1 << 62) - 1
+NOBODY = np.zeros(0, dtype=np.int64)
 _STALE_MIN = 65_536
 # A sequence that no message will ever have.
 _NOBODY = SEQUENCE_MASK
@@ -200,35 +207,36 @@ class Partition:
 
     def hand_out(self, count: int, limit_us: int) -> tuple[Int64s, Int64s, Int64s]:
         """Up to `count` scheduled rows due by the limit: (sequences, slots, due), in order."""
-        limit_us = self.reach(limit_us)
-        found: list[tuple[Int64s, Int64s, Int64s]] = []
+        return joined(self._collect(self.ready, count, self.reach(limit_us), self._holds_due))
+
+    def _collect(self, line: Ready, count: int, limit: int, holds: Holds) -> list[HandedOut]:
+        """Takes up to `count` entries of a line that still say what their rows say."""
+        found: list[HandedOut] = []
         while count > 0:
-            due, sequences = self.ready.take(count, limit_us)
+            values, sequences = line.take(count, limit)
             if not len(sequences):
                 break
             last = len(sequences) < count
             slots = self.ledger.slots(sequences)
-            good = (self.states(slots) == codes.SCHEDULED) & (
-                self.arena.due.take(slots, mode="clip") == due
-            )
+            good = (self.states(slots) == codes.SCHEDULED) & holds(slots, values)
             if not every(good):
-                sequences, slots, due = sequences[good], slots[good], due[good]
-            if len(due) > 1 and some(sequences[1:] == sequences[:-1]):
+                sequences, slots, values = sequences[good], slots[good], values[good]
+            if len(values) > 1 and some(sequences[1:] == sequences[:-1]):
                 once = np.concatenate([[True], sequences[1:] != sequences[:-1]])
-                sequences, slots, due = sequences[once], slots[once], due[once]
+                sequences, slots, values = sequences[once], slots[once], values[once]
             if found and len(sequences) and found[-1][0][-1] == sequences[0]:
-                sequences, slots, due = sequences[1:], slots[1:], due[1:]
+                sequences, slots, values = sequences[1:], slots[1:], values[1:]
             # A batch of nothing but stale entries leaves no trace here.
             if len(sequences):
-                found.append((sequences, slots, due))
+                found.append((sequences, slots, values))
                 count -= len(sequences)
             if last:
                 break
-        if len(found) == 1:
-            return found[0]
-        empty = np.zeros(0, dtype=np.int64)
-        parts = list(zip(*found, strict=True)) if found else [(empty,), (empty,), (empty,)]
-        return tuple(np.concatenate(part) for part in parts)  # type: ignore[return-value]
+        return found
+
+    def _holds_due(self, slots: Int64s, due: Int64s) -> NDArray[np.bool_]:
+        """Which rows are due when their entry says so."""
+        return self.arena.due.take(slots, mode="clip") == due
 
     def reach(self, limit_us: int) -> int:
         """How far the ready line is complete: beyond, something may still come in between."""
@@ -294,14 +302,15 @@ class Partition:
             before_bytes = self.keys.size_bytes
             more |= self.keys.tidy()
             self._memory.keys_bytes += self.keys.size_bytes - before_bytes
-        entries = self.ready.entries + self.calendar.entries
-        if entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
-            if self.ready.entries > 2 * self.near + _STALE_MIN // 2:
-                sequences, due = self.resolve(np.unique(self.ready.drain()))
+        near = self._line_entries()
+        if near + self.calendar.entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
+            if near > 2 * self.near + _STALE_MIN // 2:
+                sequences, due = self.resolve(np.unique(self._drain_line()))
                 # Not "due before the cursor": of a slice that leaves the calendar in pieces, some
                 # rows are here already although the cursor has not passed it.
                 here = self.arena.flags.take(self.ledger.slots(sequences)) & NEAR != 0
-                self.ready.push(*sort_pairs(due[here], sequences[here]))
+                if here.any():
+                    self._line_up(sequences[here], due[here])
             else:
                 self.calendar.sweep(self.resolve)
             return True
@@ -375,9 +384,7 @@ class Partition:
     def _enter_ready(self, sequences: Int64s, due: Int64s) -> None:
         if not len(sequences):
             return
-        due, sequences = sort_pairs(due, sequences)
-        self.ready.push(due, sequences)
-        slots = self.ledger.slots(sequences)
+        slots = self._line_up(sequences, due)
         flags = self.arena.flags.take(slots, mode="clip")
         new = flags & NEAR == 0
         if not every(new):
@@ -385,6 +392,18 @@ class Partition:
         self.arena.before_write(slots)
         self.arena.flags[slots] = flags | NEAR
         self.near += len(slots)
+
+    def _line_up(self, sequences: Int64s, due: Int64s) -> Int64s:
+        """New entries, in any order, take their place in the line; their slots, each once."""
+        due, sequences = sort_pairs(due, sequences)
+        self.ready.push(due, sequences)
+        return self.ledger.slots(sequences)
+
+    def _line_entries(self) -> int:
+        return self.ready.entries
+
+    def _drain_line(self) -> Int64s:
+        return self.ready.drain()
 
     def _unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
         due = self.arena.due.take(slots, mode="clip")
@@ -427,3 +446,11 @@ class Partition:
         for name, values in before.items():
             getattr(self.arena, name)[slots] = values
         self.near += self._near_bits(slots)
+
+
+def joined(found: list[HandedOut]) -> HandedOut:
+    """What several takes gave, as one."""
+    if len(found) == 1:
+        return found[0]
+    parts = list(zip(*found, strict=True)) if found else [(NOBODY,), (NOBODY,), (NOBODY,)]
+    return tuple(np.concatenate(part) for part in parts)  # type: ignore[return-value]

@@ -19,6 +19,7 @@ from fasti.core.hashing import UInt64s
 from fasti.core.judging import Piece, blank, explain
 from fasti.core.location import ROWS_MAX
 from fasti.core.partition import Partition
+from fasti.core.priority_events import PriorityProduced, PriorityReplaced
 from fasti.core.producers import Producer
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
@@ -27,6 +28,7 @@ from fasti.errors import InvalidArgument, Overloaded, UnknownProducer
 from fasti.model import SECOND_US, SEQUENCE_BITS, OnConflict, Outcome, State
 
 Int64s = NDArray[np.int64]
+UInt16s = NDArray[np.uint16]
 Rows = NDArray[np.intp]
 
 
@@ -68,6 +70,7 @@ def put_rows(
 
 
 def _check(work: Work, topic: Topic, command: Produce) -> None:
+    check_priorities(topic, command.priorities, len(command.rows))
     if command.partition is not None:
         if command.keys is not None:
             raise InvalidArgument("a key decides the partition itself", field="partition")
@@ -215,19 +218,13 @@ class _Part:
         sequence = partition.ledger.next_sequence
         ids = np.arange(sequence, sequence + len(rows)) | number << SEQUENCE_BITS
         self.reply.ids[self.begin + rows] = ids
-        event = ev.Produced(
-            self.work.now_us,
-            self.topic.number,
-            number,
-            sequence,
-            self.command.owner,
-            self.command.stage,
-            self.due[rows],
-            rows.astype(np.int64),
-            hashes,
-            new_keys,
-        )
-        self.work.emit(event)
+        owner, stage = self.command.owner, self.command.stage
+        place = (self.work.now_us, self.topic.number, number, sequence, owner, stage)
+        columns = (self.due[rows], rows.astype(np.int64), hashes, new_keys)
+        if self.topic.settings.kind == "priority":
+            self.work.emit(PriorityProduced(*place, *columns, self._priorities(rows)))
+        else:
+            self.work.emit(ev.Produced(*place, *columns))
 
     def _conflict(self, partition: Partition, rows: Rows, sequences: Int64s) -> None:
         """Rows whose key a live message has; no message stands here twice."""
@@ -273,17 +270,18 @@ class _Part:
     ) -> None:
         versions = partition.arena.version.take(slots).astype(np.int64) + bump
         self.reply.versions[self.begin + rows] = versions
-        self.work.emit(
-            ev.Replaced(
-                self.work.now_us,
-                self.topic.number,
-                partition.number,
-                sequences,
-                versions,
-                self.due[rows],
-                rows.astype(np.int64),
-            )
-        )
+        place = (self.work.now_us, self.topic.number, partition.number)
+        columns = (sequences, versions, self.due[rows], rows.astype(np.int64))
+        if self.topic.settings.kind == "priority":
+            self.work.emit(PriorityReplaced(*place, *columns, self._priorities(rows)))
+        else:
+            self.work.emit(ev.Replaced(*place, *columns))
+
+    def _priorities(self, rows: Rows) -> UInt16s:
+        given = self.command.priorities
+        if given is None:
+            return np.zeros(len(rows), dtype=np.uint16)
+        return given[self.begin + rows]
 
     def _conflict_again(self, partition: Partition, rows: Rows, hashes: UInt64s) -> None:
         """Rows whose key stood earlier in the batch. Of those that replace, the last one wins."""
@@ -317,6 +315,19 @@ def _first_of_keys(hashes: UInt64s, rows: Rows) -> tuple[Rows, Rows]:
     first = mine[:, 0] == 0
     first[index] = True
     return rows[first], rows[~first]
+
+
+def check_priorities(topic: Topic, priorities: UInt16s | None, count: int) -> None:
+    """Only messages of priority topics have one, and each its own."""
+    if priorities is None:
+        return
+    if topic.settings.kind != "priority":
+        raise InvalidArgument(
+            f"{topic.name!r} is a {topic.settings.kind} topic: its messages have no priority",
+            field="priority",
+        )
+    if len(priorities) != count:
+        raise InvalidArgument("priorities and messages differ in number", field="priority")
 
 
 def check_rows(command: Produce) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.arena import FRAME_ROWS, STATE_MASK
+from fasti.core.arena import FRAME_ROWS, PRIORITY, STATE_MASK
 from fasti.core.commands import Count, Forecast, Get, List, Target
 from fasti.core.histogram import BUCKET_US
 from fasti.core.judging import blank, locate, unname_strangers, why_not
@@ -53,10 +53,10 @@ def _find(work: Work, topic_name: str, target: Target) -> tuple[Reply, Columns]:
             reply.status[places] = np.where(status == Outcome.LEASED, Outcome.NOT_FOUND, status)
     unname_strangers(reply, by_key)
     arena = work.state.memory.arena
-    columns: Columns = {
-        name: getattr(arena, name).take(slots)
-        for name in ("due", "version", "owner", "lease", "attempts", "location", "flags")
-    }
+    names = ["due", "version", "owner", "lease", "attempts", "location", "flags"]
+    if topic.settings.kind == "priority":
+        names.append(PRIORITY)
+    columns: Columns = {name: getattr(arena, name).take(slots) for name in names}
     return reply, columns
 
 
@@ -73,6 +73,9 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     if partition >= len(topic.partitions):
         return _messages(work, np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64), {})
     columns, end = _read(work, topic, snapshot, partition, sequence)
+    if topic.settings.kind != "priority":
+        # Nobody wrote it.
+        columns.pop(PRIORITY, None)
     now_us = work.now_us if snapshot is None else snapshot.at_us
     rows = _filter(work, command, wanted, columns, now_us, snapshot)
     more = len(rows) > limit
@@ -239,5 +242,7 @@ def _messages(
         "consumer": np.where(leased, numbers, 0),
         "reason": np.where(dead, columns["lease"], 0),
     }
+    if PRIORITY in columns:
+        out["priority"] = columns[PRIORITY]
     names = memory.names() if snapshot is None else snapshot.names
     return Messages(status, ids, out, names)

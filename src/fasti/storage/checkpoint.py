@@ -58,7 +58,7 @@ _DELTA_ROWS_MIN = 65_536
 _DELTA_RUNS_MAX = 12
 # Rows that are sorted and written at a time: this bounds the memory of a checkpoint.
 _PIECE_ROWS = 1 << 20
-_KEPT = ("sequence", "due", "location", "version", "owner", "attempts")
+_KEPT = ("sequence", "due", "location", "version", "owner", "attempts", "priority")
 
 
 @dataclass(slots=True)
@@ -229,13 +229,28 @@ class CheckpointWriter:
                     changed &= np.isin(columns["epoch"], self._unwritten)
                 for kind, rows in ((True, moving), (False, changed)):
                     if rows.any():
-                        waiting[kind].append(_select(columns, rows, topic, partition))
+                        waiting[kind].append(self._select(columns, rows, topic, partition))
                         if _count_rows(waiting[kind]) >= _PIECE_ROWS:
                             yield kind, _sorted(waiting[kind])
                             waiting[kind] = []
         for kind, parts in waiting.items():
             if parts:
                 yield kind, _sorted(parts)
+
+    def _select(
+        self, columns: Columns, rows: NDArray[np.bool_], topic: int, partition: int
+    ) -> Columns:
+        selected = {name: columns[name][rows] for name in _KEPT}
+        selected["state"] = columns["flags"][rows] & STATE_MASK
+        # What a lease's slot is called means nothing after a restart; a dead row's reason does.
+        dead = selected["state"] == State.DEAD
+        selected["lease"] = np.where(dead, columns["lease"][rows], 0).astype(np.uint32)
+        if self._plan.snapshot.topics[topic][1].kind != "priority":
+            # Nobody wrote it.
+            selected["priority"] = np.zeros(len(dead), dtype=np.uint16)
+        selected["topic"] = np.full(len(dead), topic, dtype=np.int32)
+        selected["partition"] = np.full(len(dead), partition, dtype=np.int32)
+        return selected
 
     def _write_run(self, rows: Columns) -> None:
         """Blocks of sorted rows, each with its payloads."""
@@ -340,17 +355,6 @@ def choose_victims(runs: list[Block], live: Callable[[Block], int]) -> list[Bloc
             break
         chosen.append(block)
     return chosen
-
-
-def _select(columns: Columns, rows: NDArray[np.bool_], topic: int, partition: int) -> Columns:
-    selected = {name: columns[name][rows] for name in _KEPT}
-    selected["state"] = columns["flags"][rows] & STATE_MASK
-    # What a lease's slot is called means nothing after a restart; a dead row's reason does.
-    dead = selected["state"] == State.DEAD
-    selected["lease"] = np.where(dead, columns["lease"][rows], 0).astype(np.uint32)
-    selected["topic"] = np.full(len(dead), topic, dtype=np.int32)
-    selected["partition"] = np.full(len(dead), partition, dtype=np.int32)
-    return selected
 
 
 def _sorted(parts: list[Columns]) -> Columns:

@@ -64,6 +64,8 @@ ROW_SCHEMA = pa.schema(
         }.items()
     ]
 )
+# Where all have priority 0, as outside of priority topics, a block leaves the column out.
+PRIORITY = pa.field("priority", pa.uint16(), nullable=False)
 PAYLOAD_SCHEMA = pa.schema(list(FIELDS.values()))
 
 
@@ -156,8 +158,11 @@ def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
 
 def rows_batch(columns: Columns) -> pa.RecordBatch:
     """Metadata columns as a batch of the rows' schema."""
-    arrays = [pa.array(columns[field.name], type=field.type) for field in ROW_SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+    schema = ROW_SCHEMA
+    if PRIORITY.name in columns and columns[PRIORITY.name].any():
+        schema = schema.append(PRIORITY)
+    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def rows_columns(batch: pa.RecordBatch) -> Columns:

@@ -101,7 +101,7 @@ class Model(Leases):
 
     def change_topic(self, name: str, settings: TopicSettings) -> None:
         topic = self._topic(name)
-        for fixed in ("kind", "partitions"):
+        for fixed in ("kind", "partitions", "age_step_us"):
             if getattr(settings, fixed) != getattr(topic.settings, fixed):
                 raise InvalidArgument("can't change", field=fixed)
         topic.settings = settings
@@ -127,6 +127,7 @@ class Model(Leases):
         producer: str = "",
         producer_sequence: int = 0,
         stage: str = "",
+        priorities: Sequence[int] | None = None,
     ) -> list[Answer]:
         """Rows come one after another. `partition` is where those without a key went."""
         if atomic:
@@ -140,6 +141,7 @@ class Model(Leases):
             return answers_of[0]
         where = self._topic(topic)
         dues = self._moments(when, len(payloads))
+        self._check_priorities(where, priorities)
         self._check_stage(where, stage)
         if producer:
             known = self._known_batch(producer, producer_sequence, len(payloads))
@@ -153,6 +155,7 @@ class Model(Leases):
             key = keys[row] if keys else None
             place = partition if key is None else route(key, where.settings.partitions)
             new = Message(where.next_id(place), key, owner, payload, dues[row])
+            new.priority = priorities[row] if priorities else 0
             holder = None if stage else where.live_by_key(key)
             if holder is not None:
                 answers.append(self._conflict(holder, new, on_conflict))
@@ -183,8 +186,13 @@ class Model(Leases):
         if holder.owner not in ("", new.owner):
             return Answer(Outcome.NOT_OWNER, holder.id, holder.version)
         holder.payload, holder.due_us, holder.attempts = new.payload, new.due_us, 0
+        holder.priority = new.priority
         holder.version += 1
         return Answer(Outcome.OK, holder.id, holder.version)
+
+    def _check_priorities(self, topic: Topic, priorities: Sequence[int] | None) -> None:
+        if priorities is not None and topic.settings.kind != "priority":
+            raise InvalidArgument("its messages have no priority", field="priority")
 
     def _check_stage(self, topic: Topic, name: str) -> None:
         stage = self.stages.get(name)
@@ -230,11 +238,32 @@ class Model(Leases):
         keys: Sequence[str] | None = None,
         versions: Sequence[int] | int = 0,
         owner: str = "",
+        priorities: Sequence[int] | None = None,
     ) -> list[Answer]:
         where = self._topic(topic)
+        self._check_priorities(where, priorities)
 
         def do(row: int, message: Message) -> None:
             message.payload = payloads[row]
+            if priorities is not None:
+                message.priority = priorities[row]
+
+        return self._change(where, ids, keys, versions, owner, do)
+
+    def reprioritise(
+        self,
+        topic: str,
+        priorities: Sequence[int],
+        ids: Sequence[int] | None = None,
+        keys: Sequence[str] | None = None,
+        versions: Sequence[int] | int = 0,
+        owner: str = "",
+    ) -> list[Answer]:
+        where = self._topic(topic)
+        self._check_priorities(where, priorities)
+
+        def do(row: int, message: Message) -> None:
+            message.priority = priorities[row]
 
         return self._change(where, ids, keys, versions, owner, do)
 

@@ -68,7 +68,22 @@ class Leases(Books):
             self._renew(message)
         return len(mine)
 
-    def available(self, topic: str, partition: int) -> list[Message]:
+    def order(self, topic: str, message: Message, floor_us: int = 0) -> tuple[int, ...]:
+        """In what order messages of a partition are handed out: the smaller first.
+
+        Without a starvation guard, a priority topic counts due times from `floor_us` on.
+        """
+        settings = self.topics[topic].settings
+        if settings.kind != "priority":
+            return message.due_us, message.id
+        if message.due_us > self.now_us:
+            # Only near: after all that are due.
+            return 1, message.due_us, message.id
+        if settings.age_step_us:
+            return 0, message.due_us + message.priority * settings.age_step_us, message.id
+        return 0, message.priority, max(message.due_us, floor_us), message.id
+
+    def available(self, topic: str, partition: int, floor_us: int = 0) -> list[Message]:
         """What may be handed out now from a partition, in order."""
         where = self.topics[topic]
         limit_us = self.now_us + where.settings.lookahead_us
@@ -80,7 +95,7 @@ class Leases(Books):
                 and m.due_us <= limit_us
                 and partition_of(m.id) == partition
             ),
-            key=lambda m: m.order,
+            key=lambda m: self.order(topic, m, floor_us),
         )
 
     def pressing(self, topic: str, partition: int) -> list[Message]:
@@ -95,22 +110,26 @@ class Leases(Books):
         token: int,
         ids: Sequence[int],
         loaded_until_us: int,
+        floor_us: int = 0,
     ) -> None:
         """Checks and takes note that the engine leased these, in this order, of one partition.
 
-        What is due at or after `loaded_until_us` may not be in memory yet: it can be overtaken.
+        What is due at or after `loaded_until_us` may not be in memory yet: it can be overtaken,
+        but not in a priority topic once it is due.
         """
         where = self.topics[topic]
         credit = self.credit(topic, session)
         _require(0 < len(ids) <= credit, f"{len(ids)} messages for a credit of {credit}")
-        ready = self.available(topic, partition_of(ids[0]))
+        ready = self.available(topic, partition_of(ids[0]), floor_us)
         wanted = set(ids)
         _require(len(wanted) == len(ids), "a message is handed out twice at once")
         strangers = wanted - {m.id for m in ready}
         _require(not strangers, f"{strangers} are not to be handed out now")
         _require([m.id for m in ready if m.id in wanted] == list(ids), "out of order")
-        last = where.messages[ids[-1]].order
-        passed = [m for m in ready if m.id not in wanted and m.order < last]
+        place = [m.id for m in ready].index(ids[-1])
+        passed = [m for m in ready[:place] if m.id not in wanted]
+        if where.settings.kind == "priority":
+            loaded_until_us = max(loaded_until_us, self.now_us + 1)
         _require(all(m.due_us >= loaded_until_us for m in passed), f"passed over {passed}")
         consumer = next(name for its, name, _ in where.waiting if its == session)
         for message_id in ids:

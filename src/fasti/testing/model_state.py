@@ -48,6 +48,8 @@ class Message:
     state: State = State.SCHEDULED
     version: int = 1
     attempts: int = 0
+    # In priority topics; 0 comes first.
+    priority: int = 0
     reason: str = ""
     # While leased. The ticks say when the lease ends and how far heartbeats can carry it.
     consumer: str = ""
@@ -55,11 +57,6 @@ class Message:
     length_us: int = 0
     until_tick: int = 0
     hold_tick: int = 0
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """In what order messages of a partition are handed out."""
-        return self.due_us, self.id
 
     def visible_state(self, now_us: int) -> str:
         """The word that a reader sees."""
