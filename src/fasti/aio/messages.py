@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fasti.aio.home import Home
 from fasti.client import messages as sync
+from fasti.client.dead import Progress
 from fasti.client.durations import Duration
 from fasti.errors import Closed
 
@@ -124,6 +125,7 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        reason: str | None = None,
         limit: int | None = 1000,
         payload: bool = False,
     ) -> pa.Table:
@@ -134,6 +136,7 @@ class Messages:
             due_to=due_to,
             state=state,
             owner=owner,
+            reason=reason,
             limit=limit,
             payload=payload,
         )
@@ -145,6 +148,7 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        reason: str | None = None,
         limit: int | None = None,
         payload: bool = False,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
@@ -154,6 +158,7 @@ class Messages:
             due_to=due_to,
             state=state,
             owner=owner,
+            reason=reason,
             limit=limit,
             payload=payload,
         )
@@ -174,9 +179,13 @@ class Messages:
             with suppress(Closed):
                 self._home.submit(batches.close)
 
-    async def dead(self, *, limit: int | None = 1000, payload: bool = False) -> pa.Table:
-        """Those that failed for good, with their `reason`."""
-        return await self._home.run(self._messages.dead, limit=limit, payload=payload)
+    async def dead(
+        self, *, reason: str | None = None, limit: int | None = 1000, payload: bool = False
+    ) -> pa.Table:
+        """Those that failed for good, with their `reason`; with a text, those whose reason has it."""
+        return await self._home.run(
+            self._messages.dead, reason=reason, limit=limit, payload=payload
+        )
 
     async def count(self) -> dict[str, int]:
         """How many messages are scheduled, ready, leased, dead, and ever were done or cancelled."""
@@ -197,16 +206,71 @@ class Messages:
         self,
         id: sync.Ids = None,
         *,
+        to: str | None = None,
         delay: Duration | None = None,
         due: Any = None,
-        **filters: Any,
+        reason: str | None = None,
+        owner: str | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+        progress: Progress | None = None,
     ) -> Any:
         """Makes dead messages live again, now or later, with no attempts counted.
 
-        Without `id` all dead ones that fit the filters of `list` are meant.
+        As `fasti.Messages.redrive`; `progress` is called in the client's loop.
         """
-        return await self._home.run(self._messages.redrive, id, delay=delay, due=due, **filters)
+        return await self._home.run(
+            self._messages.redrive,
+            id,
+            to=to,
+            delay=delay,
+            due=due,
+            reason=reason,
+            owner=owner,
+            due_from=due_from,
+            due_to=due_to,
+            progress=self._in_loop(progress),
+        )
 
-    async def purge(self, id: sync.Ids = None, **filters: Any) -> Any:
-        """Removes dead messages; without `id` all that fit the filters of `list`."""
-        return await self._home.run(self._messages.purge, id, **filters)
+    async def purge(
+        self,
+        id: sync.Ids = None,
+        *,
+        reason: str | None = None,
+        owner: str | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
+        return await self._home.run(
+            self._messages.purge,
+            id,
+            reason=reason,
+            owner=owner,
+            due_from=due_from,
+            due_to=due_to,
+            progress=self._in_loop(progress),
+        )
+
+    async def dead_counts(
+        self,
+        *,
+        reason: str | None = None,
+        owner: str | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+    ) -> dict[str, int]:
+        """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
+        return await self._home.run(
+            self._messages.dead_counts,
+            reason=reason,
+            owner=owner,
+            due_from=due_from,
+            due_to=due_to,
+        )
+
+    def _in_loop(self, progress: Progress | None) -> Progress | None:
+        if progress is None:
+            return None
+        return lambda done, total: self._home.post(partial(progress, done, total))

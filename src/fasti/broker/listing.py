@@ -35,6 +35,7 @@ _FILTERS: Header = {
     "due_from_us": None,
     "due_to_us": None,
     "owner": "",
+    "reason": "",
     "limit": None,
     "payload": False,
     "partition": None,
@@ -126,6 +127,7 @@ class Listings:
                 fields["state"] or None,
                 fields["owner"] or None,
                 fields["snapshot"],
+                reason=fields["reason"] or None,
             )
         )
 

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.client.columns import as_bytes, as_headers, lengths, moments
-from fasti.client.durations import Duration, duration_us, optional_duration_us, optional_moment_us
+from fasti.client.dead import Progress, each_piece, filters, moved, named
+from fasti.client.durations import Duration, duration_us, optional_moment_us
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import HEADERS
 from fasti.client.transport import Header, Transport
@@ -151,16 +152,21 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        reason: str | None = None,
         limit: int | None = 1000,
         payload: bool = False,
     ) -> pa.Table:
-        """The messages that fit every filter, by id, as an Arrow table; at most `limit`."""
+        """The messages that fit every filter, by id, as an Arrow table; at most `limit`.
+
+        `reason` is a text that the reason of a dead message has.
+        """
         batches = list(
             self.scan(
                 due_from=due_from,
                 due_to=due_to,
                 state=state,
                 owner=owner,
+                reason=reason,
                 limit=limit,
                 payload=payload,
             )
@@ -174,26 +180,37 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        reason: str | None = None,
         limit: int | None = None,
         payload: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The same in batches, for any number of messages."""
         return self._transport.read(
-            self._listing(due_from, due_to, state, owner, limit, payload),
+            self._listing(due_from, due_to, state, owner, reason, limit, payload),
         )
 
-    def dead(self, *, limit: int | None = 1000, payload: bool = False) -> pa.Table:
-        """Those that failed for good, with their `reason`."""
-        return self.list(state="dead", limit=limit, payload=payload)
+    def dead(
+        self, *, reason: str | None = None, limit: int | None = 1000, payload: bool = False
+    ) -> pa.Table:
+        """Those that failed for good, with their `reason`; with a text, those whose reason has it."""
+        return self.list(state="dead", reason=reason, limit=limit, payload=payload)
 
     def _listing(
-        self, due_from: Any, due_to: Any, state: Any, owner: Any, limit: Any, payload: bool
+        self,
+        due_from: Any,
+        due_to: Any,
+        state: Any,
+        owner: Any,
+        reason: Any,
+        limit: Any,
+        payload: bool,
     ) -> Header:
         filters: Header = {
             "due_from_us": optional_moment_us(due_from, "due_from"),
             "due_to_us": optional_moment_us(due_to, "due_to"),
             "state": state,
             "owner": owner,
+            "reason": reason,
             "limit": limit,
         }
         given = {name: value for name, value in filters.items() if value is not None}
@@ -225,27 +242,78 @@ class Messages:
     # The dead
 
     def redrive(
-        self, id: Ids = None, *, delay: Duration | None = None, due: Any = None, **filters: Any
+        self,
+        id: Ids = None,
+        *,
+        to: str | None = None,
+        delay: Duration | None = None,
+        due: Any = None,
+        reason: str | None = None,
+        owner: str | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+        progress: Progress | None = None,
     ) -> Any:
         """Makes dead messages live again, now or later, with no attempts counted.
 
-        Without `id` all dead ones that fit the filters of `list` are meant.
+            emails.redrive(17).status                             # one: an `Outcome`
+            emails.redrive(reason="refused", delay="5m").counts()
+            emails.redrive(to="emails-by-hand", progress=lambda done, total: print(done, total))
+
+        Without `id` all dead ones that fit the filters: `reason` is a text that the reason has. With
+        `to` they go to another topic, with the headers `fasti-dead-topic`, `fasti-dead-reason` and
+        `fasti-dead-attempts`; each is in one topic or in the other, never in both or in none, and one
+        whose key is taken stays where it is (`conflict`). For lists and filters the answer has
+        `counts()`, `all_ok` and `failed`.
         """
-        header: Header = {"topic": self.topic}
-        if (delay_us := optional_duration_us(delay, "delay")) is not None:
-            header["delay_us"] = delay_us
-        if (due_us := optional_moment_us(due, "due")) is not None:
-            header["due_us"] = due_us
-        return self._each_dead("redrive", header, id, filters)
-
-    def purge(self, id: Ids = None, **filters: Any) -> Any:
-        """Removes dead messages; without `id` all that fit the filters of `list`."""
-        return self._each_dead("purge", {"topic": self.topic}, id, filters)
-
-    def _each_dead(self, action: str, header: Header, id: Ids, filters: dict[str, Any]) -> Any:
+        header = {"topic": self.topic, **moved(to, delay, due)}
+        chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
         if id is None:
-            table = self.list(state="dead", **{"limit": None, **filters})
-            id = table.column("id").to_numpy()
+            return each_piece(self._transport, "redrive_dead", header | chosen, progress)
+        self._refuse_filters(chosen)
+        if to is None:
+            return self._each_dead("redrive", header, id)
+        target = Target(id, None, None)
+        ids = target.batch({}).column("id").to_pylist()
+        return named(self._transport, "redrive_dead", header, ids)
+
+    def purge(
+        self,
+        id: Ids = None,
+        *,
+        reason: str | None = None,
+        owner: str | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
+        chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
+        header = {"topic": self.topic}
+        if id is None:
+            return each_piece(self._transport, "purge_dead", header | chosen, progress)
+        self._refuse_filters(chosen)
+        return self._each_dead("purge", header, id)
+
+    def dead_counts(
+        self,
+        *,
+        reason: str | None = None,
+        owner: str | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+    ) -> dict[str, int]:
+        """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
+        chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
+        header, _ = self._transport.call("count_dead", {"topic": self.topic, **chosen})
+        return {name: int(count) for name, count in header["reasons"]}
+
+    def _refuse_filters(self, chosen: Header) -> None:
+        if chosen:
+            name = min(chosen)
+            raise InvalidArgument("messages are named by id or by filters, not both", field=name)
+
+    def _each_dead(self, action: str, header: Header, id: Ids) -> Any:
         target = Target(id, None, None)
         return target.answer(self._outcomes(action, header, target.batch({})))
 
