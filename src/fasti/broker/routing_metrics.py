@@ -33,7 +33,7 @@ def collect(shard: Shard) -> Iterator[Metric]:
         "fasti_bindings", "Bindings to other topics, by topic.", labels=["topic"]
     )
     unrouted = CounterMetricFamily(
-        "fasti_unrouted_messages",
+        "fasti_unrouted",
         "What a relay got and no binding fitted, since the start: kept nowhere.",
         labels=["topic"],
     )
