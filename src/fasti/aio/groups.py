@@ -65,18 +65,23 @@ class Groups:
         group: str,
         id: Any = None,
         *,
+        to: str | None = None,
         reason: str | None = None,
         delay: Duration | None = None,
         due: Any = None,
     ) -> Any:
-        """Has the group get dead rows again, now or later, with no attempts counted."""
+        """Has the group get dead rows again, or another topic; as `fasti.Groups.redrive`."""
         return await self._home.run(
-            self._groups.redrive, group, id, reason=reason, delay=delay, due=due
+            self._groups.redrive, group, id, to=to, reason=reason, delay=delay, due=due
         )
 
     async def purge(self, group: str, id: Any = None, *, reason: str | None = None) -> Any:
         """Forgets dead rows of the group; the log keeps them."""
         return await self._home.run(self._groups.purge, group, id, reason=reason)
+
+    async def dead_counts(self, group: str, *, reason: str | None = None) -> dict[str, int]:
+        """How many rows are dead of which reason, the most frequent first."""
+        return await self._home.run(self._groups.dead_counts, group, reason=reason)
 
     def __repr__(self) -> str:
         return f"<Groups of {self.topic!r}>"

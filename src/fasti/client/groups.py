@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.client.durations import Duration, optional_duration_us, optional_moment_us
+from fasti.client.dead import Progress, each_piece, filters, moved
+from fasti.client.durations import Duration
 from fasti.client.log_place import Start, place_header
 from fasti.client.messages import Target
 from fasti.client.outcomes import Outcomes
 from fasti.client.transport import Header, Transport
+from fasti.errors import InvalidArgument
 
 # Dead rows are listed and changed by so many at a time.
 _PAGE_ROWS = 5_000
@@ -187,31 +189,48 @@ class Groups:
         group: str,
         id: Any = None,
         *,
+        to: str | None = None,
         reason: str | None = None,
         delay: Duration | None = None,
         due: Any = None,
+        progress: Progress | None = None,
     ) -> Any:
         """Has the group get dead rows again, now or later, with no attempts counted.
 
-        Without `id` all that are dead, or those with the reason. `Outcome`, for lists `Outcomes`.
+        Without `id` all that are dead, or those with the reason; with `to` they go to another topic
+        instead, each with headers that tell of its death. `Outcome` for one, else the answer has
+        `counts()` and `all_ok`.
         """
-        header: Header = {"topic": self.topic, "group": group}
-        if (delay_us := optional_duration_us(delay, "delay")) is not None:
-            header["delay_us"] = delay_us
-        if (due_us := optional_moment_us(due, "due")) is not None:
-            header["due_us"] = due_us
-        return self._each_dead("redrive", header, group, id, reason)
-
-    def purge(self, group: str, id: Any = None, *, reason: str | None = None) -> Any:
-        """Forgets dead rows of the group; the log keeps them. `Outcome`, for lists `Outcomes`."""
-        header = {"topic": self.topic, "group": group}
-        return self._each_dead("purge", header, group, id, reason)
-
-    def _each_dead(
-        self, action: str, header: Header, group: str, id: Any, reason: str | None
-    ) -> Any:
+        header: Header = {"topic": self.topic, "group": group, **moved(to, delay, due)}
         if id is None:
-            id = self.dead(group, reason=reason, limit=None).column("id").to_numpy()
+            header |= filters(reason=reason)
+            return each_piece(self._transport, "redrive_dead", header, progress)
+        if to is not None:
+            raise InvalidArgument("by id, rows stay with their group", field="to")
+        return self._each_dead("redrive", header, id)
+
+    def purge(
+        self,
+        group: str,
+        id: Any = None,
+        *,
+        reason: str | None = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Forgets dead rows of the group; the log keeps them. Answers as `redrive`."""
+        header = {"topic": self.topic, "group": group}
+        if id is None:
+            header |= filters(reason=reason)
+            return each_piece(self._transport, "purge_dead", header, progress)
+        return self._each_dead("purge", header, id)
+
+    def dead_counts(self, group: str, *, reason: str | None = None) -> dict[str, int]:
+        """How many rows are dead of which reason, the most frequent first."""
+        header = {"topic": self.topic, "group": group, **filters(reason=reason)}
+        told, _ = self._transport.call("count_dead", header)
+        return {name: int(count) for name, count in told["reasons"]}
+
+    def _each_dead(self, action: str, header: Header, id: Any) -> Any:
         target = Target(np.asarray(id) if isinstance(id, builtins.list) else id, None, None)
         batch = target.batch({})
         found = []
