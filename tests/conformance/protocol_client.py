@@ -35,6 +35,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "payload": pa.binary(),
     "headers": HEADERS,
     "content_type": pa.string(),
+    "priority": pa.int32(),
 }
 
 Header = dict[str, Any]

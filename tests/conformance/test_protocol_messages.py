@@ -30,6 +30,7 @@ METADATA = [
     "owner",
     "consumer",
     "reason",
+    "priority",
 ]
 
 

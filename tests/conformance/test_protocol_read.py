@@ -23,6 +23,7 @@ METADATA = {
     "owner": pa.string(),
     "consumer": pa.string(),
     "reason": pa.string(),
+    "priority": pa.int32(),
 }
 CONTENTS = {
     "key": pa.string(),

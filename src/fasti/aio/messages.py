@@ -83,14 +83,16 @@ class Messages:
         *,
         id: sync.Ids = None,
         key: sync.Keys = None,
-        payload: Any,
+        payload: Any = None,
         headers: Any = None,
         content_type: Any = None,
+        priority: Any = None,
         version: Any = None,
     ) -> Any:
         """Gives messages another payload; headers and content type are replaced with it.
 
-        For a list, `payload` may be a list too. `Outcome`, for lists `Outcomes`.
+        In a priority topic `priority` is the new one; given alone, the payload stays as it is.
+        For a list, `payload` and `priority` may be lists too. `Outcome`, for lists `Outcomes`.
         """
         return await self._change(
             partial(
@@ -100,6 +102,7 @@ class Messages:
                 payload=payload,
                 headers=headers,
                 content_type=content_type,
+                priority=priority,
                 version=version,
             )
         )

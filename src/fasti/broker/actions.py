@@ -30,7 +30,12 @@ from fasti.protocol.schemas import BUCKETS, VERSION
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
-_CHANGED = {"payload": pa.binary(), "headers": HEADERS, "content_type": pa.string()}
+_CHANGED = {
+    "payload": pa.binary(),
+    "headers": HEADERS,
+    "content_type": pa.string(),
+    "priority": pa.int32(),
+}
 _MOVED = {"due_us": pa.int64(), "delay_us": pa.int64()}
 
 
@@ -174,15 +179,18 @@ def _changed(service: Service, op: str, header: Header, batch: pa.RecordBatch) -
 def _change(service: Service, op: str, fields: Header, batch: pa.RecordBatch) -> Any:
     """The command of an update, move or cancel."""
     seed, limits = service.shard.store.seed, service.shard.settings.limits
-    more = {"update": _CHANGED, "move": _MOVED, "cancel": {}}[op]
+    more, names = {"update": _CHANGED, "move": _MOVED, "cancel": {}}[op], batch.schema.names
     target = requests.target(batch, seed, limits, **more)
     expected = {"versions": requests.versions(batch), "owner": fields["owner"]}
     if op == "cancel":
         return co.Cancel(fields["topic"], target, **expected)
     if op == "move":
         return co.Move(fields["topic"], target, requests.moved_to(batch), **expected)
+    priorities = requests.changed_priorities(batch)
+    if priorities is not None and not {"payload", "headers", "content_type"} & {*names}:
+        return co.Reprioritise(fields["topic"], target, priorities, **expected)
     rows = refreshed(service.shard, fields["topic"], target, requests.contents(batch, limits))
-    return co.Update(fields["topic"], target, rows, **expected)
+    return co.Update(fields["topic"], target, rows, priorities=priorities, **expected)
 
 
 def _returned(op: str) -> Action:

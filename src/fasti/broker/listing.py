@@ -189,9 +189,16 @@ def metadata(found: Messages) -> pa.RecordBatch:
             pa.array(columns["version"].astype(np.int64)),
             pa.array(columns["attempts"].astype(np.int32)),
             *(_named(found, name) for name in ("owner", "consumer", "reason")),
+            pa.array(_priorities(found)),
         ],
         schema=METADATA,
     )
+
+
+def _priorities(found: Messages) -> NDArray[np.int32]:
+    """0 outside of priority topics."""
+    given = found.columns.get("priority")
+    return np.zeros(len(found.ids), np.int32) if given is None else given.astype(np.int32)
 
 
 def with_payloads(batch: pa.RecordBatch, payloads: pa.RecordBatch) -> pa.RecordBatch:

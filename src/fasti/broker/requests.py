@@ -175,11 +175,11 @@ def produce(
     rows = _rows(batch, limits)
     when = _when(batch, now_us)
     return co.Produce(
-        rows=rows, when=when, keys=rows.keys(seed), priorities=_priorities(batch), **fields
+        rows=rows, when=when, keys=rows.keys(seed), priorities=priorities(batch), **fields
     )
 
 
-def _priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
+def priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
     """0 where a row has none."""
     column = _numbers(batch, "priority")
     if column is None:
@@ -283,6 +283,13 @@ def contents(batch: pa.RecordBatch, limits: Limits) -> Rows:
             if name in batch.schema.names
         },
     )
+
+
+def changed_priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
+    """The priorities that an update gives, one to every row; None if it gives none."""
+    if "priority" in batch.schema.names and batch.column("priority").null_count:
+        raise InvalidArgument("a priority is null", field="priority")
+    return priorities(batch)
 
 
 def moved_to(batch: pa.RecordBatch) -> co.When:

@@ -16,6 +16,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "key": str,
     "status": str,
     "state": str,
+    "priority": str,
     "due_us": moments.shown_moment,
     "version": str,
     "attempts": str,
@@ -27,11 +28,11 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "headers": lambda headers: ", ".join(f"{name}={value}" for name, value in headers),
     "payload": payloads.as_cell,
 }
-_NUMBERS = ("id", "version", "attempts")
+_NUMBERS = ("id", "priority", "version", "attempts")
 # For one message or for programs: a table has no room for everything.
 _NOT_IN_TABLES = ("created_us",)
 # Left out where no row has a value.
-_OPTIONAL = ("key", "owner", "consumer", "reason", "content_type", "headers")
+_OPTIONAL = ("key", "priority", "owner", "consumer", "reason", "content_type", "headers")
 
 
 def print_messages(found: pa.Table, as_json: bool, more: bool = False) -> None:
@@ -55,11 +56,16 @@ def print_one(row: dict[str, Any]) -> None:
     fields = [
         (name.removesuffix("_us"), _cell(name, row[name]))
         for name in _SHOWN
-        if name in row and name not in ("payload", "status") and row[name] not in (None, "", [])
+        if name in row and name not in ("payload", "status") and _told(name, row[name])
     ]
     output.console().print(output.table("field", "value", rows=fields))
     if row.get("payload") is not None:
         typer.echo(payloads.harmless(payloads.as_text(row["payload"])))
+
+
+def _told(name: str, value: Any) -> bool:
+    # The most urgent, and every message of another kind of topic, has priority 0.
+    return value not in (None, "", []) and (name != "priority" or value > 0)
 
 
 def as_dict(row: dict[str, Any]) -> dict[str, Any]:

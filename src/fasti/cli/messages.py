@@ -22,6 +22,7 @@ from fasti.cli.options import (
     Headers,
     Ids,
     Keys,
+    Priority,
     Until,
     Version,
     headers_of,
@@ -120,19 +121,28 @@ def update(
     version: Version = None,
     headers: Headers = None,
     content_type: ContentType = None,
+    priority: Priority = None,
     owner: Owner = "",
     as_json: AsJson = False,
 ) -> None:
     """Give a pending message another payload; its headers and content type are replaced with it.
 
+    With a priority alone, all else stays as it is.
+
     [dim]fasti messages update emails --key user-7 --payload "see you" --version 3[/dim]
+
+    [dim]fasti messages update tickets --key order-7 --priority 0[/dim]
     """
+    alone = priority is not None and payload is None and file is None
+    if alone and (headers or content_type):
+        raise typer.BadParameter("--header and --content-type go with a payload")
     found = client.messages(topic).update(
         **_target(ids, keys),
-        payload=_payload(payload, file),
+        payload=None if alone else _payload(payload, file),
         version=version,
         headers=headers_of(headers) or None,
         content_type=content_type,
+        priority=priority,
     )
     conclude(answers(found, keys), as_json)
 

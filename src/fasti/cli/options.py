@@ -52,6 +52,10 @@ Headers = Annotated[
     list[str] | None,
     typer.Option("--header", metavar="NAME=VALUE", help="A header. May be repeated."),
 ]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=0, max=65_535, help="In a priority topic: how urgent, 0 first."),
+]
 ContentType = Annotated[str | None, typer.Option(help="What the payload is: application/json.")]
 
 

@@ -16,7 +16,16 @@ import typer
 from fasti.cli import moments, output, sources
 from fasti.cli.connection import Owner, Topic, with_client
 from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import AsJson, At, ContentType, Delay, Headers, headers_of, only_one
+from fasti.cli.options import (
+    AsJson,
+    At,
+    ContentType,
+    Delay,
+    Headers,
+    Priority,
+    headers_of,
+    only_one,
+)
 from fasti.cli.outcomes import print_answers
 from fasti.cli.progress import progress
 from fasti.cli.sending import Common, Sent, send_all
@@ -78,6 +87,7 @@ def produce(
     ] = None,
     headers: Headers = None,
     content_type: ContentType = None,
+    priority: Priority = None,
     subject: Annotated[
         str | None,
         typer.Option(help="What it is about, for bound topics: orders.eu.created."),
@@ -114,7 +124,7 @@ def produce(
     if copies > 1 and not texts:
         raise typer.BadParameter("-n repeats payloads that are given as arguments")
     chosen = Format.WHOLE if whole else form
-    common = _common(delay, at, key, headers, content_type, subject)
+    common = _common(delay, at, key, headers, content_type, priority, subject)
     tables = _tables(texts, file, chosen, copies, key_field)
     if create:
         _make_sure_of(client, topic)
@@ -151,6 +161,7 @@ def _common(
     key: str | None,
     headers: list[str] | None,
     content_type: str | None,
+    priority: int | None,
     subject: str | None,
 ) -> Common:
     return Common(
@@ -159,6 +170,7 @@ def _common(
         key=key,
         headers=headers_of(headers),
         content_type=content_type,
+        priority=priority,
         subject=subject,
     )
 

@@ -35,6 +35,7 @@ class Common:
     key: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     content_type: str | None = None
+    priority: int | None = None
     subject: str | None = None
 
     def added_to(self, table: pa.Table) -> pa.Table:
@@ -51,6 +52,8 @@ class Common:
             table = _with(table, "headers", list(self.headers.items()), _HEADERS)
         if self.content_type is not None and "content_type" not in table.column_names:
             table = _with(table, "content_type", self.content_type, pa.string())
+        if self.priority is not None and "priority" not in table.column_names:
+            table = _with(table, "priority", self.priority, pa.int32())
         if self.subject is not None and "subject" not in table.column_names:
             table = _with(table, "subject", self.subject, pa.string())
         return table

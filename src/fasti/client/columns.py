@@ -112,6 +112,11 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
     return name, _column(name, values, PRODUCE_TYPES[name])
 
 
+def priority_column(values: Any, rows: int) -> pa.Array:
+    """Priorities: one for all rows, or a column."""
+    return _converted("priority", values, rows)[1]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 

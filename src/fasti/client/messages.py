@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from fasti.client.columns import as_bytes, as_headers, lengths, moments
+from fasti.client.columns import as_bytes, as_headers, lengths, moments, priority_column
 from fasti.client.dead import Progress, each_piece, filters, moved, named
 from fasti.client.durations import Duration, duration_us, optional_moment_us
 from fasti.client.outcomes import Outcome, Outcomes
@@ -88,19 +88,27 @@ class Messages:
         *,
         id: Ids = None,
         key: Keys = None,
-        payload: Any,
+        payload: Any = None,
         headers: Any = None,
         content_type: Any = None,
+        priority: Any = None,
         version: Any = None,
     ) -> Any:
         """Gives messages another payload; headers and content type are replaced with it.
 
-        For a list, `payload` may be a list too. `Outcome`, for lists `Outcomes`.
+        In a priority topic `priority` is the new one; given alone, the payload stays as it is.
+        For a list, `payload` and `priority` may be lists too. `Outcome`, for lists `Outcomes`.
         """
         target = Target(id, key, version)
         rows = target.rows
-        payloads = [payload] * rows if _is_single(payload) else payload
-        column = {"payload": pa.array([as_bytes(each) for each in payloads], type=pa.binary())}
+        column: dict[str, pa.Array] = {}
+        if payload is not None:
+            payloads = [payload] * rows if _is_single(payload) else payload
+            column["payload"] = pa.array([as_bytes(each) for each in payloads], type=pa.binary())
+        elif priority is None or headers is not None or content_type is not None:
+            raise InvalidArgument("an update needs a payload, or a priority alone", field="payload")
+        if priority is not None:
+            column["priority"] = priority_column(priority, rows)
         if headers is not None:
             many = [headers] * rows if isinstance(headers, Mapping) else headers
             pairs = [None if each is None else as_headers(each) for each in many]

@@ -88,6 +88,12 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
         (settings.producer_age_us >= 0, "producer_age_us", None, "an age can't be negative"),
         (settings.stage_age_us > 0, "stage_age_us", None, "an age must be positive"),
         (0 <= settings.age_step_us <= DAY_US, "age_step_us", DAY_US, "0 (off) to a day"),
+        (
+            not settings.age_step_us or settings.kind == "priority",
+            "age_step_us",
+            None,
+            "only priority topics have an age step",
+        ),
         (settings.segment_age_us >= 0, "segment_age_us", None, "an age can't be negative"),
         (settings.segment_bytes >= 4096, "segment_bytes", None, "at least 4096 bytes"),
         (settings.retained_bytes >= 0, "retained_bytes", None, "a size can't be negative"),

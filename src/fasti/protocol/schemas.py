@@ -64,6 +64,7 @@ METADATA = pa.schema(
         pa.field("owner", pa.string()),
         pa.field("consumer", pa.string()),
         pa.field("reason", pa.string()),
+        pa.field("priority", pa.int32()),
     ]
 )
 MESSAGES = pa.schema([*METADATA, *_CONTENTS])
