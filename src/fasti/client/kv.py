@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
+from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime
 from fasti.client.kv_columns import names_batch, pieces, put_batch
 from fasti.client.outcomes import Outcome, Outcomes
@@ -108,7 +109,7 @@ class KeyValues:
         """
         return self.put_many(
             [key],
-            [value],
+            [as_bytes(value)],
             clustering=clustering,
             version=version,
             ttl=ttl,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fasti.client.columns import message_batch
+from fasti.client.columns import as_bytes, message_batch
 from fasti.client.durations import Duration, aware_us, duration_us
 from fasti.client.kv_columns import names_batch, put_batch
 from fasti.client.message import Message, check_reason
@@ -148,7 +148,7 @@ class Transaction:
         self.put_many(
             topic,
             [key],
-            [value],
+            [as_bytes(value)],
             clustering=clustering,
             version=version,
             ttl=ttl,

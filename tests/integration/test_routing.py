@@ -1,0 +1,242 @@
+"""Fan-out by subjects, on a broker process and on one inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import fasti
+import fasti.aio
+from fasti.broker.launch import BrokerProcess
+from fasti.client.bindings import Binding
+from fasti.errors import InvalidArgument, NotFound, TransactionAborted
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("data")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=["flight", "embedded"])
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[fasti.Client]:
+    if request.param == "flight":
+        address = request.getfixturevalue("broker").address
+    else:
+        address = f"embedded:{tmp_path_factory.mktemp('embedded')}"
+    with fasti.connect(address, timeout="20s") as made:
+        yield made
+
+
+@pytest.fixture
+def topics(client: fasti.Client) -> Iterator[dict[str, str]]:
+    """Fresh topics, by what they are for."""
+    kinds = {"orders": {}, "emails": {}, "audit": {"kind": "log"}, "relay": {"relay": True}}
+    for name, settings in kinds.items():
+        client.create_topic(name, **settings)
+    yield {name: name for name in kinds}
+    for name in kinds:
+        client.delete_topic(name)
+
+
+def payloads(client: fasti.Client, topic: str) -> list[bytes]:
+    if client.topic(topic).settings.kind == "log":
+        return [message.payload for message in client.reader(topic)]
+    found = client.messages(topic).list(payload=True, limit=None)
+    return sorted(found.column("payload").to_pylist())
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_message_goes_where_its_subject_fits(client: fasti.Client) -> None:
+    bindings = client.bindings("orders")
+    assert bindings.add("orders.*.created", "emails")
+    assert bindings.add("orders.>", "audit")
+    assert not bindings.add("orders.>", "audit")
+    assert bindings.list() == [Binding("orders.*.created", "emails"), Binding("orders.>", "audit")]
+    with client.producer("orders") as producer:
+        producer.send(b"1", subject="orders.eu.created", headers={"a": "b"})
+        producer.send(b"2", subject="orders.eu.paid")
+        producer.send(b"3")
+        sent = producer.send_batch(
+            pa.table({"payload": [b"4", b"5"], "subject": ["orders.us.created", "users.new"]})
+        )
+        assert sent.all_ok
+    assert payloads(client, "orders") == [b"1", b"2", b"3", b"4", b"5"]
+    assert payloads(client, "emails") == [b"1", b"4"]
+    assert payloads(client, "audit") == [b"1", b"2", b"4"]
+    with client.consumer("emails", timeout="5s") as consumer:
+        message = next(iter(consumer))
+        assert (message.subject, message.headers) == ("orders.eu.created", {"a": "b"})
+        message.ack()
+    # The copies are messages of their own.
+    assert client.messages("orders").count()["done"] == 0
+    bindings.remove("orders.>", "audit")
+    with client.producer("orders") as producer:
+        producer.send(b"6", subject="orders.eu.created")
+    assert payloads(client, "audit") == [b"1", b"2", b"4"]
+    assert b"6" in payloads(client, "emails")
+    with pytest.raises(NotFound):
+        bindings.remove("orders.>", "audit")
+
+
+@pytest.mark.usefixtures("topics")
+def test_what_one_topic_can_not_take_is_nowhere(client: fasti.Client) -> None:
+    client.bindings("orders").add(">", "emails")
+    with client.producer("emails") as producer:
+        producer.send(b"old", delay="1h", key="user-7").result(10)
+    with client.producer("orders") as producer:
+        refused = producer.send(b"new", delay="1h", key="user-7")
+        fine = producer.send(b"fine", delay="1h", key="user-8")
+        outcome = refused.result(10)
+        assert (outcome.status, outcome.by) == ("conflict", "emails")
+        assert fine.result(10).ok
+        whole = producer.send_batch([b"a", b"b"], key=["user-7", "user-9"], atomic=True)
+        assert whole.status == ["conflict", "aborted"]
+        replaced = producer.send(b"new", delay="1h", key="user-7", on_conflict="replace")
+        assert replaced.result(10).ok
+    assert payloads(client, "orders") == [b"fine", b"new"]
+    assert payloads(client, "emails") == [b"fine", b"new"]
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_relay_keeps_nothing(client: fasti.Client) -> None:
+    client.bindings("relay").add("orders.>", "emails")
+    with client.producer("relay") as producer:
+        outcomes = producer.send_batch([b"1", b"2"], subject=["orders.new", "users.new"])
+    assert outcomes.all_ok
+    assert outcomes.ids.tolist() == [0, 0]
+    assert (payloads(client, "relay"), payloads(client, "emails")) == ([], [b"1"])
+    lost = [line for line in client.metrics().splitlines() if line.startswith("fasti_unrouted_t")]
+    assert lost == ['fasti_unrouted_total{topic="relay"} 1.0']
+    with pytest.raises(InvalidArgument, match="relay"):
+        client.bindings("orders").add(">", "relay")
+    with pytest.raises(InvalidArgument, match="relay"):
+        client.change_topic("emails", relay=True)
+
+
+@pytest.mark.usefixtures("topics")
+def test_in_transactions(client: fasti.Client) -> None:
+    client.bindings("orders").add(">", "emails")
+    with client.producer("emails") as producer:
+        producer.send(b"taken", delay="1h", key="k").result(10)
+    with client.transaction() as tx:
+        tx.send("orders", b"1", subject="orders.new")
+        tx.send("audit", b"1")
+    undone = client.transaction()
+    undone.send("audit", b"2")
+    undone.send("orders", b"2", delay="1h", key="k")
+    with pytest.raises(TransactionAborted):
+        undone.commit()
+    assert payloads(client, "audit") == payloads(client, "orders") == [b"1"]
+    assert payloads(client, "emails") == [b"1", b"taken"]
+
+
+@pytest.mark.usefixtures("topics")
+def test_bad_bindings_are_refused_by_name(client: fasti.Client) -> None:
+    bindings = client.bindings("orders")
+    for pattern in ("", "a..b", ">.a", "a*", "a b", "x" * 256):
+        with pytest.raises(InvalidArgument) as refusal:
+            bindings.add(pattern, "emails")
+        assert refusal.value.details["field"] == "pattern"
+    with pytest.raises(InvalidArgument, match="itself"):
+        bindings.add(">", "orders")
+    with pytest.raises(NotFound):
+        bindings.add(">", "nowhere")
+    with pytest.raises(NotFound):
+        client.bindings("nowhere").list()
+    client.create_topic("entries", kind="kv")
+    with pytest.raises(InvalidArgument, match="kv"):
+        bindings.add(">", "entries")
+    client.delete_topic("entries")
+    with client.producer("orders") as producer:
+        for subject in ("a.*", "", "a b", "x" * 256):
+            with pytest.raises(InvalidArgument):
+                producer.send(b"", subject=subject)
+        with pytest.raises(InvalidArgument):
+            producer.send_batch([b"a"], subject=["a..b"])
+    assert bindings.list() == []
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_deleted_target_is_bound_no_more(client: fasti.Client) -> None:
+    client.bindings("orders").add(">", "emails")
+    client.bindings("orders").add("a", "audit")
+    client.delete_topic("emails")
+    assert client.bindings("orders").list() == [Binding("a", "audit")]
+    with client.producer("orders") as producer:
+        assert producer.send(b"1", subject="a").result(10).ok
+    client.create_topic("emails")
+    assert payloads(client, "emails") == []
+
+
+@pytest.mark.usefixtures("topics")
+def test_bindings_change_while_messages_come(client: fasti.Client) -> None:
+    """Each message is in both topics bound at its moment, once; none is lost or doubled."""
+    client.bindings("orders").add("x.>", "audit")
+    done = threading.Event()
+
+    def flip() -> None:
+        bindings = client.bindings("orders")
+        while not done.is_set():
+            bindings.add("x.*", "emails")
+            bindings.remove("x.*", "emails")
+
+    flipping = threading.Thread(target=flip)
+    flipping.start()
+    try:
+        with client.producer("orders") as producer:
+            receipts = [producer.send(b"%d" % n, subject="x.y") for n in range(3_000)]
+            assert all(receipt.result(30).ok for receipt in receipts)
+    finally:
+        done.set()
+        flipping.join()
+    everything = sorted(b"%d" % n for n in range(3_000))
+    assert payloads(client, "orders") == everything
+    assert sorted(payloads(client, "audit")) == everything
+    assert max(Counter(payloads(client, "emails")).values(), default=1) == 1
+
+
+def test_bindings_outlive_the_broker(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker, fasti.connect(broker.address) as client:
+        for name in ("a", "b", "c"):
+            client.create_topic(name)
+        client.bindings("a").add("x.>", "b")
+        client.checkpoint()
+        client.bindings("a").add("x.>", "c")
+        broker.kill()
+        broker.start()
+        assert client.bindings("a").list() == [Binding("x.>", "b"), Binding("x.>", "c")]
+        with client.producer("a") as producer:
+            assert producer.send(b"1", subject="x.y").result(20).ok
+        assert [payloads(client, name) for name in ("a", "b", "c")] == [[b"1"]] * 3
+
+
+def test_from_an_event_loop(broker: BrokerProcess) -> None:
+    async def story() -> None:
+        async with fasti.aio.connect(broker.address) as client:
+            for name in ("loop-a", "loop-b"):
+                await client.create_topic(name)
+            bindings = client.bindings("loop-a")
+            assert await bindings.add("x.*", "loop-b")
+            async with client.producer("loop-a") as producer:
+                await (await producer.send(b"1", subject="x.y"))
+            async with client.consumer("loop-b") as consumer:
+                async for message in consumer:
+                    assert message.subject == "x.y"
+                    message.ack()
+                    break
+            assert await bindings.list() == [Binding("x.*", "loop-b")]
+            await bindings.remove("x.*", "loop-b")
+            assert await bindings.list() == []
+
+    asyncio.run(story())
