@@ -1,52 +1,59 @@
 """The entry point of the `fasti` command: it gathers the command groups and holds no logic."""
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from fasti.cli import (
-    bench,
-    bindings,
-    consume,
-    dead,
-    demo,
-    forecast,
-    groups,
-    kv,
-    log,
-    messages,
-    produce,
-    run,
-    serve,
-    storage,
-    token,
-    topics,
-)
-from fasti.cli.exits import ErrorsAsExits
+from fasti.cli.lazy import Lazy, LazyGroup
+
+
+class Commands(LazyGroup):
+    """All commands: where each is, and the line that the list of them shows."""
+
+    known: ClassVar[dict[str, Lazy]] = {
+        "serve": Lazy(
+            "serve", "Serve a data directory to clients until a signal ends it.", "serve"
+        ),
+        "run": Lazy("run", "Run the handlers of an app until SIGTERM or Ctrl-C.", "run"),
+        "produce": Lazy("produce", "Put messages into a topic, due now or at a time.", "produce"),
+        "consume": Lazy(
+            "consume",
+            "Print what is ready, acknowledge it, and end; with `-f` go on until Ctrl-C.",
+            "consume",
+        ),
+        "call": Lazy("call", "Send a request and print its answer.", "call"),
+        "forecast": Lazy(
+            "forecast",
+            "How many messages fall due when: a bar for each hour, or as long as you like.",
+            "forecast",
+        ),
+        "demo": Lazy(
+            "demo",
+            "See a broker deliver on time, be killed in the middle, and lose nothing.",
+            "demo",
+        ),
+        "topics": Lazy("topics", "Make topics, look at them, change and delete them."),
+        "messages": Lazy("messages", "Look at what is pending, and change it."),
+        "dead": Lazy("dead", "Messages that failed for good: see, count, redrive, purge."),
+        "log": Lazy("log", "Logs: where they begin and end, their rows."),
+        "groups": Lazy("groups", "Consumer groups of logs: see, make, reset and delete them."),
+        "kv": Lazy("kv", "Key-value topics: the latest value of each key."),
+        "bindings": Lazy(
+            "bindings", "Have what one topic gets go to others too, by the messages' subjects."
+        ),
+        "storage": Lazy("storage", "Look into a data directory, and repair it."),
+        "token": Lazy("token", "Make, list and revoke the tokens of a broker."),
+        "bench": Lazy("bench", "Measure Fasti on this machine, beside the machine's own limits."),
+    }
+
 
 app = typer.Typer(
     name="fasti",
     help="A persistent, time-ordered message queue.",
     no_args_is_help=True,
-    cls=ErrorsAsExits,
+    cls=Commands,
 )
-app.command("serve")(serve.serve)
-app.command("run")(run.run)
-app.command()(produce.produce)
-app.command()(consume.consume)
-app.command()(forecast.forecast)
-app.command()(demo.demo)
-app.add_typer(topics.app)
-app.add_typer(messages.app)
-app.add_typer(dead.app)
-app.add_typer(log.app)
-app.add_typer(groups.app)
-app.add_typer(kv.app)
-app.add_typer(bindings.app)
-app.add_typer(storage.app)
-app.add_typer(token.app)
-app.add_typer(bench.app, name="bench")
 
 
 def _print_version(requested: bool) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fasti.cli.main import app
+from fasti.cli.main import Commands, app
 
 
 def test_it_tells_its_version() -> None:
@@ -20,8 +25,10 @@ def test_it_tells_its_version() -> None:
 def commands(made: Any, *path: str) -> Iterator[list[str]]:
     """The command and everything below it."""
     yield list(path)
-    for name, below in getattr(made, "commands", {}).items():
-        yield from commands(below, *path, name)
+    if isinstance(made, TyperGroup):
+        context = typer.Context(made)
+        for name in made.list_commands(context):
+            yield from commands(made.get_command(context, name), *path, name)
 
 
 def test_there_is_help_for_everything() -> None:
@@ -29,8 +36,8 @@ def test_there_is_help_for_everything() -> None:
     for expected in (
         *(["topics", verb] for verb in ("create", "list", "describe", "update", "delete")),
         *(["messages", verb] for verb in ("list", "get", "update", "move", "cancel")),
-        *(["dead", verb] for verb in ("list", "redrive", "purge")),
-        *([name] for name in ("produce", "consume", "forecast", "demo", "storage", "bench")),
+        *(["dead", verb] for verb in ("list", "count", "redrive", "purge")),
+        *([name] for name in ("produce", "consume", "call", "forecast", "demo", "bench")),
     ):
         assert expected in found
     for command in found:
@@ -42,3 +49,40 @@ def test_there_is_help_for_everything() -> None:
 def test_a_command_line_that_makes_no_sense_is_code_2() -> None:
     assert CliRunner().invoke(app, ["storage", "verify"]).exit_code == 2
     assert CliRunner().invoke(app, ["no-such-thing"]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", list(Commands.known))
+def test_the_list_says_what_the_command_says(name: str) -> None:
+    lazy = Commands.known[name]
+    assert lazy.load(name).get_short_help_str(200) == lazy.help
+    listed = CliRunner().invoke(app, ["--help"]).stdout
+    assert name in listed
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    told = (
+        "import sys\n"
+        "sys.argv = ['fasti', '--help']\n"
+        "from fasti.cli.main import app\n"
+        "try:\n"
+        "    app()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "assert 'pyarrow' not in sys.modules and 'numpy' not in sys.modules\n"
+        "assert 'fasti.cli.topics' not in sys.modules\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "redrive" in ran.stdout
+
+
+def test_names_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_FASTI_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "fasti dead re")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    result = CliRunner().invoke(app, [], prog_name="fasti")
+    assert result.stdout.split() == ["redrive"]
+    monkeypatch.setenv("COMP_WORDS", "fasti to")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    result = CliRunner().invoke(app, [], prog_name="fasti")
+    assert result.stdout.split() == ["topics", "token"]
