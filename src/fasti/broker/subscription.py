@@ -245,12 +245,11 @@ class Subscription:
         return self._stamped({"kind": "leased", "token": leased.token}), batch
 
     def _note_delivered(self, leased: Deliver, ready_us: Any) -> None:
-        ids = leased.ids
         if leased.group:
-            # A row of a log is due when it is appended; one that comes again is late by then.
-            first = leased.attempts == 1
-            ids, ready_us = ids[first], ready_us[first]
-        self._service.lateness.delivered(leased.token, ids, ready_us)
+            # A row of a log is due when it is appended; how late one is that comes again, nobody
+            # can tell.
+            ready_us = np.where(leased.attempts == 1, ready_us, 0)
+        self._service.lateness.delivered(leased.token, leased.ids, ready_us)
 
     def _answer(self, found: _Answered) -> Written | None:
         """The answer to a request; None for a credit that needs none."""
