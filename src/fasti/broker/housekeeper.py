@@ -24,6 +24,7 @@ from fasti.core.engine import Engine
 from fasti.core.replies import Asked
 from fasti.errors import Closed, StorageFailed
 from fasti.storage.checkpoint import Plan, Written
+from fasti.storage.log_blocks import log_kind
 from fasti.storage.store import ShardStore
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Housekeeper:
         """The committer wrote something: is there a checkpoint or a segment to prepare?"""
         shard = self._shard
         if (
-            shard.committer.written_bytes >= shard.settings.checkpoint_bytes
+            self._checkpoint_is_due()
             # Less than a whole segment: no spare is ready behind the one in use.
             or shard.store.journal.room_bytes() < shard.settings.segment_bytes
         ):
@@ -179,9 +180,17 @@ class Housekeeper:
                     return asked
                 if self._stopping:
                     return None
-                if self._shard.committer.written_bytes >= self._shard.settings.checkpoint_bytes:
+                if self._checkpoint_is_due():
                     return []
                 self._changed.wait()
+
+    def _checkpoint_is_due(self) -> bool:
+        """Whether the journal has grown, or retention of logs has dropped, by enough."""
+        shard = self._shard
+        limit = shard.settings.checkpoint_bytes
+        return (
+            shard.committer.written_bytes >= limit or log_kind(shard.engine).trimmed_bytes >= limit
+        )
 
     def _checkpoint(self) -> None:
         """One checkpoint, of the engine as it is when it begins."""
