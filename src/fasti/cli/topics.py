@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 
 NewTopic = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
+# Topics that nobody made by hand begin so.
+_OWN = "_"
+_RARE = ("staged", "done", "cancelled")
 # What has left the broker is no reason to think twice about deleting.
 _FINISHED = ("done", "cancelled")
 
@@ -38,21 +41,38 @@ def create(client: Client, name: NewTopic, given: dict[str, Any], as_json: AsJso
 
 @app.command("list")
 @with_client
-def list_topics(client: Client, as_json: AsJson = False) -> None:
+def list_topics(
+    client: Client,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also the broker's own: inboxes of callers, late replies.")
+    ] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", "-w", help="All columns; for more than 80 characters.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """All topics, and how many messages each has in which state."""
-    found = client.topics()
+    found = [topic for topic in client.topics() if every or not topic.name.startswith(_OWN)]
     if as_json:
         output.print_json([_as_json(topic) for topic in found])
         return
     if not found:
         typer.echo("There are no topics; `fasti topics create NAME` makes one.")
         return
-    states = list(found[0].counts)
+    states = list(dict.fromkeys(state for topic in found for state in topic.counts))
+    if not wide:
+        # What a kind counts of its own is shown; what is over, or rare, is not.
+        states = [state for state in states if state not in _RARE]
     rows = [
-        (topic.name, topic.settings.kind, topic.settings.partitions, *topic.counts.values())
+        (
+            topic.name,
+            topic.settings.kind,
+            *((topic.settings.partitions,) if wide else ()),
+            *(topic.counts.get(state, "") for state in states),
+        )
         for topic in found
     ]
-    names = ("topic", "kind", "partitions>", *(f"{state}>" for state in states))
+    names = ("topic", "kind", *(("partitions>",) if wide else ()), *(f"{s}>" for s in states))
     output.console().print(output.table(*names, rows=rows))
 
 

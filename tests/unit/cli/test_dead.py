@@ -58,3 +58,40 @@ def test_it_must_be_said_which(shell: Shell) -> None:
     assert shell("dead", "redrive", "emails").code == 2
     assert shell("dead", "purge", "emails", "--yes").code == 2
     assert shell("dead", "purge", "emails", "--all", "--id", "1").code == 2
+
+
+def test_how_many_died_of_what(shell: Shell) -> None:
+    counted = shell.good("dead", "count", "emails")
+    assert counted["dead"] == 3
+    assert {row["reason"]: row["count"] for row in counted["reasons"]} == {
+        "connection refused": 1,
+        "no address": 1,
+        "connection refused by peer": 1,
+    }
+    assert shell.good("dead", "count", "emails", "--reason", "address")["dead"] == 1
+    assert "no address" in shell("dead", "count", "emails").out
+    assert "no such messages" in shell("dead", "count", "emails", "--owner", "nobody").out
+
+
+def test_a_dry_run_changes_nothing(shell: Shell) -> None:
+    for verb in ("redrive", "purge"):
+        assert shell.good("dead", verb, "emails", "--all", "--dry-run")["dead"] == 3
+        assert shell.good("dead", verb, "emails", "--id", "2", "--dry-run")["dead"] == 1
+    assert ids(shell) == [1, 2, 3]
+
+
+def test_redrive_to_another_topic(shell: Shell) -> None:
+    assert shell("dead", "redrive", "emails", "--all", "--to", "nowhere").code == 12
+    shell.good("topics", "create", "by-hand")
+    told = shell.good("dead", "redrive", "emails", "--reason", "refused", "--to", "by-hand")
+    assert told["ok"] == 2
+    assert ids(shell) == [2]
+    moved = shell.good("messages", "list", "by-hand", "--payload")
+    assert [row["headers"]["fasti-dead-topic"] for row in moved] == ["emails"] * 2
+    told = shell.good("dead", "redrive", "emails", "--id", "2", "--to", "by-hand")
+    assert told["outcomes"] == {"ok": 1}
+
+
+def test_groups_are_for_logs(shell: Shell) -> None:
+    assert shell("dead", "list", "emails", "--group", "g").code == 11
+    assert shell("dead", "redrive", "emails", "--all", "--group", "g").code == 11
