@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,11 +80,19 @@ def test_partitions_as_told_by_key_and_in_turn() -> None:
         assert read == [key for key, its in zip(keys, wanted, strict=True) if its == number]
 
 
-def test_rendezvous_hashing_is_fixed() -> None:
-    """Clients of every language compute the same: see docs/protocol.md."""
-    keys = pa.array(["order-1", "order-2", "a", "ключ", ""])
-    hashes = hash_keys(keys, PUBLIC_SEED)[:, 0]
-    assert [ranked_partitions(hashes, count).tolist() for count in (1, 2, 4, 7)] == VECTOR
+def test_rendezvous_hashing_is_as_the_protocol_says() -> None:
+    """Clients of every language compute the same."""
+    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    table = re.findall(r"^\| `(.+)` \| ([0-9a-f]{16}) \|((?: \d+ \|){5})$", text, re.MULTILINE)
+    assert len(table) == 4
+    for key, hashed, places in table:
+        found = hash_keys(pa.array([key]), PUBLIC_SEED)[:, 0]
+        assert f"{int(found[0]):016x}" == hashed
+        told = [int(place) for place in places.split("|")[:-1]]
+        assert [int(ranked_partitions(found, count)[0]) for count in (2, 3, 4, 8, 64)] == told
+
+
+def test_one_more_partition_only_takes_keys_and_all_have_their_share() -> None:
     many = hash_keys(pa.array([str(n) for n in range(20_000)]), PUBLIC_SEED)[:, 0]
     eight, nine = ranked_partitions(many, 8), ranked_partitions(many, 9)
     moved = eight != nine
@@ -90,15 +100,6 @@ def test_rendezvous_hashing_is_fixed() -> None:
     shares = np.bincount(eight, minlength=8)
     assert shares.min() > 2_200
     assert shares.max() < 2_800
-
-
-# Of each key, in logs of 1, 2, 4 and 7 partitions.
-VECTOR = [
-    [0, 0, 0, 0, 0],
-    [1, 0, 1, 0, 1],
-    [1, 2, 2, 3, 1],
-    [1, 2, 5, 3, 1],
-]
 
 
 def test_a_key_that_is_missing_goes_in_turn() -> None:
