@@ -6,10 +6,10 @@ and the mark that it was emitted are one group of the journal, so that an occurr
 or none, whatever breaks.
 
 Messages may be emitted ahead of their time. What then changes the schedule takes them back first,
-unless they are with a consumer already; and so does the first step after a start with those that
-fell due while no broker ran, if the schedule's misfire policy doesn't want each of them. They are
-then decided anew, by the policy. Those that fell due while a broker ran were in time and stay: that
-it ran is known from the last event's time, and `Passed` is an event for when there is no other.
+unless they are with a consumer already; and so does the first step after a start with those whose
+time came while no broker ran: they are decided anew, by the schedule's misfire policy. Those whose
+time came while a broker ran were in time and stay: that it ran is known from the last event's time,
+and `Passed` is an event for when there is no other.
 
 The sequencer's thread only.
 """
@@ -33,7 +33,7 @@ from fasti.core.keys import Rows
 from fasti.core.kind import Apply, Columns, Handler, Kind
 from fasti.core.partition import FOREVER
 from fasti.core.replies import Done, Reply, SchedulesChanged
-from fasti.core.schedule import MISFIRES, OVERLAPS, Schedule
+from fasti.core.schedule import OVERLAPS, Schedule
 from fasti.core.state import Topic
 from fasti.core.work import Work, repeated, split_ids
 from fasti.errors import InvalidArgument, NotFound, Overloaded
@@ -44,7 +44,6 @@ Bools = NDArray[np.bool_]
 
 TARGET_KINDS = ("timeline", "priority")
 _SKIP, _CANCEL = OVERLAPS.index("skip"), OVERLAPS.index("cancel")
-_ALL = MISFIRES.index("all")
 # What has fallen due is looked at no more often than this.
 _PASSED_US = SECOND_US // 2
 
@@ -135,39 +134,24 @@ class CronKind(Kind):
         self._book(event).pause(event.number, bool(event.paused), event.last_us)
 
     def _apply_fired(self, event: ev.Fired, _: int) -> None:
-        book = self._book(event)
-        book.fire(event.number, event.occurrence_us, event.id, event.target)
-        emitted = (event.id > 0) & (event.occurrence_us > 0)
-        if emitted.any():
-            ids = event.id[emitted]
-            target = self.state.topics[event.target]
-            due, _states = self._look(target, ids)
-            places = np.full(len(ids), event.target, dtype=np.int64)
-            numbers, occurrences = event.number[emitted], event.occurrence_us[emitted]
-            book.remember(Ahead(places, numbers, occurrences, due, ids), event.at_us)
+        targets = np.full(len(event.number), event.target, dtype=np.int64)
+        entries = Ahead(targets, event.number, event.occurrence_us, event.id)
+        self._book(event).fire(entries, event.at_us)
 
     def _apply_unfired(self, event: ev.Unfired, _: int) -> None:
         self._book(event).unfire(event.number, event.last_us)
-
-    def _look(self, target: Topic, ids: Int64s) -> tuple[Int64s, NDArray[np.uint8]]:
-        """Due times and states of messages in a target."""
-        due = np.zeros(len(ids), dtype=np.int64)
-        states = np.zeros(len(ids), dtype=np.uint8)
-        for number, rows, sequences in split_ids(ids, len(target.partitions)):
-            partition = target.partitions[number]
-            slots = partition.ledger.slots(sequences)
-            due[rows] = partition.arena.due.take(slots, mode="clip")
-            states[rows] = partition.states(slots)
-        return due, states
 
     def _states(self, targets: Int64s, ids: Int64s) -> NDArray[np.uint8]:
         """States of messages in several targets; NONE where there is no such topic any more."""
         states = np.zeros(len(ids), dtype=np.uint8)
         for number in np.unique(targets).tolist():
             target = self.state.topics.get(number)
-            rows = np.flatnonzero((targets == number) & (ids > 0))
-            if target is not None and target.partitions and len(rows):
-                states[rows] = self._look(target, ids[rows])[1]
+            if target is None:
+                continue
+            mine = np.flatnonzero((targets == number) & (ids > 0))
+            for place, rows, sequences in split_ids(ids[mine], len(target.partitions)):
+                partition = target.partitions[place]
+                states[mine[rows]] = partition.states(partition.ledger.slots(sequences))
         return states
 
     # Steps
@@ -177,7 +161,7 @@ class CronKind(Kind):
         self._ran_until_us = self.state.last_at_us
 
     def before(self, work: Work) -> bool:
-        """The first step: what fell due while no broker ran is taken back where it is no use."""
+        """The first step: what came due while no broker ran is taken back."""
         ran_until_us, self._ran_until_us = self._ran_until_us, None
         if ran_until_us is not None:
             for topic, book in self._books():
@@ -187,11 +171,11 @@ class CronKind(Kind):
 
     def _judge_missed(self, work: Work, topic: Topic, book: CronBook, ran_until_us: int) -> None:
         entries = book.all_ahead()
-        grace = book.grace_us[entries.number]
-        missed = (entries.due_us > ran_until_us) & (entries.due_us + grace < work.now_us)
-        missed &= (book.misfire[entries.number] != _ALL) & book.exists[entries.number]
+        begun, grace = entries.occurrence_us, book.grace_us[entries.number]
+        missed = (begun > ran_until_us) & (begun + grace < work.now_us)
+        missed &= book.exists[entries.number]
         if missed.any():
-            # With all that follows, so that the schedule can go on from before the first of them.
+            # With all that follow, so that the schedule can go on from before the first of them.
             self._take_back(work, topic, np.unique(entries.number[missed]), ran_until_us)
 
     def after(self, work: Work) -> bool:
@@ -200,8 +184,8 @@ class CronKind(Kind):
         if now_us < self._next_passed_us:
             return False
         for topic, book in self._books():
-            if book.first_due_us <= now_us:
-                if self.state.last_at_us < book.first_due_us:
+            if book.first_ahead_us <= now_us:
+                if self.state.last_at_us < book.first_ahead_us:
                     work.emit(ev.Passed(now_us, topic.number))
                 self._next_passed_us = now_us + _PASSED_US
                 book.forget(now_us)
@@ -209,7 +193,7 @@ class CronKind(Kind):
 
     def next_us(self) -> int:
         """When the next message that was emitted ahead falls due."""
-        first = min((book.first_due_us for _, book in self._books()), default=FOREVER)
+        first = min((book.first_ahead_us for _, book in self._books()), default=FOREVER)
         return FOREVER if first == FOREVER else max(first, self._next_passed_us)
 
     # Taking back
@@ -217,29 +201,24 @@ class CronKind(Kind):
     def _take_back(
         self, work: Work, topic: Topic, numbers: Int64s, after_us: int | None = None
     ) -> None:
-        """Cancels what these schedules emitted ahead, so that they can go on from before it.
+        """Cancels what these schedules emitted for occurrences after a moment (now).
 
-        What is with a consumer stays, and so does all before it.
+        They go on from there; but what is with a consumer stays, and so does all before it.
         """
         book: CronBook = topic.body
-        entries = book.all_ahead()
         after_us = work.now_us if after_us is None else after_us
-        wanted = np.isin(entries.number, numbers) & (entries.due_us > after_us)
+        entries = book.all_ahead()
+        wanted = np.isin(entries.number, numbers) & (entries.occurrence_us > after_us)
         entries = entries.only(wanted)
-        if not len(entries.id):
-            return
         out = self._states(entries.target, entries.id) != State.SCHEDULED
-        kept_until = np.full(book.size, -1, dtype=np.int64)
+        kept_until = np.full(book.size, after_us, dtype=np.int64)
         np.maximum.at(kept_until, entries.number[out], entries.occurrence_us[out])
         entries = entries.only(~out & (entries.occurrence_us > kept_until[entries.number]))
-        if not len(entries.id):
-            return
-        first = np.full(book.size, FOREVER, dtype=np.int64)
-        np.minimum.at(first, entries.number, entries.occurrence_us)
-        self._cancel(work, entries.target, entries.id)
-        numbers = entries.number
-        work.emit(ev.Unfired(work.now_us, topic.number, numbers, first[numbers] - 1))
-        work.effects.append(SchedulesChanged(topic.number))
+        if len(entries.id):
+            self._cancel(work, entries.target, entries.id)
+            last_us = kept_until[entries.number]
+            work.emit(ev.Unfired(work.now_us, topic.number, entries.number, last_us))
+            work.effects.append(SchedulesChanged(topic.number))
 
     def _cancel(self, work: Work, targets: Int64s, ids: Int64s) -> None:
         for number in np.unique(targets).tolist():
@@ -348,6 +327,7 @@ class CronKind(Kind):
     def _read(self, work: Work, command: co.ReadSchedules) -> Done:
         topic = work.topic(command.topic)
         book: CronBook = topic.body
+        book.forget(work.now_us)
         size = book.size
         if command.name:
             found = np.array([self._find(topic, command.name)])
@@ -414,6 +394,7 @@ class CronKind(Kind):
         """Messages for the good rows, except those that are passed over: their ids."""
         book: CronBook = topic.body
         numbers, due = command.numbers[good], command.due_us[good]
+        book.forget(work.now_us)
         states = self._states(book.last_target[numbers], book.last_id[numbers])
         open_ones = (states == State.SCHEDULED) | (states == State.LEASED)
         skipped = skipped | ((book.overlap[numbers] == _SKIP) & open_ones)
@@ -451,6 +432,7 @@ class CronKind(Kind):
         assert definition is not None
         target = self._target(work, Schedule.from_json(definition).target)
         one, yes = np.array([number]), np.ones(1, dtype=np.bool_)
+        book.forget(work.now_us)
         reply = blank(1)
         reply.ids[:], reply.versions[:] = book.last_id[one], book.version[one]
         states = self._states(book.last_target[one], book.last_id[one])

@@ -4,9 +4,9 @@ A schedule has a number, which is used again when it is gone; its version goes o
 version) never means two things. `last_us` is its last occurrence that was decided, emitted or passed
 over: a later one may still come, an earlier one never.
 
-`ahead` remembers what lies in target topics and is not due yet: who changes or stops a schedule
-takes it back. It is a hint that is checked against the messages themselves, and entries whose time
-has come mean nothing any more, so it doesn't matter when they are forgotten.
+`ahead` remembers what lies in target topics for occurrences that have not come yet: who changes or
+stops a schedule takes it back. It is a hint that is checked against the messages themselves, and
+entries whose time has come mean nothing any more, so it doesn't matter when they are forgotten.
 
 The sequencer's thread only.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +24,16 @@ from numpy.typing import NDArray
 
 from fasti.core.kind import Columns
 from fasti.core.partition import FOREVER
-from fasti.core.schedule import MISFIRES, OVERLAPS
+from fasti.core.schedule import OVERLAPS
 
 Int64s = NDArray[np.int64]
 
 _COLUMNS: dict[str, type] = {
     "version": np.int64,
     "last_us": np.int64,
-    # The last occurrence that was emitted, for people to read; 0: none.
+    # The last occurrence that was emitted and whose time has come, its message, and the topic it
+    # went to; or a message that was asked for since.
     "occurred_us": np.int64,
-    # The message that was emitted last, and the topic it went to.
     "last_id": np.int64,
     "last_target": np.int64,
     "fired": np.int64,
@@ -40,22 +41,20 @@ _COLUMNS: dict[str, type] = {
     "grace_us": np.int64,
     "priority": np.uint16,
     "overlap": np.uint8,
-    "misfire": np.uint8,
     "paused": np.bool_,
     "exists": np.bool_,
 }
-_AHEAD = ("target", "number", "occurrence_us", "due_us", "id")
+_AHEAD = ("target", "number", "occurrence_us", "id")
 _SIZE_MIN = 64
 
 
 @dataclass(slots=True)
 class Ahead:
-    """Messages that are not due yet, of one `Fired`."""
+    """Messages of occurrences that have not come yet, of one `Fired`."""
 
     target: Int64s
     number: Int64s
     occurrence_us: Int64s
-    due_us: Int64s
     id: Int64s
 
     def only(self, good: NDArray[Any]) -> Ahead:
@@ -76,7 +75,6 @@ class CronBook:
     grace_us: Int64s
     priority: NDArray[np.uint16]
     overlap: NDArray[np.uint8]
-    misfire: NDArray[np.uint8]
     paused: NDArray[np.bool_]
     exists: NDArray[np.bool_]
 
@@ -90,7 +88,7 @@ class CronBook:
         for name, kind in _COLUMNS.items():
             setattr(self, name, np.zeros(_SIZE_MIN, dtype=kind))
         self.ahead: deque[Ahead] = deque()
-        self.first_due_us = FOREVER
+        self.first_ahead_us = FOREVER
         # Counts what changed, and when each schedule last did: no durable state.
         self.changes = 0
         self.changed_at = np.zeros(_SIZE_MIN, dtype=np.int64)
@@ -113,7 +111,6 @@ class CronBook:
         self.version[number], self.last_us[number] = version, last_us
         self.definitions[number] = definition
         self.overlap[number] = OVERLAPS.index(fields.get("overlap", OVERLAPS[0]))
-        self.misfire[number] = MISFIRES.index(fields.get("misfire", MISFIRES[0]))
         self.grace_us[number] = fields.get("misfire_grace_us", 10_000_000)
         self.priority[number] = fields.get("priority", 0)
         self._note(number)
@@ -124,6 +121,7 @@ class CronBook:
         self.exists[number] = False
         self.definitions[number] = None
         self.free[number] = None
+        self._keep_ahead(lambda entries: entries.number != number)
         self._note(number)
 
     def pause(self, number: int, paused: bool, last_us: int) -> None:
@@ -131,23 +129,27 @@ class CronBook:
         self.paused[number], self.last_us[number] = paused, last_us
         self._note(number)
 
-    def fire(self, numbers: Int64s, occurrences_us: Int64s, ids: Int64s, target: int) -> None:
+    def fire(self, entries: Ahead, now_us: int) -> None:
         """Occurrences were emitted, or passed over (id 0). None stands here twice."""
-        self.last_us[numbers] = np.maximum(self.last_us[numbers], occurrences_us)
-        emitted = ids > 0
+        self.forget(now_us)
+        numbers, emitted = entries.number, entries.id > 0
+        self.last_us[numbers] = np.maximum(self.last_us[numbers], entries.occurrence_us)
         self.fired[numbers] += emitted
         self.skipped[numbers] += ~emitted
-        self.last_id[numbers[emitted]] = ids[emitted]
-        self.last_target[numbers[emitted]] = target
-        decided = numbers[emitted & (occurrences_us > 0)]
-        self.occurred_us[decided] = self.last_us[decided]
+        later = emitted & (entries.occurrence_us > now_us)
+        self._come(entries.only(emitted & ~later))
+        if later.any():
+            entries = entries.only(later)
+            self.ahead.append(entries)
+            self.first_ahead_us = min(self.first_ahead_us, int(entries.occurrence_us.min()))
 
     def unfire(self, numbers: Int64s, last_us: Int64s) -> None:
         """What was emitted ahead was taken back, a row for each message."""
         np.subtract.at(self.fired, numbers, 1)
         self.last_us[numbers] = last_us
-        undone = numbers[self.occurred_us[numbers] > last_us]
-        self.occurred_us[undone] = 0
+        kept = np.full(self.size, FOREVER, dtype=np.int64)
+        kept[numbers] = last_us
+        self._keep_ahead(lambda entries: entries.occurrence_us <= kept[entries.number])
         for number in np.unique(numbers).tolist():
             self._note(number)
 
@@ -171,28 +173,31 @@ class CronBook:
 
     # Ahead of time
 
-    def remember(self, entries: Ahead, now_us: int) -> None:
-        """These lie in their target; those that are due by now don't count."""
-        self.forget(now_us)
-        later = entries.due_us > now_us
-        if later.any():
-            entries = entries.only(later)
-            self.ahead.append(entries)
-            self.first_due_us = min(self.first_due_us, int(entries.due_us.min()))
-
     def forget(self, now_us: int) -> None:
-        """The time of these has come: they are messages like any other."""
-        if now_us < self.first_due_us:
+        """The time of some has come: they are messages like any other, and their schedules' last."""
+        if now_us < self.first_ahead_us:
             return
+        for entries in self.ahead:
+            self._come(entries.only(entries.occurrence_us <= now_us))
+        self._keep_ahead(lambda entries: entries.occurrence_us > now_us)
+
+    def _come(self, entries: Ahead) -> None:
+        self.last_id[entries.number] = entries.id
+        self.last_target[entries.number] = entries.target
+        self.occurred_us[entries.number] = np.maximum(
+            self.occurred_us[entries.number], entries.occurrence_us
+        )
+
+    def _keep_ahead(self, wanted: Callable[[Ahead], NDArray[np.bool_]]) -> None:
         kept: deque[Ahead] = deque()
         first = FOREVER
         for entries in self.ahead:
-            later = entries.due_us > now_us
-            if later.any():
-                entries = entries if later.all() else entries.only(later)
-                first = min(first, int(entries.due_us.min()))
+            good = wanted(entries)
+            if good.any():
+                entries = entries if good.all() else entries.only(good)
+                first = min(first, int(entries.occurrence_us.min()))
                 kept.append(entries)
-        self.ahead, self.first_due_us = kept, first
+        self.ahead, self.first_ahead_us = kept, first
 
     def all_ahead(self) -> Ahead:
         """All of them, as one."""
@@ -235,9 +240,9 @@ class CronBook:
         }
         self.free = {number: None for number, here in enumerate(exists) if not here}
         entries = Ahead(*(columns[f"{prefix}ahead.{name}"] for name in _AHEAD))
-        if len(entries.due_us):
+        if len(entries.occurrence_us):
             self.ahead.append(entries)
-            self.first_due_us = int(entries.due_us.min())
+            self.first_ahead_us = int(entries.occurrence_us.min())
         self.changes = size
         self.changed_at[:size] = np.arange(1, size + 1)
 
