@@ -73,6 +73,23 @@ PAGES = (
         ("fasti.Transaction",),
     ),
     Page(
+        "kv",
+        "Key-value topics",
+        "The latest value of each key. Guide: [key-value topics](../guides/key-value.md).",
+        (
+            "fasti.KeyValues",
+            "fasti.client.kv.Entry",
+            "fasti.client.watch.Watch",
+            "fasti.client.watch.Change",
+        ),
+    ),
+    Page(
+        "bindings",
+        "Bindings",
+        "What one topic gets goes to others too. Guide: [routing](../guides/routing.md).",
+        ("fasti.Bindings", "fasti.client.bindings.Binding"),
+    ),
+    Page(
         "app",
         "Apps",
         "Handlers of topics, and running them. Guide: [apps](../guides/apps.md).",

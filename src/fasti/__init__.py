@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from fasti.app.app import App as App
     from fasti.app.verdicts import Reject as Reject
     from fasti.app.verdicts import Retry as Retry
+    from fasti.client.bindings import Bindings as Bindings
     from fasti.client.client import Client as Client
     from fasti.client.client import connect as connect
     from fasti.client.consumer import Consumer as Consumer
+    from fasti.client.kv import KeyValues as KeyValues
     from fasti.client.message import Batch as Batch
     from fasti.client.message import Message as Message
     from fasti.client.messages import Messages as Messages
@@ -37,9 +39,11 @@ _HOMES = {
     "App": "fasti.app.app",
     "Backoff": "fasti.client.topics",
     "Batch": "fasti.client.message",
+    "Bindings": "fasti.client.bindings",
     "Client": "fasti.client.client",
     "Consumer": "fasti.client.consumer",
     "FastiError": "fasti.errors",
+    "KeyValues": "fasti.client.kv",
     "Message": "fasti.client.message",
     "Messages": "fasti.client.messages",
     "Outcome": "fasti.client.outcomes",
