@@ -269,7 +269,7 @@ class Engine:
         return TransactionReply(False, replies, error)
 
     def _detach(self, work: Work, command: commands.Detach) -> Done:
-        self.turns.detach(command.session)
+        self.idle.left(work, self.turns.detach(command.session))
         for kind in self.kinds:
             kind.detach(command.session)
         return Done()

@@ -1,9 +1,9 @@
 """Topics that go by themselves when nobody has used them for a while: the inboxes of callers.
 
 A topic with an `idle_age` is deleted, with everything in it, when for that long nothing happened in
-it, nobody waited for its messages and none was leased. What happened is told by events
-(`Topic.active_us`, kept by checkpoints); that somebody waits is noticed when the topic is looked at,
-and then it is looked at again a whole age later. After a start every topic has its full age again,
+it, nobody waited for its messages and none was leased. What happened is told by events and by
+sessions that end (`Topic.active_us`, kept by checkpoints); that somebody waits is noticed when the
+topic is looked at, and then it is looked at again a whole age later. After a start every topic has its full age again,
 because nobody could use it while the broker was away.
 
 Looking is planned in a heap, so topics cost nothing in between. The sequencer's thread only.
@@ -56,6 +56,13 @@ class Idle:
                 looked += 1
                 self._look_at(work, number)
         return False
+
+    def left(self, work: Work, numbers: set[int]) -> None:
+        """A session that waited for these topics' messages is gone: until now it used them."""
+        for number in numbers:
+            topic = self._state.mortal.get(number)
+            if topic is not None:
+                topic.active_us = max(topic.active_us, work.now_us)
 
     def next_us(self) -> int:
         """When the next topic is to be looked at."""

@@ -88,12 +88,14 @@ class Turns:
         while more and line.find(session):
             _, more = leasing.serve(work, topic, line, SERVED_PER_STEP)
 
-    def detach(self, session: int) -> None:
-        """The session is gone from all lines."""
-        for number in self._topics_of.pop(session, ()):
+    def detach(self, session: int) -> set[int]:
+        """The session is gone from all lines; returns the topics whose lines it was in."""
+        numbers = self._topics_of.pop(session, set())
+        for number in numbers:
             line = self._lines.get(number)
             if line is not None:
                 line.leave(session)
+        return numbers
 
     def waits(self, topic: Topic) -> bool:
         """Whether somebody waits for the topic's messages."""
