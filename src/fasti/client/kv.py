@@ -134,9 +134,8 @@ class KeyValues:
 
         `keys` is a mapping of keys to values, a column of keys beside a column `values`, or an Arrow
         table with `key`, `value` and any of `clustering`, `version`, `ttl` or `ttl_us`, `expires` or
-        `expires_us`, `headers`, `content_type`. The others are columns, or one value for all. Of equal
-        keys without versions the last one wins; with versions the first one does, and the others
-        say `duplicate`.
+        `expires_us`, `headers`, `content_type`. The others are columns, or one value for all. Rows
+        with the same name happen one after another, in their order.
         """
         batch = put_batch(
             keys,
