@@ -98,7 +98,8 @@ class Dead:
         if not self.count:
             return _NONE
         found = []
-        for order in (self._order, self._recent()):
+        recent = self._recent()
+        for order in (self._order, recent):
             keys = self._columns["offset"].take(order)
             begin = int(np.searchsorted(keys, offset, side="right"))
             found.append(_first_alive(order[begin:], self._columns["alive"], limit))
@@ -120,11 +121,11 @@ class Dead:
         chosen = self._columns["alive"][: self._end] & (offsets >= begin) & (offsets < end)
         return np.flatnonzero(chosen)
 
-    def too_many(self, most: int = DEAD_MAX) -> Int64s:
+    def too_many(self) -> Int64s:
         """Positions of the oldest ones beyond the most that are kept."""
-        if self.count <= most:
+        if self.count <= DEAD_MAX:
             return _NONE
-        return np.flatnonzero(self._columns["alive"][: self._end])[: self.count - most]
+        return np.flatnonzero(self._columns["alive"][: self._end])[: self.count - DEAD_MAX]
 
     def tidy(self) -> None:
         """Closes gaps, once they are many. Positions change."""

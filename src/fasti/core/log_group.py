@@ -32,6 +32,7 @@ from fasti.core.pairs import sort_pairs
 from fasti.core.ready import Ready
 from fasti.core.reductions import every, highest, lowest
 from fasti.core.undo import Undo
+from fasti.core.work import repeated
 
 Int64s = NDArray[np.int64]
 # Which slots of the columns: a range wherever it can be one.
@@ -49,6 +50,8 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "state": np.uint8,
     "attempts": np.uint16,
     "lease": np.uint32,
+    # When a row that was given back may go out again. Says nothing about others.
+    "due": np.int64,
 }
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -65,6 +68,7 @@ class GroupPartition:
         "behind",
         "committed",
         "dead",
+        "due",
         "lease",
         "leased",
         "next",
@@ -80,6 +84,7 @@ class GroupPartition:
         self.state = np.full(1, NOWHERE, dtype=np.uint8)
         self.attempts = np.zeros(1, dtype=np.uint16)
         self.lease = np.zeros(1, dtype=np.uint32)
+        self.due = np.zeros(1, dtype=np.int64)
         # Slots of strays, by offset; the window begins at slot `_room`.
         self.strays: dict[int, int] = {}
         self._free_strays: list[int] = []
@@ -126,14 +131,22 @@ class GroupPartition:
         """Removes and returns up to `count` rows whose time to go out again has come."""
         found: list[Int64s] = []
         while count > 0:
-            _, offsets = self.again.take(count, now_us)
+            due_us, offsets = self.again.take(count, now_us)
             if not len(offsets):
                 break
-            # Entries are exact, but for rows that retention took.
-            good = offsets[self.state[self.slots(offsets)] == WAITING]
-            found.append(good)
-            count -= len(good)
-        return np.concatenate(found) if found else _NONE
+            offsets = offsets[self._is_waiting(due_us, offsets)]
+            found.append(offsets)
+            count -= len(offsets)
+        offsets = np.concatenate(found) if found else _NONE
+        if repeated(offsets) is not None:
+            offsets = offsets[np.sort(np.unique(offsets, return_index=True)[1])]
+        return offsets
+
+    def _is_waiting(self, due_us: Int64s, offsets: Int64s) -> NDArray[np.bool_]:
+        """Which entries of `again` are good: they are hints, which a replay leaves behind."""
+        slots = self.slots(offsets)
+        waiting: NDArray[np.bool_] = (self.state[slots] == WAITING) & (self.due[slots] == due_us)
+        return waiting
 
     def open_rows(self) -> tuple[Int64s, NDArray[np.bool_]]:
         """Unfinished rows of the window, and which are leased or wait for their own time."""
@@ -183,11 +196,11 @@ class GroupPartition:
             self._note(slots, undo)
         self.state[slots] = WAITING
         self.lease[slots] = 0
+        self.due[slots] = due_us
         if uncount:
             self.attempts[slots] -= 1
         self.leased -= len(offsets)
-        # An entry can't be taken out again, and must not let a row go before its time.
-        undo.once_settled(lambda: self.again.push(*sort_pairs(due_us, offsets)))
+        self.again.push(*sort_pairs(due_us, offsets))
 
     def revive(self, offsets: Int64s, due_us: Int64s) -> None:
         """Rows that were dead wait to be handed out again, with no attempts counted."""
@@ -200,6 +213,7 @@ class GroupPartition:
             slot = self._free_strays.pop()
             self.strays[offset] = slot
             self.state[slot], self.attempts[slot], self.lease[slot] = WAITING, 0, 0
+        self.due[self.slots(offsets)] = due_us
         self.again.push(*sort_pairs(due_us, offsets))
 
     def trim(self, first: int, reasons: Names) -> Int64s:
@@ -372,6 +386,9 @@ class GroupPartition:
         shift = self._room - self._base
         window = slice(self.committed + shift, self.next + shift)
         due_us, again = self.again.pairs()
+        if len(again):
+            good = self._is_waiting(due_us, again)
+            due_us, again = due_us[good], again[good]
         slots = np.array(list(self.strays.values()), dtype=np.int64)
         columns: dict[str, NDArray[Any]] = {
             "state": self.state[window].copy(),
@@ -405,7 +422,9 @@ class GroupPartition:
         self.open = int(np.count_nonzero(columns["state"] < ACKED))
         leased = [columns["state"] == LEASED, columns["stray_state"] == LEASED]
         self.leased = sum(int(np.count_nonzero(mask)) for mask in leased)
-        self.again.push(*sort_pairs(columns["due"], columns["again"]))
+        if len(columns["again"]):
+            self.due[self.slots(columns["again"])] = columns["due"]
+            self.again.push(*sort_pairs(columns["due"], columns["again"]))
         self.dead.fill(
             {name[5:]: values for name, values in columns.items() if name[:5] == "dead_"}
         )

@@ -38,6 +38,7 @@ def lease_from(
             offsets = np.arange(place.next, place.next + count, dtype=np.int64)
         else:
             offsets = place.order.take(count, _end(place, log))
+            _ask_for_keys(work, topic, place, place.order, log)
         taken += _lease(work, topic, group, number, waiting, offsets)
     return taken
 
@@ -87,14 +88,20 @@ def _ordered_left(
     """How many fresh rows could go, if none of them is blocked; asks for keys where they end."""
     if not order.ready and order.known_until >= place.next:
         order.rebuild(*place.open_rows(), place.next)
+    _ask_for_keys(work, topic, place, order, log)
+    if not order.ready:
+        return 0
+    return order.freed + max(0, min(_end(place, log), order.known_until) - order.scanned)
+
+
+def _ask_for_keys(
+    work: Work, topic: Topic, place: GroupPartition, order: Order, log: LogPartition
+) -> None:
     first = order.wants_from(place.committed, log.next_offset)
     if first is not None:
         order.asked_from = first
         pieces = log.locate(first, KEYS_AHEAD)
         work.effects.append(LoadKeys(topic.number, log.number, first, pieces))
-    if not order.ready:
-        return 0
-    return order.freed + max(0, min(_end(place, log), order.known_until) - order.scanned)
 
 
 def _lease(

@@ -231,6 +231,11 @@ class LogTurns:
             if self._counts(due_us, key, partition):
                 del self._waiters[key].planned[partition]
                 self._ready(key, partition)
+        for key in [key for key in self._due if self._find(key).is_behind]:
+            group = self._find(key)
+            topic = self._state.topics[key[0]]
+            self.end(work, topic, group, _behind(topic, group))
+            del self._due[key]
         if not self._due or not work.state.memory.leases.free:
             return False
         more, budget, left = False, SERVED_PER_STEP, len(self._due)
@@ -255,11 +260,13 @@ class LogTurns:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else FOREVER
 
+    def _find(self, key: Key) -> Group:
+        group: Group = self._state.topics[key[0]].body.groups.by_number[key[1]]
+        return group
+
     def _turn(self, work: Work, key: Key, budget: int) -> tuple[int, bool]:
         topic, waiters = self._state.topics[key[0]], self._waiters[key]
-        group = topic.body.groups.by_number[key[1]]
-        if group.is_behind:
-            self.end(work, topic, group, _behind(topic, group))
+        group = self._find(key)
         handed = _serve(self, work, topic, group, waiters, budget)
         del self._due[key]
         if waiters.line and waiters.ready:
