@@ -104,7 +104,7 @@ class LoopHolding(Holding):
     def seconds_until_due(self, count: int) -> float:
         """How long until `count` of those held are due; infinite if there are not so many."""
         with self.lock:
-            held = [run.due_us[run.next : run.rows] for _, _, run in self._heap]
+            held = [run.turn_us[run.next : run.rows] for _, _, run in self._heap]
             if self.void or sum(map(len, held)) < count:
                 return np.inf
             last_us = int(np.partition(np.concatenate(held), count - 1)[count - 1])

@@ -242,7 +242,10 @@ class Subscription:
             return None
         self._note_delivered(leased, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
-        return self._stamped({"kind": "leased", "token": leased.token}), batch
+        header: Header = {"kind": "leased", "token": leased.token}
+        if leased.priority is not None:
+            header["ranked"] = True
+        return self._stamped(header), batch
 
     def _note_delivered(self, leased: Deliver, ready_us: Any) -> None:
         if leased.group:

@@ -57,7 +57,7 @@ class Custody:
         found = []
         for run in self._runs:
             if run.came_us < limit_us:
-                late = int(np.searchsorted(run.due_us[run.next : run.rows], limit_us))
+                late = int(np.searchsorted(run.turn_us[run.next : run.rows], limit_us))
                 rows = run.unfinished(run.next, run.next + late)
                 run.next += late
                 if len(rows):
@@ -126,6 +126,7 @@ class Custody:
             old.tokens[place] = run.token
         if len(fresh) == run.rows:
             return run
-        rest = Run(run.session, run.token, run.batch.take(pa.array(fresh, type=pa.int64())))
+        batch = run.batch.take(pa.array(fresh, type=pa.int64()))
+        rest = Run(run.session, run.token, batch, run.ranked, int(run.turn_us[:1].min(initial=0)))
         rest.came_us, rest.until_us = run.came_us, run.until_us
         return rest

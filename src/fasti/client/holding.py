@@ -1,6 +1,7 @@
 """Messages that arrived and wait here for their due time: earliest first, none early.
 
-Runs lie in a heap by the due time of their first held row. Taking looks at the broker's clock anew
+Runs lie in a heap by the turn of their first held row, which is its due time but for priority
+topics, whose messages are handed over as they came. Taking looks at the broker's clock anew
 for every message, with the lock, so that what a reconnection takes back can't be handed out at the
 same moment. One thread takes; the session's threads add and drop.
 """
@@ -48,11 +49,13 @@ class Holding:
         """Messages have arrived, or go back."""
         if run.next >= run.rows:
             return
-        due_us = int(run.due_us[run.next])
-        self._serial += 1
-        heapq.heappush(self._heap, (due_us, self._serial, run))
-        if due_us < self.bound_us:
-            self.bound_us = due_us
+        turn_us = int(run.turn_us[run.next])
+        if not run.serial:
+            self._serial += 1
+            run.serial = self._serial
+        heapq.heappush(self._heap, (turn_us, run.serial, run))
+        if turn_us < self.bound_us:
+            self.bound_us = turn_us
         self._changed.notify_all()
 
     def drop_all(self) -> None:
@@ -138,7 +141,7 @@ class Holding:
             if self.bound_us < 0:
                 return begin, begin
             until_us = min(now_us, self.bound_us)
-            due = int(np.searchsorted(run.due_us[begin : run.rows], until_us, side="right"))
+            due = int(np.searchsorted(run.turn_us[begin : run.rows], until_us, side="right"))
             end = begin + min(due, count)
             np.frombuffer(run.started, dtype=np.int64)[begin:end] = now_us
             run.next = end
@@ -147,17 +150,17 @@ class Holding:
     def take_each(self, run: Run) -> Iterator[int]:
         """The rows of the run that are due, one by one, as long as none elsewhere is earlier."""
         lock, now_us = self.lock, self._clock.now_us
-        dues, started = run.due_list(), run.started
+        turns, started = run.turn_list(), run.started
         while True:
             with lock:
                 row = run.next
                 if row >= run.rows:
                     return
-                due_us = dues[row]
-                if due_us > self.bound_us:
+                turn_us = turns[row]
+                if turn_us > self.bound_us:
                     return
                 at_us = now_us()
-                if due_us > at_us:
+                if turn_us > at_us:
                     return
                 if at_us >= run.until_us:
                     self._ended_unseen()

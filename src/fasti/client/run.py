@@ -23,7 +23,11 @@ _FAR_US = 1 << 62
 
 
 class Run:
-    """Rows of one `leased` batch, sorted by due time."""
+    """Rows of one `leased` batch, in the order in which they are handed over.
+
+    That is by due time, but for a batch of a priority topic (`ranked`), whose order is the broker's
+    and which follows on those before it: no row has its turn before `after_us`.
+    """
 
     __slots__ = (
         "_data",
@@ -31,6 +35,7 @@ class Run:
         "_ids",
         "_lists",
         "_offsets",
+        "_turns",
         "acks",
         "batch",
         "came_us",
@@ -40,18 +45,28 @@ class Run:
         "left",
         "listed",
         "next",
+        "ranked",
         "rows",
+        "serial",
         "session",
         "started",
         "token",
         "tokens",
         "topic",
+        "turn_us",
         "until_us",
     )
 
-    def __init__(self, session: Session, token: int, batch: pa.RecordBatch) -> None:
+    def __init__(
+        self,
+        session: Session,
+        token: int,
+        batch: pa.RecordBatch,
+        ranked: bool = False,
+        after_us: int = 0,
+    ) -> None:
         due_us = batch.column("due_us").to_numpy(zero_copy_only=False)
-        if len(due_us) > 1 and (due_us[1:] < due_us[:-1]).any():
+        if not ranked and len(due_us) > 1 and (due_us[1:] < due_us[:-1]).any():
             order = np.argsort(due_us, kind="stable")
             batch = batch.take(pa.array(order))
             due_us = due_us[order]
@@ -63,6 +78,11 @@ class Run:
         self.batch = batch
         self.ids: Int64s = batch.column("id").to_numpy(zero_copy_only=False)
         self.due_us: Int64s = due_us
+        # From when on each row may be handed over, in this order.
+        self.ranked = ranked
+        self.turn_us = np.maximum.accumulate(np.maximum(due_us, after_us)) if ranked else due_us
+        # How many came before it; given by whoever holds it.
+        self.serial = 0
         self.rows = self.left = len(due_us)
         self.next = 0
         # On the broker's clock: until then the lease lasts for certain, as far as is known here.
@@ -76,6 +96,7 @@ class Run:
         self.listed = False
         self._ids: list[int] | None = None
         self._dues: list[int] | None = None
+        self._turns: list[int] | None = None
         self._lists: dict[str, list[Any]] = {}
         self._data: bytes | None = None
         self._offsets: list[int] = []
@@ -91,6 +112,16 @@ class Run:
         if self._dues is None:
             self._dues = self.due_us.tolist()
         return self._dues
+
+    def turn_list(self) -> list[int]:
+        """The turns as Python numbers."""
+        if self._turns is None:
+            self._turns = self.turn_us.tolist()
+        return self._turns
+
+    def last_due_us(self) -> int:
+        """The latest due time of those that were due when it came; 0 if none was."""
+        return int(self.due_us[self.due_us <= self.came_us].max(initial=0))
 
     def value(self, name: str, row: int) -> Any:
         """A value of a column."""

@@ -98,6 +98,8 @@ class Session:
         self._custody = Custody()
         # Messages that the broker may still send, and those that came before all was known.
         self._credit = self._came_first = 0
+        # What comes of a priority topic follows on what was due and came before. Reading thread's.
+        self._after_us = 0
         self._acked: list[Run] = []
         self._returns: list[Return] = []
         self._requests: dict[int, Request] = {}
@@ -525,8 +527,11 @@ class Session:
     def _arrived(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
         kind = header.get("kind")
         if kind == "leased" and batch is not None:
-            run = Run(self, int(header["token"]), batch)
+            ranked = bool(header.get("ranked"))
+            run = Run(self, int(header["token"]), batch, ranked, self._after_us if ranked else 0)
             run.came_us = int(header["now_us"])
+            if ranked:
+                self._after_us = max(self._after_us, run.last_due_us())
             run.until_us = run.came_us + self._settings.lease_us
             self._leased(number, run)
         elif kind == "outcomes":

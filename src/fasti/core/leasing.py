@@ -79,6 +79,8 @@ def _resume(work: Work, topic: Topic, command: Lease) -> None:
             memory.leases.sequence[held[memory.leases.partition[held] == partition.number]]
         )
         if len(mine):
+            partition.now_us = work.now_us
+            mine = partition.in_order(mine)
             token = memory.leases.next_token
             work.emit(ev.Resumed(work.now_us, topic.number, partition.number, token, mine))
             slots = partition.ledger.slots(mine)

@@ -96,6 +96,14 @@ class PriorityPartition(Partition):
         near_us = super().head_us(limit_us)
         return None if near_us is None else _RANK_MAX + near_us
 
+    def in_order(self, sequences: Int64s) -> Int64s:
+        """By rank; what is not due yet comes after all that is."""
+        slots = self.ledger.slots(sequences)
+        due = self.arena.due.take(slots, mode="clip")
+        later = due > self.now_us
+        ranks = np.where(later, due, self._ranks(slots, due))
+        return sequences[np.lexsort((sequences, ranks, later))]
+
     def next_us(self) -> int:
         """When something may go out next; FOREVER if nothing is pending, or must be read first."""
         if self.loaded_until_us <= self.now_us:
