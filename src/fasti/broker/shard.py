@@ -156,6 +156,8 @@ class Shard:
 
     def submit(self, inputs: Sequence[Any], engine: Engine | None = None) -> Future[list[Any]]:
         """Hands commands over; the future holds their replies once they are durable."""
+        for command in inputs:
+            self._route(command)
         rows = sum(_rows_of(command) for command in inputs)
         size_bytes = sum(_payload_bytes(command) for command in inputs)
         bulk = any(isinstance(command, _BULK) for command in inputs)
@@ -171,6 +173,16 @@ class Shard:
             (self._bulk if bulk else self._urgent).append(request)
             self._wakeup.notify()
         return request.answer
+
+    def _route(self, command: Any) -> None:
+        """Works keys' partitions out here, by the caller's thread: the sequencer finds them."""
+        if isinstance(command, commands.Transaction):
+            for part in command.commands:
+                self._route(part)
+        elif isinstance(command, commands.Produce) and command.keys is not None:
+            topic = self.engine.state.by_name.get(command.topic)
+            if topic is not None and topic.settings.partitions > 1:
+                command.keys.prepare(topic.settings)
 
     def call(self, command: Any, timeout: float | None = None) -> Any:
         """One command's reply, durable."""

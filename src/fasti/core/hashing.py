@@ -22,6 +22,7 @@ _M1 = np.uint64(0x9E3779B97F4A7C15)
 _M2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _M3 = np.uint64(0xFF51AFD7ED558CCD)
 _M4 = np.uint64(0xC4CEB9FE1A85EC53)
+_33 = np.uint64(33)
 PUBLIC_SEED = (0, 0)
 
 
@@ -64,14 +65,20 @@ def ranked_partitions(hashes: UInt64s, count: int) -> NDArray[np.int64]:
     finaliser maps different numbers to different numbers.
     """
     chosen = np.zeros(len(hashes), dtype=np.int64)
-    if count == 1 or not len(hashes):
+    if count == 1:
         return chosen
     best = _finish(hashes ^ _M1)
+    score, shifted = np.empty_like(hashes), np.empty_like(hashes)
     for number in range(1, count):
         salt = np.uint64((number + 1) * int(_M1) & 0xFFFF_FFFF_FFFF_FFFF)
-        score = _finish(hashes ^ salt)
-        higher = score > best
-        np.copyto(chosen, number, where=higher)
+        np.bitwise_xor(hashes, salt, out=score)
+        # `_finish`, in place: this is done for every partition.
+        for factor in (_M3, _M4, None):
+            np.right_shift(score, _33, out=shifted)
+            np.bitwise_xor(score, shifted, out=score)
+            if factor is not None:
+                np.multiply(score, factor, out=score)
+        np.copyto(chosen, number, where=score > best)
         np.maximum(best, score, out=best)
     return chosen
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fasti.core.hashing import PUBLIC_SEED, UInt64s, hash_keys, ranked_partitions
 from fasti.core.location import ROWS_MAX
 from fasti.errors import InvalidArgument
-from fasti.model import Limits
+from fasti.model import Limits, TopicSettings
 
 HEADERS = pa.map_(pa.string(), pa.string())
 FIELDS: dict[str, pa.Field] = {
@@ -38,6 +38,7 @@ class Keys:
     def __init__(self, values: pa.Array, seed: tuple[int, int]) -> None:
         self.values = values
         self.hashes: UInt64s = hash_keys(values, seed)
+        self._ranked: tuple[int, NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -55,9 +56,16 @@ class Keys:
 
     def ranked(self, count: int) -> NDArray[np.int64]:
         """The partition of each key in a log of so many."""
-        if count == 1:
-            return np.zeros(len(self), dtype=np.int64)
-        return ranked_partitions(self.routes, count)
+        if self._ranked is None or self._ranked[0] != count:
+            self._ranked = count, ranked_partitions(self.routes, count)
+        return self._ranked[1]
+
+    def prepare(self, topic: TopicSettings) -> None:
+        """Works out, and keeps, what choosing partitions of such a topic needs."""
+        if topic.kind == "log":
+            self.ranked(topic.partitions)
+        else:
+            self.routes  # noqa: B018
 
     @property
     def given(self) -> NDArray[np.bool_]:

@@ -19,6 +19,8 @@ The sequencer's thread only.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -88,8 +90,8 @@ def choose_partitions(
 ) -> Int64s:
     """Where rows go, `count` of them from `begin` of the keys on: as told, by key, or in turn."""
     partitions = len(log_of(topic).partitions)
-    if partition is not None:
-        return np.full(count, partition, dtype=np.int64)
+    if partition is not None or partitions == 1:
+        return np.full(count, partition or 0, dtype=np.int64)
     turn = topic.next_partition % partitions
     if keys is None:
         topic.next_partition = (turn + 1) % partitions
@@ -113,14 +115,23 @@ def append(work: Work, topic: Topic, rows: Rows, index: Int64s, numbers: Int64s)
     if (numbers == first).all():
         places: list[tuple[int, Any]] = [(first, slice(None))]
     else:
-        places = [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
+        places = list(_by_number(numbers))
     for number, mine in places:
         offset = log_of(topic).partitions[number].next_offset
         row = index[mine]
         size_bytes = int(row_bytes * len(row))
-        ids[mine] = np.arange(offset + 1, offset + 1 + len(row)) | int(number) << SEQUENCE_BITS
-        work.emit(LogAppended(work.now_us, topic.number, int(number), offset, size_bytes, row))
+        ids[mine] = np.arange(offset + 1, offset + 1 + len(row)) | number << SEQUENCE_BITS
+        work.emit(LogAppended(work.now_us, topic.number, number, offset, size_bytes, row))
     return ids
+
+
+def _by_number(numbers: Int64s) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """The places of each number, in order."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    bounds = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(order)]
+    for begin, end in pairwise(bounds):
+        yield int(ordered[begin]), order[begin:end]
 
 
 def put_rows(

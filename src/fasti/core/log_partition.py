@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.location import ROW_BITS, in_block, in_frame, is_in_run
+from fasti.core.location import ROW_BITS, in_block, in_frame
 from fasti.core.log_commands import LogPiece
 from fasti.core.reductions import every
 from fasti.model import SECOND_US, TopicSettings
@@ -56,6 +56,8 @@ class LogPartition:
         self.earliest = 0
         self.next_offset = 0
         self.size_bytes = 0
+        # Rows below lie in blocks (or are gone), the others in frames.
+        self.written_until = 0
         self.segments: deque[Segment] = deque()
         # What is not trimmed of the columns is [begin, end).
         self._columns = {name: np.zeros(16, dtype=np.int64) for name in _COLUMNS}
@@ -252,9 +254,9 @@ class LogPartition:
 
     def tail(self) -> LogTail | None:
         """What lies in frames still, the last rows of all; None if there is nothing."""
-        in_blocks = int(np.count_nonzero(is_in_run(self._view("location"))))
-        if in_blocks == self._end - self._begin:
+        if max(self.written_until, self.earliest) == self.next_offset:
             return None
+        in_blocks = int(np.searchsorted(self._view("first"), self.written_until))
         return LogTail(
             self.earliest,
             self.next_offset,
@@ -279,6 +281,7 @@ class LogPartition:
             old = self._view(name)
             self._columns[name] = np.concatenate([old[:begin], written[name], old[end:]])
         self._begin, self._end = 0, len(self._columns["first"])
+        self.written_until = upto_offset
 
     def capture(self) -> dict[str, Any]:
         """Plain values: all but where rows lie."""
