@@ -36,6 +36,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "headers": HEADERS,
     "content_type": pa.string(),
     "priority": pa.int32(),
+    "subject": pa.string(),
 }
 
 Header = dict[str, Any]
