@@ -63,9 +63,9 @@ class Beside:
         """Whole or not at all: not, if the key is taken."""
         rows = Rows.of([b"y"], key=["k"] if keyed else None)
         keys = Keys(pa.array(["k"]), SEED) if keyed else None
-        parts = [Bury("letters", Rows.of([b"x"]), "both"), co.Produce("letters", rows, keys=keys)]
-        parts[1].when = co.When(delay_us=10**12)
-        reply = self.step(co.Transaction(parts))
+        made_later = co.Produce("letters", rows, co.When(delay_us=10**12), keys)
+        buried_now = Bury("letters", Rows.of([b"x"]), "both")
+        reply = self.step(co.Transaction([buried_now, made_later]))
         taken = keyed and self.holds_key is not None
         assert reply.committed is not taken
         if taken:

@@ -1,0 +1,143 @@
+"""Requests whose repliers and callers die: real processes, killed in the middle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+from fasti.errors import TimedOut
+
+WAIT_S = 30.0
+
+REPLIER = """
+import sys, time
+import fasti
+
+client = fasti.connect(sys.argv[1])
+for message in client.consumer("prices", name=sys.argv[2], prefetch=1):
+    print("has it", flush=True)
+    if sys.argv[2] == "slow":
+        time.sleep(600)
+    message.reply(b"from " + sys.argv[2].encode())
+"""
+
+CALLER = """
+import sys
+import fasti
+
+client = fasti.connect(sys.argv[1])
+print("calls", flush=True)
+client.call("prices", b"?", timeout="10m")
+"""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path) as started:
+        yield started
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait(WAIT_S)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def test_another_replier_answers_for_one_that_was_killed(broker: BrokerProcess) -> None:
+    with fasti.connect(broker.address) as client:
+        client.create_topic("prices", lease="1s")
+        slow = start(REPLIER, broker.address, "slow")
+        answers: list[bytes] = []
+
+        def call() -> None:
+            answers.append(client.call("prices", b"?", timeout="50s").payload)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert heard(slow) == "has it"
+        kill(slow)
+        quick = start(REPLIER, broker.address, "quick")
+        thread.join(WAIT_S)
+        kill(quick)
+        assert answers == [b"from quick"]
+        counts = client.messages("prices").count()
+        assert (counts["done"], counts["leased"], counts["dead"]) == (1, 0, 0)
+
+
+def test_a_reply_after_the_call_timed_out_is_dead_with_its_reason(broker: BrokerProcess) -> None:
+    with fasti.connect(broker.address) as client, fasti.connect(broker.address) as caller:
+        client.create_topic("prices")
+        taken = threading.Event()
+        outcomes: list[fasti.Outcome] = []
+        timed_out = threading.Event()
+
+        def answer() -> None:
+            message = next(iter(client.consumer("prices")))
+            taken.set()
+            timed_out.wait(WAIT_S)
+            outcomes.append(message.reply(b"too late"))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(TimedOut) as late:
+            caller.call("prices", b"?", timeout="500ms")
+        assert taken.is_set()
+        assert late.value.details["status"] == "leased"
+        timed_out.set()
+        thread.join(WAIT_S)
+        (dead,) = client.messages("_replies").dead(payload=True).to_pylist()
+        assert (outcomes[0].status, outcomes[0].id) == ("dead", dead["id"])
+        assert dead["payload"] == b"too late"
+        assert dead["reason"].startswith("too late: the call ended")
+
+
+def test_a_caller_that_was_killed_leaves_an_inbox_that_can_go(broker: BrokerProcess) -> None:
+    with fasti.connect(broker.address) as client:
+        client.create_topic("prices")
+        caller = start(CALLER, broker.address)
+        assert heard(caller) == "calls"
+        message = next(iter(client.consumer("prices")))
+        kill(caller)
+        (inbox,) = [topic for topic in client.topics() if topic.name.startswith("_inbox.")]
+        assert inbox.settings.idle_age_us > 0
+        # Nobody reads it any more, but it is there: the answer goes, and the request is done.
+        assert message.reply(b"!").ok
+        assert client.topic(inbox.name).counts["dead"] == 0
+        client.delete_topic(inbox.name)
+
+
+def test_calls_go_on_over_a_restart_of_the_broker(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+        client.create_topic("prices")
+
+        def answer() -> None:
+            for message in consumer:
+                message.reply(message.payload * 2, wait=False)
+
+        with client.consumer("prices") as consumer:
+            thread = threading.Thread(target=answer)
+            thread.start()
+            assert client.call("prices", b"a", timeout="30s").payload == b"aa"
+            broker.kill()
+            broker.start()
+            assert client.call("prices", b"b", timeout="50s").payload == b"bb"
+            consumer.stop()
+            thread.join(WAIT_S)
