@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from fasti.client.client import Client as Client
     from fasti.client.client import connect as connect
     from fasti.client.consumer import Consumer as Consumer
+    from fasti.client.groups import Groups as Groups
     from fasti.client.kv import KeyValues as KeyValues
+    from fasti.client.log import Log as Log
+    from fasti.client.log_message import LogMessage as LogMessage
     from fasti.client.message import Batch as Batch
     from fasti.client.message import Message as Message
     from fasti.client.messages import Messages as Messages
     from fasti.client.outcomes import Outcome as Outcome
     from fasti.client.outcomes import Outcomes as Outcomes
     from fasti.client.producer import Producer as Producer
+    from fasti.client.reader import Reader as Reader
     from fasti.client.receipts import Receipt as Receipt
     from fasti.client.topics import Backoff as Backoff
     from fasti.client.topics import Topic as Topic
@@ -44,11 +48,15 @@ _HOMES = {
     "Consumer": "fasti.client.consumer",
     "FastiError": "fasti.errors",
     "KeyValues": "fasti.client.kv",
+    "Groups": "fasti.client.groups",
+    "Log": "fasti.client.log",
+    "LogMessage": "fasti.client.log_message",
     "Message": "fasti.client.message",
     "Messages": "fasti.client.messages",
     "Outcome": "fasti.client.outcomes",
     "Outcomes": "fasti.client.outcomes",
     "Producer": "fasti.client.producer",
+    "Reader": "fasti.client.reader",
     "Receipt": "fasti.client.receipts",
     "Reject": "fasti.app.verdicts",
     "Retry": "fasti.app.verdicts",

@@ -16,9 +16,12 @@ receive and keep leases alive whatever the event loop does; results reach the lo
 
 from fasti.aio.client import Client, connect
 from fasti.aio.consumer import Consumer
+from fasti.aio.groups import Groups
+from fasti.aio.log import Log
 from fasti.aio.message import Batch, Message
 from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
+from fasti.aio.reader import Reader
 from fasti.aio.receipts import PendingBatch, Receipt
 from fasti.aio.transaction import Transaction
 
@@ -26,10 +29,13 @@ __all__ = [
     "Batch",
     "Client",
     "Consumer",
+    "Groups",
+    "Log",
     "Message",
     "Messages",
     "PendingBatch",
     "Producer",
+    "Reader",
     "Receipt",
     "Transaction",
     "connect",

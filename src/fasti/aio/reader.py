@@ -93,6 +93,7 @@ class Reader:
         await self._home.run(partial(self._thread.shutdown, wait=True))
 
     async def __aenter__(self) -> Reader:
+        await self._home.run(self._reader.begin)
         return self
 
     async def __aexit__(

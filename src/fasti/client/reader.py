@@ -76,7 +76,7 @@ class Reader:
     def position(self) -> dict[int, int]:
         """Of each partition, the offset of the next row: a reader that starts there goes on here.
 
-        Empty until the first row was asked for.
+        Empty until it has begun: in a `with` block, or when it is iterated over.
         """
         found = dict(self._position)
         if self._rows is not None:
@@ -88,12 +88,24 @@ class Reader:
         """Whether it gives out nothing more."""
         return self._following.closed
 
-    def __iter__(self) -> Iterator[LogMessage]:
+    def begin(self) -> None:
+        """Finds out where it begins, if it has not: what `latest` and the end are is settled then.
+
+        Called by `with`, and by whoever iterates.
+        """
         self._check_open()
+        if not self._begun:
+            self._plan(self._place)
+            if self._place.get("start") == "earliest":
+                self._anew = set(self._position)
+            self._begun = True
+
+    def __iter__(self) -> Iterator[LogMessage]:
+        self.begin()
         return self._messages()
 
     def __next__(self) -> LogMessage:
-        self._check_open()
+        self.begin()
         for message in self._messages():
             return message
         raise StopIteration
@@ -114,7 +126,7 @@ class Reader:
         """
         if count < 1:
             raise InvalidArgument("count is at least 1", field="count", limit=1)
-        self._check_open()
+        self.begin()
         return self._tables(count)
 
     def _tables(self, count: int) -> Generator[pa.Table, None, None]:
@@ -153,6 +165,8 @@ class Reader:
                 return True
             self._position[rows.partition] = rows.first_offset + rows.count
             self._rows = None
+        if not self._begun:
+            self.begin()
         batch = self._next_batch()
         if batch is None:
             return False
@@ -181,9 +195,10 @@ class Reader:
 
     def _read_all(self) -> Generator[pa.RecordBatch, None, None]:
         """What was there when the reader began, or is now, if all of that was read before."""
-        self._plan()
+        if all(self._position[each] >= end for each, end in self._ends.items()):
+            self._plan({"offsets": {str(each): at for each, at in self._position.items()}})
         for partition in sorted(self._ends):
-            patience = _Patience(self._timeout_s)
+            patience = _Patience()
             while self._position[partition] < self._ends[partition]:
                 try:
                     for batch in self._transport.read(self._ticket(partition)):
@@ -215,12 +230,11 @@ class Reader:
         if error.code not in _AGAIN or not self._following.pause(error, patience.until):
             raise error
 
-    def _plan(self) -> None:
-        if self._begun:
-            place: Header = {"offsets": {str(n): at for n, at in self._position.items()}}
-        else:
-            place = self._place
-        patience = _Patience(self._timeout_s)
+    def _plan(self, place: Header) -> None:
+        """Where each partition is begun and, without following, ended. Asked once: what is the end
+        by now is another end after a reconnection.
+        """
+        patience = _Patience()
         tickets: list[Header] = []
         while not tickets:
             try:
@@ -229,9 +243,6 @@ class Reader:
                 self._bear(error, -1, patience)
         self._position = {int(each["partition"]): int(each["offset"]) for each in tickets}
         self._ends = {int(each["partition"]): int(each["end_offset"]) for each in tickets}
-        if not self._begun:
-            self._anew = set(self._position) if self._place.get("start") == "earliest" else set()
-        self._begun = True
 
     # Following
 
@@ -240,7 +251,8 @@ class Reader:
         while True:
             try:
                 if not following.open:
-                    self._connect()
+                    anew = dict.fromkeys(self._anew, EARLIEST)
+                    following.begin(self._position | anew)
                 found = following.take(until)
                 if isinstance(found, FastiError):
                     raise found
@@ -249,30 +261,12 @@ class Reader:
                 following.end()
                 if following.closed:
                     return None
-                if isinstance(error, Gone) and self._skip(error):
-                    continue
+                if isinstance(error, Gone) and error.details.get("partition") in self._anew:
+                    continue  # Only the first of all is gone: the next one is the first now.
                 if error.code not in _AGAIN:
                     raise
                 if not following.pause(error, until):
                     return None
-
-    def _skip(self, error: Gone) -> bool:
-        """Whether the row that is gone was only the first of all: then the next one is."""
-        partition = error.details.get("partition")
-        return partition in self._anew
-
-    def _connect(self) -> None:
-        if not self._begun:
-            self._position = self._resolved()
-            self._anew = set(self._position) if self._place.get("start") == "earliest" else set()
-            self._begun = True
-        anew = dict.fromkeys(self._anew, EARLIEST)
-        self._following.begin(self._position | anew)
-
-    def _resolved(self) -> dict[int, int]:
-        """Where it begins, once: what is the end by now is another end after a reconnection."""
-        tickets = self._transport.plan({"call": "log", "topic": self.topic, **self._place})
-        return {int(each["partition"]): int(each["offset"]) for each in tickets}
 
     # The end
 
@@ -285,6 +279,7 @@ class Reader:
         self._following.close()
 
     def __enter__(self) -> Reader:
+        self.begin()
         return self
 
     def __exit__(
@@ -302,11 +297,10 @@ class Reader:
 class _Patience:
     """How long a read that makes no progress goes on trying."""
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self._timeout_s = _PATIENCE_S if timeout_s is None else timeout_s
+    def __init__(self) -> None:
         self.until = 0.0
         self.renew()
 
     def renew(self) -> None:
         """Something came."""
-        self.until = time.monotonic() + self._timeout_s
+        self.until = time.monotonic() + _PATIENCE_S
