@@ -24,6 +24,7 @@ from fasti.aio.log import Log
 from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
 from fasti.aio.reader import Reader
+from fasti.aio.schedules import Schedules
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
@@ -261,6 +262,11 @@ class Client:
         """The topics that get what this topic gets, by the messages' subjects: add, remove, list."""
         self._check_open()
         return Bindings(self._home, self._client.bindings(topic))
+
+    def schedules(self, topic: str) -> Schedules:
+        """The schedules of a cron topic: put, list, preview, pause, resume, run now, delete."""
+        self._check_open()
+        return Schedules(self._home, self._client.schedules(topic))
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""

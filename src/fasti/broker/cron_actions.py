@@ -1,8 +1,177 @@
-"""Actions on schedules."""
+"""Actions on schedules: put, read, preview, pause, run, delete.
+
+Definitions are checked here, in the thread that received them: types, ranges, the expression and
+the zone, and that the message which they make is one that the broker takes.
+"""
 
 from __future__ import annotations
 
-from fasti.broker.parts import Action, PartOf
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-ACTIONS: dict[str, Action] = {}
+from fasti.broker import requests
+from fasti.broker.emission import one_row
+from fasti.broker.occurrences import Occurrences, Timing, bounded_after, local_text
+from fasti.broker.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.core import cron_commands as cc
+from fasti.core.keys import Rows
+from fasti.core.schedule import Schedule, check_schedule
+from fasti.core.subjects import check_subjects
+from fasti.errors import InvalidArgument
+from fasti.model import DUE_MAX_US, Limits
+from fasti.protocol import outcomes
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+PUT_MAX = 250
+_PAGE_MAX = 1_000
+_PREVIEW_MAX = 1_000
+
+
+def _put_schedules(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, schedules=list, expected=-1)
+    listed = fields["schedules"]
+    if not 0 < len(listed) <= PUT_MAX:
+        raise InvalidArgument(
+            f"1 to {PUT_MAX} schedules at a time", field="schedules", limit=PUT_MAX
+        )
+    limits = service.shard.settings.limits
+    found = []
+    for each in listed:
+        if not isinstance(each, dict):
+            raise InvalidArgument("a schedule is an object", field="schedules")
+        given = requests.checked(each, name=str, schedule=dict)
+        schedule = checked_schedule(given["name"], given["schedule"], limits)
+        found.append((given["name"], schedule.to_json()))
+    command = cc.PutSchedules(fields["topic"], found, fields["expected"])
+    made = service.command(command).value
+    told = [{"status": outcome.word, "version": version} for outcome, version in made]
+    return {"outcomes": told}, []
+
+
+def checked_schedule(name: str, given: Header, limits: Limits) -> Schedule:
+    """A definition that makes sense. Raises `invalid_argument`, which names the field."""
+    schedule = Schedule.from_dict(given)
+    try:
+        check_schedule(schedule, limits)
+        Timing.of(schedule)
+        batch = one_row(name, schedule, 0).batch
+        columns = {field: batch.column(field) for field in batch.schema.names}
+        Rows.of(columns.pop("payload"), limits, **columns)
+        if "subject" in columns:
+            check_subjects(columns["subject"])
+    except UnicodeEncodeError:
+        raise InvalidArgument("a text can't be written as UTF-8", field="schedule") from None
+    return schedule
+
+
+def _schedules(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, name="", after_number=-1, limit=_PAGE_MAX)
+    limit = min(max(fields["limit"], 1), _PAGE_MAX)
+    command = cc.ReadSchedules(
+        fields["topic"], fields["name"], max(fields["after_number"], -1), limit=limit
+    )
+    page: cc.SchedulesPage = service.command(command).value
+    described = _Described(service.shard.clock.now_us())
+    told = [described.row(page, row) for row in range(len(page.numbers))]
+    more = int(page.numbers[-1]) if page.more else None
+    return {"schedules": told, "next_after_number": more}, []
+
+
+class _Described:
+    """Schedules as the protocol shows them; a timing that several share is worked out once."""
+
+    def __init__(self, now_us: int) -> None:
+        self._now_us = now_us
+        self._known: dict[Timing, Occurrences] = {}
+
+    def row(self, page: cc.SchedulesPage, row: int) -> Header:
+        """One of them."""
+        definition = page.definitions[row]
+        assert definition is not None
+        schedule, paused = Schedule.from_json(definition), bool(page.paused[row])
+        return {
+            "name": page.names[row],
+            "schedule": schedule.to_dict(),
+            "version": int(page.versions[row]),
+            "paused": paused,
+            "next": None if paused else self._next(schedule),
+            "last_us": int(page.occurred_us[row]) or None,
+            "last_id": int(page.last_ids[row]) or None,
+            "fired": int(page.fired[row]),
+            "skipped": int(page.skipped[row]),
+        }
+
+    def _next(self, schedule: Schedule) -> Header | None:
+        timing = Timing.of(schedule)
+        occurrences = self._known.setdefault(timing, Occurrences(timing))
+        at_us = occurrences.first_after(max(self._now_us, schedule.start_us - 1))
+        if at_us is None or at_us > (schedule.end_us or DUE_MAX_US):
+            return None
+        return {"at_us": at_us, "local": local_text(at_us, occurrences.zone)}
+
+
+def _preview(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic="", name="", schedule={}, count=10, after_us=None)
+    after_us = requests.integer(fields, "after_us")
+    count = fields["count"]
+    if not 0 < count <= _PREVIEW_MAX:
+        raise InvalidArgument(
+            f"a preview shows 1 to {_PREVIEW_MAX}", field="count", limit=_PREVIEW_MAX
+        )
+    if bool(fields["name"]) == bool(fields["schedule"]):
+        raise InvalidArgument("a preview is of a name or of a definition", field="name")
+    if fields["name"]:
+        command = cc.ReadSchedules(fields["topic"], fields["name"])
+        schedule = Schedule.from_json(service.command(command).value.definitions[0])
+    else:
+        # Where it goes to makes no difference.
+        given = {"target": "-", **fields["schedule"]}
+        schedule = checked_schedule("-", given, service.shard.settings.limits)
+    occurrences = Occurrences(Timing.of(schedule))
+    after_us = service.shard.clock.now_us() if after_us is None else max(after_us, 0)
+    found = bounded_after(occurrences, schedule, after_us)
+    told: list[Header] = [
+        {"at_us": at_us, "local": local_text(at_us, occurrences.zone)}
+        for at_us in islice(found, count)
+    ]
+    return {"occurrences": told}, []
+
+
+def _pause_schedule(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, name=str, paused=bool)
+    return {"changed": bool(service.command(cc.PauseSchedule(**fields)).value)}, []
+
+
+def _run_schedule(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, name=str)
+    topic, name = fields["topic"], fields["name"]
+    page = service.command(cc.ReadSchedules(topic, name)).value
+    schedule = Schedule.from_json(page.definitions[0])
+    rows = one_row(name, schedule, service.shard.clock.now_us())
+    reply: Any = service.command(cc.RunSchedule(topic, name, rows))
+    return outcomes.encode(service.mutation("run_schedule", topic, reply)), []
+
+
+def _delete_schedule(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, name=str)
+    service.command(cc.DeleteSchedule(**fields))
+    return {}, []
+
+
+ACTIONS: dict[str, Action] = {
+    "put_schedules": _put_schedules,
+    "schedules": _schedules,
+    "preview": _preview,
+    "pause_schedule": _pause_schedule,
+    "run_schedule": _run_schedule,
+    "delete_schedule": _delete_schedule,
+}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fasti.client.log import Log
     from fasti.client.log_place import Start
     from fasti.client.reader import Reader
+    from fasti.client.schedules import Schedules
     from fasti.client.transaction import Transaction
     from fasti.client.watch import Watch
 
@@ -345,6 +346,13 @@ class Client:
 
         self._check_open()
         return Bindings(self.transport, topic)
+
+    def schedules(self, topic: str) -> Schedules:
+        """The schedules of a cron topic: put, list, preview, pause, resume, run now, delete."""
+        from fasti.client.schedules import Schedules
+
+        self._check_open()
+        return Schedules(self.transport, topic)
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""
