@@ -29,8 +29,12 @@ TOPICS = {
     "emails": TopicSettings(),
     "audit": TopicSettings(partitions=3),
     "events": TopicSettings(kind="log", partitions=2),
+    "urgent": TopicSettings(kind="priority", partitions=2),
 }
-SOURCES, TARGETS = ("orders", "relay", "emails", "events"), ("emails", "audit", "events", "orders")
+SOURCES = ("orders", "relay", "emails", "events", "urgent")
+TARGETS = ("emails", "audit", "events", "orders", "urgent")
+# Into these one may send with a priority: it counts wherever the topic has them.
+RANKED = ("relay", "urgent")
 PATTERNS = ("orders.*.created", "orders.>", ">", "orders.eu.created", "*.eu.>", "*", "a.b")
 SUBJECTS = (
     None,
@@ -42,6 +46,8 @@ SUBJECTS = (
     "orders.eu",
 )
 KEYS = (None, None, *(f"key-{n}" for n in range(5)))
+# Id, payload, key, version, state, priority.
+Listed = tuple[int, bytes, str | None, int, str, int]
 POLICIES = {"reject": OnConflict.REJECT, "replace": OnConflict.REPLACE, "keep": OnConflict.KEEP}
 
 
@@ -76,7 +82,7 @@ class Rig:
 
     def create(self, name: str, settings: TopicSettings) -> None:
         self.call(co.CreateTopic(name, settings))
-        self.model.topics[name] = Holder(settings.kind == "log", settings.relay)
+        self.model.topics[name] = Holder(settings.kind, settings.relay)
 
     def remake(self, name: str) -> None:
         self.call(co.DeleteTopic(name))
@@ -109,12 +115,13 @@ class Rig:
 
     # Producing
 
-    def rows(self, count: int) -> list[Row]:
+    def rows(self, count: int, topic: str = "") -> list[Row]:
         made = []
         for _ in range(count):
             self.payloads += 1
             payload = b"%d" % self.payloads
-            made.append(Row(payload, self.rng.choice(KEYS), self.rng.choice(SUBJECTS)))
+            priority = self.rng.randint(0, 3) if topic in RANKED else 0
+            made.append(Row(payload, self.rng.choice(KEYS), self.rng.choice(SUBJECTS), priority))
         return made
 
     def command(self, topic: str, rows: list[Row], matcher: Matcher, **more: Any) -> co.Produce:
@@ -126,12 +133,14 @@ class Rig:
         made = Rows.of([row.payload for row in rows], **columns)
         subjects = made.batch.column("subject") if "subject" in columns else None
         more["on_conflict"] = POLICIES[more.pop("on_conflict", "reject")]
+        if topic in RANKED:
+            more["priorities"] = np.array([row.priority for row in rows], dtype=np.uint16)
         routes = matcher.routes(subjects, len(rows))
         keys = made.keys(self.shard.store.seed)
         return co.Produce(topic, made, keys=keys, routes=routes, **more)
 
     def produce(self, topic: str, policy: str, owner: str, atomic: bool) -> None:
-        rows = self.rows(self.rng.randint(1, 6))
+        rows = self.rows(self.rng.randint(1, 6), topic)
         put = self.model.produce_whole if atomic else self.model.produce
         given = {"on_conflict": policy, "owner": owner, "atomic": atomic}
         command = self.command(topic, rows, self.matcher(topic), **given)
@@ -144,7 +153,7 @@ class Rig:
         for row, status, found in zip(rows, words(reply), reply.ids.tolist(), strict=True):
             if status == "ok" and TOPICS[topic].relay:
                 assert found == 0
-            elif status == "ok" and TOPICS[topic].kind == "timeline":
+            elif status == "ok" and TOPICS[topic].kind != "log":
                 seen = {m[0]: m[1] for m in self.listed(topic)}
                 # A later row of the batch may have replaced it.
                 assert found in seen
@@ -163,7 +172,7 @@ class Rig:
         assert refusal.value.details["bindings_of"] == topic
 
     def produce_numbered(self, topic: str, producer: str) -> None:
-        rows = self.rows(self.rng.randint(1, 4))
+        rows = self.rows(self.rng.randint(1, 4), topic)
         self.sequences[producer] += 1
         number = {"producer": producer, "producer_sequence": self.sequences[producer]}
         reply = self.call(self.command(topic, rows, self.matcher(topic), **number))
@@ -234,11 +243,11 @@ class Rig:
         self.now_us += 1_000
         self.shard.checkpoint(self.now_us, self.now_us)
 
-    def listed(self, topic: str) -> list[tuple[int, bytes, str | None, int, str]]:
-        """(id, payload, key, version, state) of every message, by id."""
+    def listed(self, topic: str) -> list[Listed]:
+        """Every message, by id."""
         if TOPICS[topic].kind == "log":
             return self._logged(topic)
-        rows: list[tuple[int, bytes, str | None, int, str]] = []
+        rows: list[Listed] = []
         after = 0
         while True:
             found = self.call(co.List(topic, after_id=after, limit=100_000))
@@ -251,13 +260,14 @@ class Rig:
                     contents.column("key").to_pylist(),
                     found.columns["version"].tolist(),
                     np.where(is_leased, "leased", "scheduled").tolist(),
+                    found.columns.get("priority", np.zeros(len(found.ids), int)).tolist(),
                     strict=True,
                 )
             if not (after := found.next_after_id):
                 return rows
 
-    def _logged(self, topic: str) -> list[tuple[int, bytes, str | None, int, str]]:
-        rows: list[tuple[int, bytes, str | None, int, str]] = []
+    def _logged(self, topic: str) -> list[Listed]:
+        rows: list[Listed] = []
         for partition in self.shard.engine.state.by_name[topic].body.partitions:
             span = np.arange(partition.earliest, partition.next_offset)
             if len(span):
@@ -267,14 +277,14 @@ class Rig:
                     found.column("key").to_pylist(),
                 )
                 values = zip(payloads, keys, strict=True)
-                rows += [(0, payload, key, 1, "scheduled") for payload, key in values]
+                rows += [(0, payload, key, 1, "scheduled", 0) for payload, key in values]
         return rows
 
     def compare(self) -> None:
         for name, holder in self.model.topics.items():
             seen = [message[1:] for message in self.listed(name)]
             kept = [m for m in holder.messages if m.state in ("scheduled", "leased")]
-            meant = [(m.payload, m.key, m.version, m.state) for m in kept]
+            meant = [(m.payload, m.key, m.version, m.state, m.priority) for m in kept]
             if TOPICS[name].partitions > 1:
                 seen, meant = sorted(seen, key=repr), sorted(meant, key=repr)
             assert seen == meant, name

@@ -45,11 +45,11 @@ def work(rig: Rig, rng: random.Random) -> None:
     elif name == "transact":
         rig.transact(topic, rng.choice(SOURCES))
     elif name == "cancel":
-        rig.cancel(rng.choice(["orders", "emails", "audit"]), rng.choice(KEYS[2:]))
+        rig.cancel(rng.choice(["orders", "emails", "audit", "urgent"]), rng.choice(KEYS[2:]))
     elif name == "lease":
-        rig.lease(rng.choice(["orders", "emails", "audit"]))
+        rig.lease(rng.choice(["orders", "emails", "audit", "urgent"]))
     elif name == "remake":
-        rig.remake(rng.choice(["emails", "audit", "events"]))
+        rig.remake(rng.choice(["emails", "audit", "events", "urgent"]))
     else:
         getattr(rig, name)()
 

@@ -137,6 +137,8 @@ def produce(engine: Engine, work: Work, command: Produce) -> Reply:
             return known
     if command.stage:
         raise InvalidArgument("a topic with bindings can't be staged into", field="stage")
+    if topic.settings.kind == "log" and not topic.settings.relay:
+        log.check_produce(work, topic, command)
     fan = _Fan(work, topic, command, _routes(topic, command))
     reply = fan.put(None) if work.state.memory.undo.active else _put_what_can_be(fan)
     if command.producer:

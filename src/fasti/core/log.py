@@ -190,7 +190,7 @@ class LogKind(Kind):
 
     def _produce(self, work: Work, command: Produce) -> Reply:
         topic = work.topic(command.topic)
-        _check_produce(work, topic, command)
+        check_produce(work, topic, command)
         if command.producer:
             known = known_batch(work, command)
             if known is not None:
@@ -451,7 +451,8 @@ class LogKind(Kind):
         self.groups.start(tick)
 
 
-def _check_produce(work: Work, topic: Topic, command: Produce) -> None:
+def check_produce(work: Work, topic: Topic, command: Produce) -> None:
+    """Raises `invalid_argument` on what rows of a log can't have."""
     if command.partition is not None:
         partition_of(topic, command.partition)
     if command.stage:

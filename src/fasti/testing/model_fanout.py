@@ -18,6 +18,7 @@ class Row:
     payload: bytes
     key: str | None = None
     subject: str | None = None
+    priority: int = 0
 
 
 @dataclass
@@ -29,13 +30,14 @@ class Kept:
     owner: str
     version: int = 1
     state: str = "scheduled"
+    priority: int = 0
 
 
 @dataclass
 class Holder:
     """A topic: all messages that it ever had, in order."""
 
-    is_log: bool = False
+    kind: str = "timeline"
     relay: bool = False
     bindings: list[tuple[str, str]] = field(default_factory=list)
     messages: list[Kept] = field(default_factory=list)
@@ -50,9 +52,10 @@ class Holder:
 
     def put(self, row: Row, owner: str, on_conflict: str) -> str:
         """What becomes of a row here."""
-        taken = None if self.is_log else self.find(row.key)
+        taken = None if self.kind == "log" else self.find(row.key)
+        priority = row.priority if self.kind == "priority" else 0
         if taken is None:
-            self.messages.append(Kept(row.payload, row.key, owner))
+            self.messages.append(Kept(row.payload, row.key, owner, priority=priority))
             return "ok"
         if on_conflict != "replace":
             return "conflict" if on_conflict == "reject" else "duplicate"
@@ -61,6 +64,7 @@ class Holder:
         if taken.owner not in ("", owner):
             return "not_owner"
         taken.payload, taken.version = row.payload, taken.version + 1
+        taken.priority = priority
         return "ok"
 
 
