@@ -46,7 +46,7 @@ PAGES = (
         "client",
         "Client",
         "One connection to a broker, or one broker inside this process. Guides: [quick start](../guides/quick-start.md), [embedding](../embedding.md).",
-        ("fasti.connect", "fasti.Client", "fasti.Topic", "fasti.Backoff"),
+        ("fasti.connect", "fasti.Client", "fasti.Answer", "fasti.Topic", "fasti.Backoff"),
     ),
     Page(
         "producer",
@@ -78,7 +78,7 @@ PAGES = (
         "messages",
         "Pending messages and outcomes",
         "Reading and changing what a topic holds. Guide: [changing what is pending](../guides/changing.md).",
-        ("fasti.Messages", "fasti.Outcome", "fasti.Outcomes"),
+        ("fasti.Messages", "fasti.Outcome", "fasti.Outcomes", "fasti.DeadOutcomes"),
     ),
     Page(
         "transaction",

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from fasti.app.verdicts import Reject as Reject
     from fasti.app.verdicts import Retry as Retry
     from fasti.client.bindings import Bindings as Bindings
+    from fasti.client.calls import Answer as Answer
     from fasti.client.client import Client as Client
     from fasti.client.client import connect as connect
     from fasti.client.consumer import Consumer as Consumer
+    from fasti.client.dead import DeadOutcomes as DeadOutcomes
     from fasti.client.groups import Groups as Groups
     from fasti.client.kv import KeyValues as KeyValues
     from fasti.client.log import Log as Log
@@ -40,12 +42,14 @@ if TYPE_CHECKING:
     from fasti.errors import FastiError as FastiError
 
 _HOMES = {
+    "Answer": "fasti.client.calls",
     "App": "fasti.app.app",
     "Backoff": "fasti.client.topics",
     "Batch": "fasti.client.message",
     "Bindings": "fasti.client.bindings",
     "Client": "fasti.client.client",
     "Consumer": "fasti.client.consumer",
+    "DeadOutcomes": "fasti.client.dead",
     "FastiError": "fasti.errors",
     "KeyValues": "fasti.client.kv",
     "Groups": "fasti.client.groups",
