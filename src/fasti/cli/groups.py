@@ -8,22 +8,18 @@ import typer
 
 from fasti.cli import log_places, output
 from fasti.cli.connection import Topic, with_client
-from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.listing import print_messages
-from fasti.cli.options import AsJson, Delay, Ids, Yes, only_one
+from fasti.cli.options import AsJson, Yes
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
     from fasti.client.groups import Group as GroupFound
-    from fasti.client.outcomes import Outcomes
 
 app = typer.Typer(
     name="groups",
     help="Consumer groups of logs: see, make, reset and delete them.",
     no_args_is_help=True,
 )
-dead = typer.Typer(name="dead", help="Rows that failed for good in a group.", no_args_is_help=True)
-app.add_typer(dead)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Where = typer.Option(
@@ -124,89 +120,29 @@ def delete(
         typer.echo(f"{group}: deleted")
 
 
-# The dead
-
-Reason = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Those whose reason has this text.")
-]
-All = Annotated[bool, typer.Option("--all", help="All that are dead in the group.")]
-
-
-@dead.command("list")
+@app.command("dead")
 @with_client
 def list_dead(
     client: Client,
     topic: Topic,
     group: Group,
-    reason: Reason = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Those whose reason has this text.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
     payload: Annotated[
         bool, typer.Option("--payload", help="Also keys, headers and payloads.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The rows that failed for good in a group, and why."""
+    """The rows that failed for good in a group, and why; `fasti dead --group` redrives and purges.
+
+    [dim]fasti groups dead events billing[/dim]
+
+    [dim]fasti dead redrive events --group billing --all[/dim]
+    """
     found = client.groups(topic).dead(group, reason=reason, limit=limit + 1, payload=payload)
     print_messages(found.slice(0, limit), as_json, more=found.num_rows > limit)
-
-
-@dead.command()
-@with_client
-def redrive(
-    client: Client,
-    topic: Topic,
-    group: Group,
-    every: All = False,
-    ids: Ids = None,
-    reason: Reason = None,
-    delay: Delay = None,
-    as_json: AsJson = False,
-) -> None:
-    """Give dead rows to the group again, now or after `--delay`."""
-    chosen = _chosen(every, ids, reason)
-    groups = client.groups(topic)
-    _tell("redrive", groups.redrive(group, chosen, reason=reason, delay=delay), as_json)
-
-
-@dead.command()
-@with_client
-def purge(
-    client: Client,
-    topic: Topic,
-    group: Group,
-    every: All = False,
-    ids: Ids = None,
-    reason: Reason = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
-    """Forget dead rows of a group; the log keeps them."""
-    chosen = _chosen(every, ids, reason)
-    if not yes:
-        typer.confirm(f"Forget dead rows of {group} of {topic}?", abort=True, err=True)
-    _tell("purge", client.groups(topic).purge(group, chosen, reason=reason), as_json)
-
-
-def _chosen(every: bool, ids: list[int] | None, reason: str | None) -> list[int] | None:
-    only_one(all=every, id=ids)
-    only_one(id=ids, reason=reason)
-    if not every and not ids and reason is None:
-        raise typer.BadParameter("say which: --id 17, --all, or --reason TEXT")
-    return ids or None
-
-
-def _tell(verb: str, outcomes: Outcomes, as_json: bool) -> None:
-    counts = outcomes.counts()
-    failed = [outcomes[row].to_dict() for row in outcomes.failed.tolist()]
-    if as_json:
-        output.print_json({"ok": counts.get("ok", 0), "outcomes": counts, "failed": failed})
-    else:
-        typer.echo(f"{verb}: {output.number(counts.get('ok', 0))} ok")
-        for status, count in sorted(counts.items()):
-            if status != "ok":
-                typer.echo(f"{verb}: {output.number(count)} {status}", err=True)
-    if failed:
-        raise typer.Exit(FOUND_SOMETHING)
 
 
 def _print(group: GroupFound, as_json: bool) -> None:
