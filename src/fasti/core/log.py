@@ -44,15 +44,21 @@ from fasti.core.log_groups import LogGroups
 from fasti.core.log_partition import LogPartition, LogTail
 from fasti.core.partition import FOREVER
 from fasti.core.produce import advance_producer, known_batch
+from fasti.core.reads import READY
 from fasti.core.replies import Counts, Done, Messages, Reply
 from fasti.core.state import Topic
 from fasti.core.work import Work
 from fasti.errors import Gone, InvalidArgument
-from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK, OnConflict, Outcome, State
+from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK, OnConflict, Outcome
 
 Int64s = NDArray[np.int64]
 
 _TRIMMED_PER_STEP = 512
+# As reads.py gives messages of other kinds.
+_MESSAGE_COLUMNS = (
+    *("due_us", "version", "state", "attempts", "location"),
+    *("owner", "consumer", "reason"),
+)
 _READ_ROWS_MAX = 1 << 20
 
 
@@ -260,8 +266,7 @@ class LogKind(Kind):
             raise InvalidArgument("in a log a key only routes: name rows by id", field="key")
         status = np.full(len(ids), Outcome.NOT_FOUND, dtype=np.uint8)
         columns: dict[str, NDArray[Any]] = {
-            name: np.zeros(len(ids), dtype=np.int64)
-            for name in ("due", "version", "owner", "lease", "attempts", "location", "state")
+            name: np.zeros(len(ids), dtype=np.int64) for name in _MESSAGE_COLUMNS
         }
         partitions = log_of(topic).partitions
         numbers, offsets = ids >> SEQUENCE_BITS, (ids & SEQUENCE_MASK) - 1
@@ -276,10 +281,10 @@ class LogKind(Kind):
             mine, wanted = mine[here], wanted[here]
             if len(mine):
                 status[mine] = Outcome.OK
-                columns["due"][mine] = partition.times_of(wanted)
+                columns["due_us"][mine] = partition.times_of(wanted)
                 columns["location"][mine] = partition.locations_of(wanted)
                 columns["version"][mine] = 1
-                columns["state"][mine] = State.SCHEDULED
+                columns["state"][mine] = READY
         return Messages(status, ids, columns, work.state.memory.names())
 
     def _count(self, work: Work, command: Count) -> Counts:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.core.log_rig import START_US, LogRig
 
+from fasti.broker.listing import metadata
 from fasti.core.commands import (
     Ack,
     ChangeTopic,
@@ -168,6 +169,9 @@ def test_get_and_count() -> None:
     assert words == ["gone", "ok", "ok", *["not_found"] * 4]
     batch = rig.shard.store.payloads.gather(found.columns["location"][1:3])
     assert batch.column("payload").to_pylist() == [b"b", b"c"]
+    assert found.columns["due_us"].tolist() == [0, START_US, START_US, 0, 0, 0, 0]
+    # Metadata as the protocol has it can be made of it.
+    assert metadata(found).column("state").to_pylist()[1:3] == ["ready", "ready"]
     assert rig.call(Count("events")).states["ready"] == 2
 
 
