@@ -109,6 +109,7 @@ class KeyOrder:
         with self._lock:
             if moment is None:
                 self._let_go()
+            if moment is None or self._runs is None:
                 return
             for event, batch in moment.happened:
                 if isinstance(event, KvProduced):
@@ -118,8 +119,8 @@ class KeyOrder:
                     sequences = np.arange(first, first + len(keys), dtype=np.int64)
                     self._pending.append((keys, sequences | event.partition << SEQUENCE_BITS))
                     self._pending_rows += len(keys)
-            known = sum(len(run) for run in self._runs or ())
-            if self._runs is not None and self._pending_rows > max(_PENDING_MIN, 2 * known):
+            known = sum(len(run) for run in self._runs)
+            if self._pending_rows > max(_PENDING_MIN, 2 * known):
                 self._let_go()
 
     def _let_go(self) -> None:

@@ -64,8 +64,7 @@ class KvWatcher:
         self._ring: Ring = self._shard.feed.rings.open(self._number)
         try:
             now = self._begin()
-            self._position = now if wanted is None else wanted
-            self._check(self._position)
+            self._position = now if wanted is None else self._passed(wanted)
         except BaseException:
             self.close()
             raise
@@ -177,11 +176,11 @@ class KvWatcher:
 
     def _stored(self, through: int) -> Iterator[Moment]:
         """What the journal tells; `_read_through` is how far it was read in the end."""
+        last = self._position = self._passed(self._position)
         self._read_through = through
-        if not self._check(self._position):
+        if last >= through:
             return
         happened: list[Any] = []
-        last = self._position
         for frame in self._replay():
             events, rows = decode_about(frame.body, self._number)
             happened += happened_to(self._number, events, rows)
@@ -201,17 +200,21 @@ class KvWatcher:
             first = self._shard.store.journal.first_sequence
             raise self._gone(f"the watcher was too slow: {error.message}", first - 1) from error
 
-    def _check(self, position: int) -> bool:
-        """Whether anything has to be read. Raises `gone` where what happened can't be told."""
+    def _passed(self, position: int) -> int:
+        """The position, or a later one up to which nothing has happened to the topic since.
+
+        Raises `gone` where what happened can't be told.
+        """
         told = self._describe()
-        if position > told["position"]:
-            raise self._gone(f"position {position} lies ahead of the journal", told["position"])
+        now: int = told["position"]
+        if position > now:
+            raise self._gone(f"position {position} lies ahead of the journal", now)
         if told["changed"] <= position:
-            return False
+            return now
         first = self._shard.store.journal.first_sequence
         if position < first - 1:
             raise self._gone(f"what followed position {position} is forgotten", first - 1)
-        return True
+        return position
 
     def _gone(self, why: str, earliest: int) -> Gone:
         return Gone(why, details={"topic": self._topic, "earliest": earliest})

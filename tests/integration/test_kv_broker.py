@@ -1,0 +1,304 @@
+"""Key-value topics of a threaded shard: watching and scanning while journals are trimmed, disks fail
+and rings overflow; compaction of what was overwritten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.integration.shard_rig import SETTINGS, SharedFiles, serving
+
+from fasti.broker import kv_order, rings
+from fasti.broker.metrics import Metrics
+from fasti.broker.service import Service
+from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded
+from fasti.storage.files import LocalFiles
+from fasti.storage.memory_files import MemoryFiles
+
+SMALL = replace(SETTINGS, segment_bytes=8192)
+
+
+@contextmanager
+def service_on(files: Any, settings: Any = SMALL) -> Iterator[Service]:
+    with serving(files, settings) as shard:
+        service = Service(shard, Metrics())
+        try:
+            yield service
+        finally:
+            service.close()
+
+
+def call(service: Service, action: str, header: dict[str, Any], **columns: Any) -> dict[str, Any]:
+    parts = [pa.table(columns)] if columns else []
+    return service.call(action, {"version": 1, **header}, parts)[0]
+
+
+def make(service: Service, topic: str = "t", **settings: Any) -> None:
+    header = {"topic": topic, "settings": {"kind": "kv", **settings}}
+    call(service, "create_topic", header)
+
+
+def put(service: Service, keys: list[str], value: bytes = b"v", topic: str = "t") -> Any:
+    return call(service, "kv_put", {"topic": topic}, key=keys, value=[value] * len(keys))
+
+
+def delete(service: Service, keys: list[str]) -> Any:
+    return call(service, "kv_delete", {"topic": "t"}, key=keys)
+
+
+def position(service: Service, topic: str = "t") -> int:
+    return int(call(service, "kv_describe", {"topic": topic})["position"])
+
+
+def scan(service: Service, **filters: Any) -> list[str]:
+    _, batches = service.read({"version": 1, "call": "kv", "topic": "t", **filters})
+    return [key for batch in batches for key in batch.column("key").to_pylist()]
+
+
+class Watching:
+    """A watcher whose words are read as they are asked for."""
+
+    def __init__(self, service: Service, after: int | None = None, topic: str = "t") -> None:
+        self._service = service
+        descriptor = {"version": 1, "call": "watch", "topic": topic, "position": after}
+        self._session = service.exchange(descriptor)
+
+    def keys(self, count: int) -> list[str]:
+        found: list[str] = []
+        while len(found) < count:
+            written = self._session.next()
+            assert written is not None
+            header, batch = written
+            assert header["kind"] != "error", header
+            if batch is not None:
+                found += batch.column("key").to_pylist()
+        assert len(found) == count
+        return found
+
+    def end(self) -> None:
+        self._service.leave(self._session)
+
+
+def numbered(first: int, count: int) -> list[str]:
+    return [f"key-{n:05d}" for n in range(first, first + count)]
+
+
+# Watching
+
+
+def test_what_the_journal_has_lost_is_gone() -> None:
+    with service_on(SharedFiles()) as service:
+        make(service)
+        before = position(service)
+        for n in range(40):
+            put(service, [f"key-{n}"], bytes(600))
+        service.shard.checkpoint()
+        assert service.shard.store.journal.first_sequence > before + 1
+        with pytest.raises(Gone) as gone:
+            Watching(service, before)
+        earliest = gone.value.details["earliest"]
+        watching = Watching(service, earliest)
+        put(service, ["last"])
+        rest = position(service) - earliest
+        assert watching.keys(rest)[-1] == "last"
+        watching.end()
+
+
+def test_a_topic_that_did_not_change_is_never_gone() -> None:
+    with service_on(SharedFiles()) as service:
+        make(service)
+        make(service, "other")
+        put(service, ["a"])
+        before = position(service)
+        for n in range(40):
+            put(service, [f"key-{n}"], bytes(600), topic="other")
+        service.shard.checkpoint()
+        assert service.shard.store.journal.first_sequence > before + 1
+        watching = Watching(service, before)
+        put(service, ["b"])
+        assert watching.keys(1) == ["b"]
+        watching.end()
+        assert service.shard.feed.watchers == 0
+        files = service.shard._files
+    # That the topic has not changed since is known after a restart, too.
+    with service_on(files) as service:
+        watching = Watching(service, position(service))
+        put(service, ["c"])
+        assert watching.keys(1) == ["c"]
+        watching.end()
+
+
+def test_a_watcher_that_is_slower_than_its_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "ROWS_MAX", 4)
+    with service_on(SharedFiles(), SETTINGS) as service:
+        make(service)
+        watching = Watching(service)
+        assert watching.keys(0) == []
+        keys = numbered(0, 60)
+        for begin in range(0, 60, 3):
+            put(service, keys[begin : begin + 3])
+        assert watching.keys(60) == keys
+        put(service, ["last"])
+        assert watching.keys(1) == ["last"]
+        watching.end()
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_watchers_and_scans_over_a_failure_of_the_disk(kind: str) -> None:
+    files = SharedFiles()
+    with service_on(files) as service:
+        make(service)
+        watching = Watching(service)
+        files.faulty = ".segment"
+        acknowledged = []
+        for n in range(30):
+            if n % 10 == 5:
+                assert scan(service) == sorted(acknowledged)
+                files.fail(kind, 1)
+            try:
+                put(service, [f"key-{n:05d}"])
+            except OutcomeUnknown:
+                continue
+            acknowledged.append(f"key-{n:05d}")
+        assert service.shard.recoveries == 3
+        assert scan(service) == acknowledged
+        assert watching.keys(len(acknowledged)) == acknowledged
+        watching.end()
+
+
+def test_no_more_watchers_than_allowed() -> None:
+    settings = replace(SMALL, limits=replace(SMALL.limits, watchers_max=2))
+    with service_on(SharedFiles(), settings) as service:
+        make(service)
+        watchers = [Watching(service), Watching(service)]
+        with pytest.raises(Overloaded):
+            Watching(service)
+        watchers.pop().end()
+        watchers.append(Watching(service))
+        for watching in watchers:
+            watching.end()
+
+
+def test_writers_and_watchers_at_once() -> None:
+    with service_on(SharedFiles(), SETTINGS) as service:
+        make(service, partitions=3)
+        watchers = [Watching(service) for _ in range(3)]
+        told: list[list[str]] = []
+
+        def write(name: str) -> None:
+            for n in range(50):
+                put(service, [f"{name}-{n:03d}", f"{name}-{n:03d}-b"])
+
+        def watch(watching: Watching) -> None:
+            told.append(watching.keys(400))
+
+        threads = [threading.Thread(target=watch, args=(each,)) for each in watchers]
+        threads += [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(50)
+        assert len(told) == 3
+        assert told[0] == told[1] == told[2]
+        assert sorted(told[0]) == scan(service)
+        for watching in watchers:
+            watching.end()
+
+
+# Scans
+
+
+def test_scans_while_keys_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_order, "_ASKED_MIN", 8)
+    with service_on(MemoryFiles(), SETTINGS) as service:
+        make(service, partitions=2)
+        present: set[str] = set()
+        for round_ in range(30):
+            new = numbered((round_ * 37) % 100, 20)
+            put(service, new)
+            present |= set(new)
+            gone = sorted(present)[:: 3 + round_ % 4]
+            delete(service, gone)
+            present -= set(gone)
+            if round_ % 7 == 3:
+                service.shard.checkpoint()
+            assert scan(service) == sorted(present)
+            assert scan(service, prefix="key-0005") == [
+                key for key in sorted(present) if key.startswith("key-0005")
+            ]
+            middle = {"from": "key-00020", "to": "key-00070", "limit": 7}
+            inside = [key for key in sorted(present) if "key-00020" <= key < "key-00070"]
+            assert scan(service, **middle) == inside[:7]
+
+
+def test_an_order_that_nobody_uses_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_order, "_PENDING_MIN", 50)
+    with service_on(MemoryFiles(), SETTINGS) as service:
+        make(service)
+        put(service, ["a"])
+        assert scan(service) == ["a"]
+        for n in range(30):
+            put(service, numbered(10 * n, 10))
+        order = service.kv._orders["t"]
+        assert order._pending_rows <= 50
+        assert scan(service) == ["a", *numbered(0, 300)]
+
+
+def test_a_topic_that_is_made_again_is_another() -> None:
+    with service_on(MemoryFiles(), SETTINGS) as service:
+        make(service)
+        put(service, ["a", "b"])
+        assert scan(service) == ["a", "b"]
+        call(service, "delete_topic", {"topic": "t"})
+        with pytest.raises(FastiError):
+            scan(service)
+        make(service)
+        assert scan(service) == []
+        put(service, ["c"])
+        assert scan(service) == ["c"]
+
+
+def test_values_larger_than_a_piece() -> None:
+    with service_on(MemoryFiles(), SETTINGS) as service:
+        make(service)
+        keys = numbered(0, 20)
+        for key in keys:
+            put(service, [key], bytes(1 << 20))
+        _, batches = service.read({"version": 1, "call": "kv", "topic": "t"})
+        sizes = [batch.nbytes for batch in batches]
+        assert len(sizes) > 1
+        assert sum(sizes) > 20 << 20
+        assert max(sizes) < 18 << 20
+
+
+# Compaction
+
+
+def test_values_that_are_overwritten_take_no_space(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    settings = replace(SETTINGS, segment_bytes=4 << 20)
+    with service_on(files, settings) as service:
+        make(service)
+        keys = numbered(0, 10_000)
+        sizes = []
+        for round_ in range(100):
+            # By turns all of them, and a third, which leaves blocks that are dead in part.
+            put(service, keys[:: 1 + 2 * (round_ % 2)], b"%0100d" % round_)
+            service.shard.checkpoint()
+            sizes.append(sum(each.stat().st_size for each in (tmp_path / "blocks").iterdir()))
+        # As large after a hundred rounds as after ten, and never more than what lives and as much.
+        assert max(sizes[10:]) <= 1.1 * max(sizes[:10])
+        assert max(sizes) < 2 * 10_000 * 250
+        assert len(scan(service)) == 10_000
+    with service_on(files, settings) as service:
+        table = service.call("kv_get", {"version": 1, "topic": "t"}, [pa.table({"key": keys})])[1]
+        values, versions = (table[0].column(name).to_pylist() for name in ("value", "version"))
+        found = list(zip(values, versions, strict=True))
+        assert set(found[::3]) == {(b"%0100d" % 99, 100)}
+        assert set(found[1::3]) == {(b"%0100d" % 98, 50)}
