@@ -41,6 +41,8 @@ class LocalShard:
             more = self._step(loaded, now_us, tick)
             step.effects += more.effects
             step.frames += more.frames
+            step.more = more.more
+            step.wake_at_us, step.wake_at_tick = more.wake_at_us, more.wake_at_tick
         return step
 
     def _step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
