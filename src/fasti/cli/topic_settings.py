@@ -1,7 +1,7 @@
 """A topic's settings as options, made from the fields of `TopicSettings` and `RetryPolicy`.
 
-A field `lease_us` is the option `--lease` and takes a length of time; those of the retry policy
-begin with `retry`. What each one means stands in the table below, and nowhere else in the command.
+A field `lease_us` is the option `--lease` and takes a length of time, `--segment-bytes` a size;
+those of the retry policy begin with `retry`. What each one means stands in the table below, and nowhere else in the command.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import typer
 from fasti.cli import moments, output
 from fasti.cli.signatures import Command, option, parameters_of, presented
 from fasti.model import RetryPolicy, TopicSettings
+from fasti.settings.values import Size
 
-_FIXED = ("kind", "partitions", "age_step_us")
+_FIXED = ("kind", "partitions", "age_step")
+_SIZE = Size(least=0)
 _PANEL = "Settings of the topic"
 _MEANINGS = {
     "kind": "What the topic is: timeline, priority, cron, log or kv.",
@@ -57,19 +59,32 @@ class Setting:
         """Whether it is a length of time."""
         return self.field.endswith("_us")
 
+    @property
+    def is_size(self) -> bool:
+        """Whether it is a number of bytes."""
+        return self.field.endswith("_bytes")
+
     def shown(self, value: Any) -> str:
         """For people."""
         if self.is_length:
             return moments.shown_length(value)
+        if self.is_size:
+            return _SIZE.show(value)
         return output.number(value) if isinstance(value, int) else str(value)
 
     def parameter(self) -> inspect.Parameter:
         """For typer; not given is None, so that only what was given is sent."""
         meaning = f"{_MEANINGS[self.name]} Default: {self.shown(self.default)}."
+        parser: Callable[[str], int] | None = None
+        metavar: str | None = None
+        if self.is_length:
+            parser, metavar = moments.length_us, "TIME"
+        elif self.is_size:
+            parser, metavar = _size_bytes, _SIZE.metavar
         made: Any = typer.Option(
             "--" + self.name.replace("_", "-"),
-            parser=moments.length_us if self.is_length else None,
-            metavar="TIME" if self.is_length else None,
+            parser=parser,
+            metavar=metavar,
             help=meaning,
             rich_help_panel=_PANEL,
             show_default=False,
@@ -80,6 +95,13 @@ class Setting:
     def of(self, settings: TopicSettings) -> Any:
         """Its value in those settings."""
         return getattr(settings.retry if self.in_retry else settings, self.field)
+
+
+def _size_bytes(given: str) -> int:
+    try:
+        return _SIZE.read(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _all() -> list[Setting]:

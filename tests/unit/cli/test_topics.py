@@ -61,6 +61,21 @@ def test_a_topic_from_its_making_to_its_end(bare_shell: Shell) -> None:
     assert "no topics" in shell("topics", "list").out
 
 
+def test_a_log_with_its_retention(bare_shell: Shell) -> None:
+    shell = bare_shell
+    made = shell.good(
+        *("topics", "create", "events", "--kind", "log", "--segment-age", "7d"),
+        *("--segment-bytes", "1MiB", "--retained-bytes", "10GiB"),
+    )["settings"]
+    assert (made["kind"], made["segment_age_us"]) == ("log", 7 * 86_400_000_000)
+    assert (made["segment_bytes"], made["retained_bytes"]) == (1 << 20, 10 << 30)
+    described = shell("topics", "describe", "events").out
+    assert "10GiB" in described
+    changed = shell.good("topics", "update", "events", "--retained-bytes", "0")["settings"]
+    assert (changed["retained_bytes"], changed["segment_bytes"]) == (0, 1 << 20)
+    assert shell("topics", "update", "events", "--retained-bytes", "much").code == 2
+
+
 def test_what_can_not_be_ends_with_its_own_code(shell: Shell) -> None:
     assert shell.good("topics", "create", "emails")["topic"] == "emails"
     mismatch = shell("topics", "create", "emails", "--lease", "1m")
