@@ -153,6 +153,10 @@ def test_listing_counting_and_forecasting(client: fasti.Client, topic: str) -> N
     assert emails.count()["scheduled"] == 3
     forecast = emails.forecast("1h", start=now_us)
     assert forecast.column("count").to_pylist() == [1, 2]
+    for odd, field in (({"start": 7}, "start"), ({"end": 1}, "start"), ({"bucket": 7}, "bucket")):
+        with pytest.raises(InvalidArgument) as refused:
+            emails.forecast(**odd)
+        assert refused.value.field == field
     producer.close()
 
 

@@ -70,7 +70,10 @@ class Message(sync.Message):
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Awaitable[Outcome | None]:
-        """Gives it back, for now or after `delay`; the attempt doesn't count."""
+        """Gives it back: due again at once, or after `delay`, whatever its due time was.
+
+        The attempt doesn't count.
+        """
         return self._finished("release", duration_us(delay or 0, "delay"), wait, timeout)
 
     def extend(  # type: ignore[override]
@@ -169,7 +172,7 @@ class Batch(sync.Batch):
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Awaitable[Outcomes | None]:
-        """Given back, for now or after `delay`."""
+        """Given back: due again at once, or after `delay`."""
         return self._finish("release", duration_us(delay or 0, "delay"), mask, wait, timeout)
 
     def _finish(  # type: ignore[override]

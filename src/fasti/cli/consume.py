@@ -82,8 +82,7 @@ def consume(
     if not ack:
         most = min(most or _HELD_MAX, _HELD_MAX)
     if most == 0:
-        if sys.stderr.isatty():
-            typer.echo("Nothing is ready; -f waits for it.", err=True)
+        typer.echo("Nothing is ready; -f waits for it.", err=True)
         return
     patience = timeout if waits else _IDLE
     # What is not acknowledged counts as prefetched until it is given back.

@@ -59,9 +59,7 @@ def list_messages(
         str | None, typer.Option("--owner", help="Only those of this owner.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
-    payload: Annotated[
-        bool, typer.Option("--payload", help="Also keys, headers and payloads.")
-    ] = False,
+    payload: Annotated[bool, typer.Option("--payload", help="Also headers and payloads.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """What a topic holds, by id.
@@ -75,8 +73,11 @@ def list_messages(
         due_to=due_to,
         owner=of_owner,
         limit=limit + 1,
-        payload=payload,
+        # Keys lie beside the payloads.
+        payload=True,
     )
+    if not payload:
+        found = found.drop_columns(["created_us", "headers", "content_type", "subject", "payload"])
     print_messages(found.slice(0, limit), as_json, more=found.num_rows > limit)
 
 

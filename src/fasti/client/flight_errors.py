@@ -20,6 +20,23 @@ from fasti.protocol.envelope import parse
 from fasti.protocol.problems import error_from_json
 
 _CODED = re.compile(r"\b([a-z_]+): ([^\n]*)")
+# Parts of what gRPC says, and what they mean; the first that is found counts.
+_MEANINGS = (
+    ("connection refused", "no broker answers: the connection was refused"),
+    ("lookup failed", "no broker answers: its host name is not known"),
+    ("errors resolving", "no broker answers: its host name is not known"),
+    ("name resolution", "no broker answers: its host name is not known"),
+    ("certificate", "the broker's certificate was not accepted"),
+    ("handshak", "no secure connection: the broker may not speak TLS, or not trust us"),
+    ("ssl_error", "no secure connection: the broker may not speak TLS, or not trust us"),
+    ("no route to host", "no broker answers: there is no way to its host"),
+    ("network is unreachable", "no broker answers: there is no way to its host"),
+    ("failed to connect", "no broker answers"),
+    ("socket closed", "the connection to the broker was lost"),
+    ("connection reset", "the connection to the broker was lost"),
+    ("broken pipe", "the connection to the broker was lost"),
+    ("goaway", "the broker has ended the connection"),
+)
 _DEBUG = re.compile(r"\.? ?(gRPC client debug context|Client context|Detail).*", re.DOTALL)
 
 
@@ -43,10 +60,18 @@ def fasti_error(error: BaseException) -> FastiError:
     # A call that its peer cut off or cancelled, an end in the middle of a message, a write to a
     # stream that is over: all mean that this connection is of no use any more.
     if isinstance(error, (flight.FlightError, pa.ArrowException, OSError, StopIteration)):
-        return Unavailable(f"no broker answers, or the connection was lost: {text}")
+        return Unavailable(_plainly(text), details={"cause": text})
     if isinstance(error, (TypeError, ValueError)):
         return InvalidArgument(f"this can't be sent: {text}")
     return FastiError(f"{type(error).__name__}: {text}")
+
+
+def _plainly(text: str) -> str:
+    """What gRPC says of a connection, in a sentence for people; its own words are the `cause`."""
+    for sign, meaning in _MEANINGS:
+        if sign in text.lower():
+            return meaning
+    return "no broker answers, or the connection was lost"
 
 
 def _told(extra: bytes) -> FastiError | None:

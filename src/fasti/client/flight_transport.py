@@ -187,6 +187,8 @@ class FlightTransport:
         meant = fasti_error(error)
         if isinstance(meant, (Unavailable, TimedOut)):
             self._lost(generation)
+        if isinstance(meant, Unavailable) and "cause" in meant.details:
+            return Unavailable(f"{meant.message} ({self._address})", details=meant.details)
         return meant
 
     # Streams

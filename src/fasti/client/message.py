@@ -201,7 +201,10 @@ class Message:
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Outcome | None:
-        """Gives it back, for now or after `delay`; the attempt doesn't count."""
+        """Gives it back: due again at once, or after `delay`, whatever its due time was.
+
+        The attempt doesn't count.
+        """
         return self._finish("release", duration_us(delay or 0, "delay"), wait, timeout)
 
     def extend(
@@ -380,7 +383,7 @@ class Batch:
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Outcomes | None:
-        """Given back, for now or after `delay`."""
+        """Given back: due again at once, or after `delay`."""
         return self._finish("release", duration_us(delay or 0, "delay"), mask, wait, timeout)
 
     def _finish(

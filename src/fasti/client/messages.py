@@ -23,6 +23,13 @@ from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
 _Found = TypeVar("_Found")
 # Requests by lists longer than this go in several.
 _ROWS_MAX = 50_000
+_FORECAST = {
+    "from": "start",
+    "from_us": "start",
+    "to": "end",
+    "to_us": "end",
+    "bucket_us": "bucket",
+}
 
 Ids = Any
 Keys = Any
@@ -244,7 +251,15 @@ class Messages:
         if to_us is None:
             to_us = min(from_us + max(1000 * bucket_us, DAY_US), DUE_MAX_US)
         header = {"topic": self.topic, "from_us": from_us, "to_us": to_us, "bucket_us": bucket_us}
-        _, parts = self._transport.call("forecast", header)
+        try:
+            _, parts = self._transport.call("forecast", header)
+        except InvalidArgument as error:
+            # The protocol has other names for them than this call.
+            field = _FORECAST.get(error.details.get("field", ""))
+            if field is None:
+                raise
+            limit = error.details.get("limit")
+            raise InvalidArgument(f"{field}: {error.message}", field=field, limit=limit) from error
         return parts[0]
 
     # The dead

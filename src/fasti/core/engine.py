@@ -211,8 +211,12 @@ class Engine:
         topic = work.topic(command.topic)
         kind = topic.settings.kind
         if kind not in by_kind:
-            word = type(command).__name__.lower()
-            raise InvalidArgument(f"{topic.name!r} is a {kind} topic: no {word}", field="topic")
+            # `DescribeGroups` is "describe groups" to people.
+            letters = type(command).__name__
+            words = "".join(f" {each.lower()}" if each.isupper() else each for each in letters)
+            raise InvalidArgument(
+                f"{topic.name!r} is a {kind} topic, where there is no{words}", field="topic"
+            )
         if kind != "log" and bool(getattr(command, "group", "")):
             raise InvalidArgument("groups are for log topics", field="group")
         return self._produce if type(command) is commands.Produce else by_kind[kind]

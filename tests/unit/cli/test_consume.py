@@ -43,6 +43,9 @@ def test_it_waits_for_what_falls_due_if_it_is_told_to(shell: Shell) -> None:
     shell.good("produce", "emails", "soon", "--delay", "50ms")
     assert shell("consume", "emails", "--timeout", "10s", "-n", "1").out == "soon\n"
     assert shell("consume", "emails", "--timeout", "10ms").out == ""
+    nothing = shell("consume", "emails")
+    assert (nothing.out, nothing.code) == ("", 0)
+    assert "Nothing is ready" in nothing.err
 
 
 def test_forms(shell: Shell) -> None:
@@ -60,7 +63,7 @@ def test_forms(shell: Shell) -> None:
 def test_what_it_can_not_do(shell: Shell) -> None:
     group = shell("consume", "emails", "--group", "billing")
     assert group.code == ERROR_EXITS["invalid_argument"]
-    assert "emails is a timeline" in group.err
+    assert "'emails' is a timeline" in group.err
     assert shell("consume", "nothing").code == ERROR_EXITS["not_found"]
     assert shell("consume", "nothing", "-f").code == ERROR_EXITS["not_found"]
     assert shell("consume", "emails", "--format", "{nothing}").code == 2

@@ -21,6 +21,7 @@ def test_a_list_for_people_and_for_programs(shell: Shell) -> None:
     found = shell.good("messages", "list", "emails")
     assert [row["id"] for row in found] == [1, 2, 3]
     assert "payload" not in found[0]
+    assert [row["key"] for row in found] == ["a", "b", None]
     assert found[0]["due"].endswith("Z")
 
 

@@ -49,7 +49,11 @@ def test_a_topic_from_its_making_to_its_end(bare_shell: Shell) -> None:
     listed = shell.good("topics", "list")
     assert [topic["topic"] for topic in listed] == ["emails"]
     assert listed[0]["counts"]["scheduled"] == 0
-    assert "timeline" in shell("topics", "list").out
+    narrow, wide = shell("topics", "list").out, shell("topics", "list", "--wide").out
+    assert "timeline" in narrow
+    assert "cancelled" not in narrow
+    assert "cancelled" in wide
+    assert max(map(len, narrow.splitlines())) < 80 < max(map(len, wide.splitlines()))
 
     assert shell("topics", "delete", "emails", stdin="n\n").code == 1
     assert shell("topics", "describe", "emails").code == 0
