@@ -94,9 +94,26 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
             None,
             "only priority topics have an age step",
         ),
-        (settings.segment_age_us >= 0, "segment_age_us", None, "an age can't be negative"),
+        (
+            0 <= settings.segment_age_us <= DUE_MAX_US >> 1,
+            "segment_age_us",
+            DUE_MAX_US >> 1,
+            "an age can't be negative, nor for ever: 0 keeps everything",
+        ),
         (settings.segment_bytes >= 4096, "segment_bytes", None, "at least 4096 bytes"),
         (settings.retained_bytes >= 0, "retained_bytes", None, "a size can't be negative"),
+        (
+            settings.kind == "log" or not settings.segment_age_us,
+            "segment_age_us",
+            None,
+            "only logs drop rows by age",
+        ),
+        (
+            settings.kind == "log" or not settings.retained_bytes,
+            "retained_bytes",
+            None,
+            "only logs drop rows by bytes",
+        ),
         (
             0 <= settings.idle_age_us <= DUE_MAX_US >> 1,
             "idle_age_us",

@@ -16,6 +16,7 @@ from fasti.core.commands import (
     Ack,
     ChangeTopic,
     Count,
+    CreateTopic,
     DeleteTopic,
     Get,
     Produce,
@@ -288,6 +289,22 @@ def test_settings_that_change_count_at_once() -> None:
     for _ in range(9):
         rig.produce([bytes(2000)])
     assert rig.describe()["bytes"] <= 4096
+
+
+def test_settings_that_no_log_has_and_that_only_logs_have() -> None:
+    rig = LogRig()
+    for field, value in (
+        ("segment_age_us", -1),
+        ("segment_age_us", 1 << 62),
+        ("segment_bytes", 4095),
+        ("retained_bytes", -1),
+    ):
+        reply = rig.call(CreateTopic("other", TopicSettings(kind="log", **{field: value})))
+        assert reply.error.field == field
+    for field in ("segment_age_us", "retained_bytes"):
+        reply = rig.call(CreateTopic("other", TopicSettings(**{field: 10_000_000})))
+        assert reply.error.field == field
+        assert "only logs" in reply.error.message
 
 
 def test_a_deleted_log_is_gone_with_its_blocks() -> None:
