@@ -1,0 +1,74 @@
+"""What key-value topics added to the format of frames: their events.
+
+If one of these tests fails because the format was changed on purpose, raise the format version,
+leave the old file where it is, and add a new one beside it.  To write a new file, run this module
+with ``python -m tests.golden.test_kv_formats``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.golden.test_log_formats import joined
+from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
+
+from fasti.core.events import Event, Replaced
+from fasti.core.keys import Rows
+from fasti.core.kv_events import KvProduced, Removed
+from fasti.core.replies import Frame
+from fasti.model import DUE_MAX_US
+from fasti.storage import event_codec
+
+BODY = Path(__file__).parent / "frame-body-2-kv"
+
+
+def frame() -> Frame:
+    rows = Rows.of(
+        [b"first", b"", b"\x00\xff", b""],
+        key=["k", "k\0clustering", "schlüssel", "gone"],
+        content_type=["text/plain", None, None, None],
+    )
+    due, some = int64s(DUE_MAX_US, AT_US + 5), int64s(3, 9)
+    hashes = rows.keys(SEED)
+    assert hashes is not None
+    events: list[Event] = [
+        Removed(AT_US, 1, 2, 1, int64s(4), int64s(2)),
+        KvProduced(AT_US, 1, 2, 7, "", "", due, int64s(0, 2), hashes.hashes[[0, 2]], version=5),
+        Replaced(AT_US, 1, 2, some, int64s(2, 8), due, int64s(1, 0)),
+        Removed(AT_US, 1, 0, 0, int64s(9), int64s(3)),
+    ]
+    return Frame(5, events, rows)
+
+
+def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
+    stored = BODY.read_bytes()
+    rows = frame().rows
+    assert rows is not None
+    end = len(stored) - len(rows.encoded)
+    assert joined(event_codec.encode(frame()))[:end] == stored[:end]
+
+
+def test_a_body_is_read_as_ever() -> None:
+    was = frame()
+    stored = memoryview(BODY.read_bytes())
+    events, rows = event_codec.decode(stored, SEED)
+    assert rows is not None
+    assert was.rows is not None
+    assert rows.batch == was.rows.batch
+    for before, now in zip(was.events, events, strict=True):
+        assert type(before) is type(now)
+        for name in before.__dataclass_fields__:
+            assert same(getattr(before, name), getattr(now, name)), (before, name)
+
+
+def test_a_body_is_read_by_who_follows_its_topic_alone() -> None:
+    stored = memoryview(BODY.read_bytes())
+    events, rows = event_codec.decode_about(stored, 1)
+    assert [type(event) for event in events] == [type(event) for event in frame().events]
+    assert rows is not None
+    assert event_codec.decode_about(stored, 2) == ([], None)
+
+
+if __name__ == "__main__":
+    if not BODY.exists():
+        BODY.write_bytes(joined(event_codec.encode(frame())))
