@@ -118,9 +118,8 @@ class Scheduler:
             try:
                 self.catch_up()
             except Closed:
-                if self._shard.failed:
-                    return
-                retry_us = self._forget_all(_RETRY_US)
+                # The shard has ended: there is nobody to fire for.
+                return
             except FastiError as error:
                 _log.info("schedules are read again: %s", error)
                 retry_us = self._forget_all(error.retry_after_us or _RETRY_US)

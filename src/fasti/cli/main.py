@@ -42,6 +42,10 @@ class Commands(LazyGroup):
         "bindings": Lazy(
             "bindings", "Have what one topic gets go to others too, by the messages' subjects."
         ),
+        "schedules": Lazy(
+            "schedules",
+            "Schedules of cron topics: see, make, preview, pause, run and delete them.",
+        ),
         "storage": Lazy("storage", "Look into a data directory, and repair it."),
         "token": Lazy("token", "Make, list and revoke the tokens of a broker."),
         "bench": Lazy("bench", "Measure Fasti on this machine, beside the machine's own limits."),
