@@ -37,7 +37,7 @@ from fasti.core.pairs import sort_pairs
 from fasti.core.partition import FOREVER, NOBODY, Partition, joined
 from fasti.core.priority_events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.core.ready import Ready
-from fasti.core.reductions import every, highest, lowest
+from fasti.core.reductions import every, lowest
 from fasti.core.state import Topic
 from fasti.core.timeline_kind import TimelineKind
 from fasti.model import DUE_MAX_US
@@ -122,7 +122,8 @@ class PriorityPartition(Partition):
         flags = self.arena.flags.take(slots, mode="clip")
         here = (flags & NEAR != 0) & (due <= self.now_us)
         if here.any():
-            self._rank(sequences[here], slots[here], due[here])
+            order = np.lexsort((sequences[here], due[here]))
+            self._rank(sequences[here][order], slots[here][order], due[here][order])
             self._memory.untidy.add(self)
 
     def _complete(self) -> bool:
@@ -140,25 +141,34 @@ class PriorityPartition(Partition):
         due, sequences = self.ready.take(_RANKED_PER_CALL, self.now_us)
         slots = self.ledger.slots(sequences)
         good = (self.states(slots) == codes.SCHEDULED) & self._holds_due(slots, due)
-        if good.any():
-            self._rank(sequences[good], slots[good], due[good])
+        if not every(good):
+            sequences, slots, due = sequences[good], slots[good], due[good]
+        self._rank(sequences, slots, due)
         first_us = self.ready.first_due()
         return first_us is not None and first_us <= self.now_us
 
     def _line_up(self, sequences: Int64s, due: Int64s) -> Int64s:
         if lowest(due) > self.now_us:
             return super()._line_up(sequences, due)
-        if highest(due) <= self.now_us:
-            return self._rank(sequences, self.ledger.slots(sequences), due)
-        late = due <= self.now_us
-        slots = self._rank(sequences[late], self.ledger.slots(sequences[late]), due[late])
-        return np.concatenate([slots, super()._line_up(sequences[~late], due[~late])])
+        due, sequences = sort_pairs(due, sequences)
+        slots = self.ledger.slots(sequences)
+        late = int(np.searchsorted(due, self.now_us, side="right"))
+        self._rank(sequences[:late], slots[:late], due[:late])
+        self.ready.push(due[late:], sequences[late:])
+        return slots
 
-    def _rank(self, sequences: Int64s, slots: Int64s, due: Int64s) -> Int64s:
-        """Enters rows that are due; returns their slots, each once."""
-        ranks, ordered = sort_pairs(self._ranks(slots, due), sequences)
-        self.ranked.push(ranks, ordered)
-        return slots if len(ordered) == len(slots) else self.ledger.slots(ordered)
+    def _rank(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
+        """Enters rows that are due, sorted by due time and sequence, each once."""
+        if not len(sequences):
+            return
+        ranks, priority = self._ranks(slots, due), self.arena.priority.take(slots, mode="clip")
+        # numpy sorts numbers of 16 bits without comparing them, and in order they are already but
+        # for that; with a guard this leaves a sorted run for each priority, which are merged.
+        order = np.argsort(priority, kind="stable")
+        ranks, sequences = ranks[order], sequences[order]
+        if self._age_step_us or due[0] < self.base_us:
+            ranks, sequences = sort_pairs(ranks, sequences, of_runs=True)
+        self.ranked.push(ranks, sequences)
 
     def _ranks(self, slots: Int64s, due: Int64s) -> Int64s:
         priority = self.arena.priority.take(slots, mode="clip").astype(np.int64)
