@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from fasti.broker.local import LocalShard
-from fasti.broker.routes import Matcher
 from fasti.config import ShardSettings
 from fasti.core import commands as co
+from fasti.core import fanout
 from fasti.core.keys import Rows
+from fasti.core.matching import Matcher
 from fasti.core.replies import Deliver, Reply
 from fasti.core.routing_commands import Bind, ReadBindings, Unbind
 from fasti.errors import NotFound, Overloaded
@@ -161,14 +162,17 @@ class Rig:
                     assert seen[found] == row.payload
 
     def produce_late(self, topic: str) -> None:
-        """A batch under bindings that have changed since: refused, and nothing happens."""
+        """A batch under bindings that have changed since: routed by those of now, or refused."""
         matcher = self.old.get(topic)
         if matcher is None or matcher.version == self.matcher(topic).version:
             return
-        if not self.model.topics[topic].bindings:
+        rows = self.rows(2, topic)
+        command = self.command(topic, rows, matcher)
+        if len(rows) <= fanout.ROUTED_HERE_MAX or not self.model.topics[topic].bindings:
+            assert words(self.call(command)) == self.model.produce(topic, rows, "", "reject")
             return
         with pytest.raises(Overloaded) as refusal:
-            self.call(self.command(topic, self.rows(2), matcher))
+            self.call(command)
         assert refusal.value.details["bindings_of"] == topic
 
     def produce_numbered(self, topic: str, producer: str) -> None:

@@ -45,7 +45,6 @@ class Intake:
         self._owner: str = fields["owner"]
         self._producer: str = fields["producer"]
         service.require_topic(self._topic)
-        service.routes.refresh(self._topic)
         self._waiting: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._batches = self._bytes = 0
@@ -100,7 +99,7 @@ class Intake:
             partition=requests.integer(fields, "partition"),
             stage=fields["stage"],
         )
-        return self._service.submit([self._service.routes.route(command)])
+        return self._service.submit([command])
 
     def finish(self) -> None:
         """No more batches come; `next_receipt` says None behind the last receipt."""

@@ -1,134 +1,27 @@
 """Where the rows of a produce go besides their topic, worked out in the thread that received them.
 
 `RouteBook` knows the bindings of the topics that have some, as of the last time somebody looked, and
-gives each batch its `Routes` under that version. The engine compares versions: a batch under an old
-one is refused (`overloaded`, at once retryable), and the book looks again. So no pattern is ever
-looked at on the sequencer, and none is applied that is not in force.
-
-Patterns lie in a tree of words, and what a subject was found to fit is remembered: a batch costs one
-look-up per distinct subject. Any thread may use a book; a `Matcher` is never changed but for what it
-remembers, which two threads may find out twice.
+gives each batch its `Routes` under that version. The engine compares versions: a small batch under
+an old one it routes itself, a large one is refused (`overloaded`, at once retryable), and the book
+looks again. So hardly ever is a pattern looked at on the sequencer, and none is applied that is not
+in force. Any thread may use a book.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
 from fasti.core.commands import Produce, Transaction
-from fasti.core.routing_commands import ReadBindings, Routes
-from fasti.core.subjects import ANY_WORD, EVERYTHING
-from fasti.errors import FastiError, InvalidArgument, NotFound, Overloaded
+from fasti.core.matching import Matcher, routes_of
+from fasti.core.routing_commands import ReadBindings
+from fasti.errors import FastiError, NotFound, Overloaded
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
 
-Binding = tuple[str, str]
-
-_REMEMBERED_MAX = 65_536
-# Rows of all topics that one batch may become: more would hold up everybody else.
-COPIES_PER_ROW_MAX = 10
 _TRIES = 4
-
-
-class _Words:
-    """A place in the tree of patterns: what may follow, and whose pattern ends here."""
-
-    __slots__ = ("ends", "ends_open", "next")
-
-    def __init__(self) -> None:
-        self.next: dict[str, _Words] = {}
-        self.ends: list[int] = []
-        # Of patterns that go on with `>`.
-        self.ends_open: list[int] = []
-
-
-class Matcher:
-    """The bindings of a topic under one version: which targets does a subject fit?"""
-
-    def __init__(self, version: int, bindings: Sequence[Binding]) -> None:
-        self.version = version
-        self.targets = list(dict.fromkeys(target for _, target in bindings))
-        self._root = _Words()
-        self._always: list[int] = []
-        numbers = {target: number for number, target in enumerate(self.targets)}
-        for pattern, target in bindings:
-            self._add(pattern, numbers[target])
-        self._known: dict[str, tuple[int, ...]] = {}
-
-    def _add(self, pattern: str, target: int) -> None:
-        if pattern == EVERYTHING:
-            self._always.append(target)
-        *words, last = pattern.split(".")
-        place = self._root
-        for word in words:
-            place = place.next.setdefault(word, _Words())
-        if last == EVERYTHING:
-            place.ends_open.append(target)
-        else:
-            place.next.setdefault(last, _Words()).ends.append(target)
-
-    def match(self, subject: str | None) -> tuple[int, ...]:
-        """The numbers of the targets that this subject goes to, in order."""
-        if subject is None:
-            return tuple(self._always)
-        found = self._known.get(subject)
-        if found is None:
-            if len(self._known) >= _REMEMBERED_MAX:
-                self._known.clear()
-            found = self._known[subject] = self._search(subject)
-        return found
-
-    def _search(self, subject: str) -> tuple[int, ...]:
-        found: set[int] = set()
-        places = [self._root]
-        # Every place of the tree is met once at most, whatever the patterns are.
-        for word in subject.split("."):
-            following: list[_Words] = []
-            for place in places:
-                found.update(place.ends_open)
-                for sign in (word, ANY_WORD):
-                    if (after := place.next.get(sign)) is not None:
-                        following.append(after)
-            places = following
-            if not places:
-                break
-        for place in places:
-            found.update(place.ends)
-        return tuple(sorted(found))
-
-    def routes(self, subjects: pa.Array | None, count: int) -> Routes:
-        """Where each row of a batch goes. Raises `invalid_argument` if it would be too many."""
-        if subjects is None:
-            everywhere = np.arange(count, dtype=np.int64)
-            rows = [(number, everywhere) for number in self.match(None)]
-        else:
-            rows = self._rows(subjects)
-        return Routes(self.version, [(self.targets[number], mine) for number, mine in rows])
-
-    def _rows(self, subjects: pa.Array) -> list[tuple[int, NDArray[np.int64]]]:
-        encoded = subjects.dictionary_encode()
-        codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
-        fits = [self.match(subject) for subject in encoded.dictionary.to_pylist()]
-        fits.append(self.match(None))
-        wanted: dict[int, list[int]] = {}
-        for code, targets in enumerate(fits):
-            for target in targets:
-                wanted.setdefault(target, []).append(code)
-        found = []
-        for target, fitting in sorted(wanted.items()):
-            mask = np.zeros(len(fits), dtype=np.bool_)
-            mask[fitting] = True
-            rows = np.flatnonzero(mask[codes])
-            if len(rows):
-                found.append((target, rows))
-        return found
 
 
 class RouteBook:
@@ -138,28 +31,30 @@ class RouteBook:
         self._shard = shard
         self._matchers: dict[str, Matcher] = {}
         self._lock = threading.Lock()
+        self._is_read = False
 
-    def route(self, command: Produce) -> Produce:
-        """Gives a produce its routes, if its topic is known to have bindings."""
-        matcher = self._matchers.get(command.topic)
-        if matcher is not None:
-            command.routes = self._routes(matcher, command)
-        return command
+    def route(self, command: Any) -> None:
+        """Gives what a command produces its routes, where a topic is known to have bindings."""
+        if isinstance(command, Transaction):
+            for part in command.commands:
+                self.route(part)
+        elif isinstance(command, Produce):
+            if not self._is_read:
+                self._read_all()
+            matcher = self._matchers.get(command.topic)
+            if matcher is not None:
+                command.routes = routes_of(matcher, command, self._shard.settings.limits)
 
-    def _routes(self, matcher: Matcher, command: Produce) -> Routes:
-        batch, count = command.rows.batch, len(command.rows)
-        subjects = batch.column("subject") if "subject" in batch.schema.names else None
-        routes = matcher.routes(subjects, count)
-        copies = sum(len(rows) for _, rows in routes.targets)
-        limit = COPIES_PER_ROW_MAX * self._shard.settings.limits.batch_rows_max
-        if copies > limit:
-            raise InvalidArgument(
-                f"the bindings would make {copies} copies of this batch, the limit is {limit}: "
-                "send fewer rows at a time",
-                field="batch_rows_max",
-                limit=limit,
-            )
-        return routes
+    def _read_all(self) -> None:
+        """All bindings that there are, at the first use; from then on who changes them tells."""
+        # If the engine can't be asked now, batches are refused, and what they lack is learnt.
+        with suppress(FastiError):
+            for topic in self._shard.run(self._bound).result():
+                self.refresh(topic)
+            self._is_read = True
+
+    def _bound(self) -> list[str]:
+        return [topic.name for topic in self._shard.engine.state.topics.values() if topic.bindings]
 
     def refresh(self, topic: str) -> None:
         """Looks at a topic's bindings again. Waits for the engine."""
@@ -176,6 +71,14 @@ class RouteBook:
                 self._matchers[topic] = Matcher(version, bindings)
             else:
                 self._matchers.pop(topic, None)
+
+    def topic_gone(self, topic: str) -> None:
+        """A topic was deleted, and with it the bindings that led to it."""
+        self._matchers.pop(topic, None)
+        for name, matcher in list(self._matchers.items()):
+            if topic in matcher.targets:
+                with suppress(FastiError):
+                    self.refresh(name)
 
     def learn(self, error: FastiError | None) -> bool:
         """Whether a refusal was about bindings that were others: then they are known by now."""
@@ -203,7 +106,7 @@ class RouteBook:
             for part, whole in zip(produced, atomic, strict=True):
                 # The engine takes it off when it begins.
                 part.atomic = whole
-                self.route(part)
+            self.route(command)
             reply = self._shard.call(command)
             if not produced or tries == _TRIES or not self.learn(reply.error):
                 return reply

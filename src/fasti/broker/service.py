@@ -159,6 +159,7 @@ class Service:
 
     def topic_gone(self, topic: str) -> None:
         """The topic was deleted: whoever waits for its messages is told."""
+        self.routes.topic_gone(topic)
         self.kv.forget(topic)
         with self._sessions_lock:
             sessions = [session for session in self._sessions if session.topic == topic]
@@ -172,9 +173,11 @@ class Service:
     # For the parts of the service
 
     def submit(self, commands: Sequence[Any]) -> Future[list[Any]]:
-        """Hands commands to the shard."""
+        """Hands commands to the shard; what they produce is routed first."""
         if self.stopping:
             raise self.unavailable()
+        for command in commands:
+            self.routes.route(command)
         return self.shard.submit(commands)
 
     def command(self, command: Any) -> Any:

@@ -2,8 +2,8 @@
 
 A binding is a pattern and a target. Which rows fit which pattern is worked out by the thread that
 received them (broker/routes.py), under a version of the topic's bindings that is compared here: a
-batch that was routed under another one is refused and comes again, so no binding is applied before
-it was made or after it was removed.
+batch that was routed under another one is routed anew, or if it is a large one refused and comes
+again, so no binding is applied before it was made or after it was removed.
 
 Each message goes to its topic and to all of its targets, or nowhere: a row that one of them can't
 take (its key is taken there, say) is put into none and says so. That takes two goes at most. The
@@ -31,6 +31,7 @@ from fasti.core import produce as timeline
 from fasti.core.commands import Produce
 from fasti.core.judging import blank
 from fasti.core.keys import Rows
+from fasti.core.matching import Matcher, routes_of
 from fasti.core.replies import Done, Reply
 from fasti.core.routing_commands import Bind, ReadBindings, Routes, Unbind
 from fasti.core.state import Topic
@@ -47,6 +48,9 @@ Mask = NDArray[np.bool_]
 
 # What can be bound, and bound to.
 KINDS = ("timeline", "priority", "log")
+# A batch that was routed under other bindings is routed anew by the sequencer, if it has no more
+# rows than this.
+ROUTED_HERE_MAX = 8_192
 _AGAIN_US = 1_000
 
 
@@ -139,23 +143,29 @@ def produce(engine: Engine, work: Work, command: Produce) -> Reply:
         raise InvalidArgument("a topic with bindings can't be staged into", field="stage")
     if topic.settings.kind == "log" and not topic.settings.relay:
         log.check_produce(work, topic, command)
-    fan = _Fan(work, topic, command, _routes(topic, command))
+    fan = _Fan(work, topic, command, _routes(work, topic, command))
     reply = fan.put(None) if work.state.memory.undo.active else _put_what_can_be(fan)
     if command.producer:
         timeline.advance_producer(work, topic, command, reply)
     return reply
 
 
-def _routes(topic: Topic, command: Produce) -> Routes:
+def _routes(work: Work, topic: Topic, command: Produce) -> Routes:
+    """The command's own, if they are of today; else worked out here, if that is soon done."""
     if not topic.bindings:
         return Routes(topic.bindings_version)
-    if command.routes is None or command.routes.version != topic.bindings_version:
+    if command.routes is not None and command.routes.version == topic.bindings_version:
+        return command.routes
+    if len(command.rows) > ROUTED_HERE_MAX:
         raise Overloaded(
             f"the bindings of {topic.name!r} have changed: once more",
             retry_after_us=_AGAIN_US,
             details={"bindings_of": topic.name, "bindings_version": topic.bindings_version},
         )
-    return command.routes
+    matcher = topic.matcher
+    if matcher is None or matcher.version != topic.bindings_version:
+        matcher = topic.matcher = Matcher(topic.bindings_version, topic.bindings)
+    return routes_of(matcher, command, work.limits)
 
 
 def _put_what_can_be(fan: _Fan) -> Reply:

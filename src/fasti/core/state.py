@@ -25,6 +25,7 @@ from fasti.model import State, TopicSettings
 
 if TYPE_CHECKING:
     from fasti.core.kind import Kind
+    from fasti.core.matching import Matcher
 
 Int64s = NDArray[np.int64]
 
@@ -40,6 +41,8 @@ class Topic:
         # Pairs of pattern and target, and how often they have changed.
         self.bindings: list[tuple[str, str]] = []
         self.bindings_version = 0
+        # Of these bindings, if it was needed: no durable state.
+        self.matcher: Matcher | None = None
         # What a relay passed on to nobody, since the start: no durable state.
         self.unrouted = 0
         # When something last happened here, as far as events tell.

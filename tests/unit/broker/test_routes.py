@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from fasti.broker.routes import COPIES_PER_ROW_MAX, Matcher, RouteBook
+from fasti.broker.routes import RouteBook
 from fasti.config import ShardSettings
-from fasti.core.commands import Produce
+from fasti.core.commands import Produce, Transaction
 from fasti.core.keys import Rows
+from fasti.core.matching import COPIES_PER_ROW_MAX, Matcher
 from fasti.core.replies import Done
 from fasti.core.routing_commands import ReadBindings
 from fasti.errors import InvalidArgument, NotFound, Overloaded
@@ -86,7 +88,7 @@ def test_hostile_patterns_are_searched_once_each() -> None:
 
 
 def test_the_memory_of_subjects_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fasti.broker.routes._REMEMBERED_MAX", 10)
+    monkeypatch.setattr("fasti.core.matching._REMEMBERED_MAX", 10)
     matcher = Matcher(1, [("a.*", "t")])
     for number in range(100):
         assert matcher.match(f"a.{number}") == (0,)
@@ -116,6 +118,11 @@ class OneTopic:
         self.refused = 0
         self.seen: list[Any] = []
 
+    def run(self, _: Any) -> Future[list[str]]:
+        names: Future[list[str]] = Future()
+        names.set_result(["s"])
+        return names
+
     def call(self, command: Any) -> Any:
         if isinstance(command, ReadBindings):
             if self.bindings is None:
@@ -140,16 +147,19 @@ def test_a_command_that_was_routed_by_old_bindings_is_sent_again() -> None:
     shard.version = 2
     assert book.call(produce()).error is None
     # Whole or nothing the second time as well.
-    assert shard.seen == [(None, True), (1, True), (1, True), (2, True)]
-    book.refresh("s")
+    assert shard.seen == [(1, True), (1, True), (2, True)]
     shard.bindings = None
     book.refresh("s")
-    assert book.route(produce()).routes is None
+    unbound = produce()
+    book.route(unbound)
+    assert unbound.routes is None
 
 
 def test_bindings_that_change_all_the_while_are_told() -> None:
     shard = OneTopic()
     book = RouteBook(shard)  # type: ignore[arg-type]
+    book.route(produce())
+    shard.version += 1
 
     def refresh(topic: str) -> None:
         shard.version += 1
@@ -159,12 +169,29 @@ def test_bindings_that_change_all_the_while_are_told() -> None:
     assert len(shard.seen) < 10
 
 
+def test_the_bindings_of_a_deleted_target_are_looked_at_again() -> None:
+    shard = OneTopic()
+    shard.bindings = [(">", "t"), (">", "u")]
+    book = RouteBook(shard)  # type: ignore[arg-type]
+    book.route(produce())
+    shard.version, shard.bindings = 2, [(">", "u")]
+    book.topic_gone("other")
+    kept = produce()
+    book.route(kept)
+    book.topic_gone("t")
+    fresh = produce()
+    book.route(fresh)
+    assert [kept.routes and kept.routes.version, fresh.routes and fresh.routes.version] == [1, 2]
+
+
 def test_too_many_copies_are_refused_by_name() -> None:
     shard = OneTopic(Limits(batch_rows_max=10))
     shard.bindings = [(">", f"t{number}") for number in range(COPIES_PER_ROW_MAX + 1)]
     book = RouteBook(shard)  # type: ignore[arg-type]
-    book.refresh("s")
     with pytest.raises(InvalidArgument, match="110 copies") as refusal:
         book.route(produce(10))
     assert refusal.value.details["limit"] == 100
-    assert book.route(produce(9)).routes is not None
+    fewer = produce(9)
+    book.route(Transaction([fewer]))
+    assert fewer.routes is not None
+    assert len(fewer.routes.targets) == COPIES_PER_ROW_MAX + 1
