@@ -37,6 +37,9 @@ COLUMNS: dict[str, pa.DataType] = {
     "content_type": pa.string(),
     "priority": pa.int32(),
     "subject": pa.string(),
+    # Of answers to requests.
+    "to": pa.string(),
+    "deadline_us": pa.int64(),
 }
 
 Header = dict[str, Any]

@@ -51,6 +51,13 @@ ACTIONS: dict[str, tuple[dict[str, Any], list[pa.RecordBatch]]] = {
     ),
     "redrive": ({"topic": "t"}, [rows(id=[1])]),
     "purge": ({"topic": "t"}, [rows(id=[1])]),
+    "redrive_dead": ({"topic": "t"}, []),
+    "purge_dead": ({"topic": "t"}, []),
+    "count_dead": ({"topic": "t"}, []),
+    "reply": (
+        {"topic": "t"},
+        [rows(to=["u"], payload=[b""]), rows(id=[1], token=[1], started_us=[None])],
+    ),
     "count": ({"topic": "t"}, []),
     "forecast": ({"topic": "t", "from_us": 0, "to_us": 10, "bucket_us": 1}, []),
     "transaction": ({"commands": []}, []),

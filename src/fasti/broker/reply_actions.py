@@ -67,6 +67,8 @@ def _reply(service: Service, header: Header, parts: Parts) -> Answer:
     answers = requests.one_batch(parts[0])
     limits = service.shard.settings.limits
     acks: list[co.Ack | None] = [None] * answers.num_rows
+    if len(parts) == 2 and not fields["topic"]:
+        raise InvalidArgument("'topic' is missing: where the requests are", field="topic")
     if len(parts) == 2:
         acks = _acks(fields, requests.one_batch(parts[1]), answers.num_rows, limits)
     elif fields["topic"]:
