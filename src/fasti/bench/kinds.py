@@ -16,7 +16,7 @@ Figures = dict[str, Any]
 Show = Callable[[str], None]
 # Of each part the module `kinds_NAME`, with a function `measure(directory, rows, show, limits)`.
 KINDS = tuple(
-    name for name in ("log", "priority", "kv", "cron") if find_spec(f"fasti.bench.kinds_{name}")
+    name for name in ("log", "priority", "kv", "cron", "routing") if find_spec(f"fasti.bench.kinds_{name}")
 )
 
 
