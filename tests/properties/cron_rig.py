@@ -36,7 +36,7 @@ class SteppedShard:
     """As much of a `Shard` as a scheduler sees, without threads."""
 
     def __init__(self, files: Files, now_us: int) -> None:
-        self.now_us = now_us
+        self.now = now_us
         self.local = LocalShard(files, SETTINGS)
         self.engine = self.local.engine
         self.clock = self
@@ -45,6 +45,10 @@ class SteppedShard:
         self.fire_counts = FireCounts()
         self.on_schedules: Callable[[int], None] | None = None
         self.delivered: list[Deliver] = []
+
+    def now_us(self) -> int:
+        """It is its own clock."""
+        return self.now
 
     def submit(self, inputs: Sequence[Any]) -> Future[list[Any]]:
         answer: Future[list[Any]] = Future()
@@ -60,21 +64,13 @@ class SteppedShard:
         return answer
 
     def step(self, inputs: Sequence[Any]) -> Step:
-        step = self.local.step(inputs, self.now_us, 0)
+        step = self.local.step(inputs, self.now, 0)
         for effect in step.effects:
             if isinstance(effect, SchedulesChanged) and self.on_schedules is not None:
                 self.on_schedules(effect.topic)
             if isinstance(effect, Deliver):
                 self.delivered.append(effect)
         return step
-
-
-class _Clock:
-    def __init__(self, shard: SteppedShard) -> None:
-        self._shard = shard
-
-    def now_us(self) -> int:
-        return self._shard.now_us
 
 
 class CronRig:
@@ -93,7 +89,6 @@ class CronRig:
 
     def _open(self) -> None:
         self.shard = SteppedShard(self.files, self.now_us)
-        self.shard.clock = _Clock(self.shard)  # type: ignore[assignment]
         self.shard.step([])
         self.scheduler = Scheduler(self.shard, threaded=False)  # type: ignore[arg-type]
         self.scheduler.start()
@@ -135,7 +130,7 @@ class CronRig:
         self.model.advance(seconds)
 
     def _move_to(self, now_us: int) -> None:
-        self.now_us = self.shard.now_us = now_us
+        self.now_us = self.shard.now = now_us
         self.shard.step([])
         self.scheduler.catch_up()
 
