@@ -17,6 +17,7 @@ import fasti.aio
 from fasti.broker.launch import BrokerProcess
 from fasti.client.kv import KeyValues
 from fasti.errors import Closed, Gone, InvalidArgument, NotFound, TransactionAborted
+from fasti.testing import VirtualBroker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -238,6 +239,28 @@ def test_bad_input_is_refused_by_name(client: fasti.Client, kv: KeyValues) -> No
         client.kv("timeline-kv").get("a")
     with pytest.raises(InvalidArgument, match="kv"):
         client.messages(kv.topic).cancel(key="a")
+
+
+def test_in_virtual_time() -> None:
+    with VirtualBroker() as virtual:
+        client = virtual.client()
+        client.create_topic("sessions", kind="kv")
+        sessions = client.kv("sessions")
+        with sessions.watch(timeout="20s") as changes:
+            sessions.put_many(["a", "b"], [b"1", b"2"], ttl=["3d", "4d"])
+            assert [next(changes).op for _ in range(2)] == ["put", "put"]
+            virtual.advance(timedelta(days=3) - timedelta(microseconds=1))
+            assert sessions.get("a") is not None
+            virtual.advance(timedelta(microseconds=1))
+            assert sessions.get("a") is None
+            assert (sessions.count(), sessions.range().num_rows) == (1, 1)
+            virtual.advance("30d")
+            gone = [next(changes) for _ in range(2)]
+            assert [(change.op, change.key) for change in gone] == [
+                ("expire", "a"),
+                ("expire", "b"),
+            ]
+        assert sessions.put("a", b"3", version=0).ok
 
 
 def test_a_watch_goes_on_over_a_broker_that_is_killed(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ Arrow Flight has no asyncio client, so this stands on the synchronous SDK and it
 receive and keep leases alive whatever the event loop does; results reach the loop in batches.
 """
 
+from fasti.aio.bindings import Bindings
 from fasti.aio.client import Client, connect
 from fasti.aio.consumer import Consumer
 from fasti.aio.groups import Groups
+from fasti.aio.kv import KeyValues
 from fasti.aio.log import Log
 from fasti.aio.message import Batch, Message
 from fasti.aio.messages import Messages
@@ -27,10 +29,12 @@ from fasti.aio.transaction import Transaction
 
 __all__ = [
     "Batch",
+    "Bindings",
     "Client",
     "Consumer",
     "Groups",
     "Log",
+    "KeyValues",
     "Message",
     "Messages",
     "PendingBatch",
