@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fasti.broker.reading import MOVED, gather_bounded
 from fasti.core.kv_commands import KvFound, KvGet, KvRows
-from fasti.errors import FastiError
+from fasti.errors import FastiError, InvalidArgument
 from fasti.model import DUE_MAX_US, Outcome
 from fasti.protocol.schemas import KV_ROWS
 
@@ -43,11 +43,31 @@ def fetch(
         here = found.status == Outcome.OK
         places = found.locations if here.all() else found.locations[here]
         try:
-            return found, gather_bounded(shard, places, names)
+            return found, _gather(shard, places, values, names)
         except MOVED as moved:
             error = moved
     assert error is not None
     raise error
+
+
+def _gather(shard: Shard, places: Int64s, values: bool, names: tuple[str, ...]) -> pa.RecordBatch:
+    """No more than fits one answer. Values that nobody wants are let go at once."""
+    if values:
+        return gather_bounded(shard, places, names)
+    limit = shard.settings.limits.batch_bytes_max
+    found: list[pa.RecordBatch] = []
+    begin = 0
+    while begin < len(places) or not found:
+        count = shard.store.payloads.fitting(places[begin:], limit)
+        found.append(shard.store.payloads.gather(places[begin : begin + count], names=names))
+        begin += count
+        if sum(batch.nbytes for batch in found) > limit:
+            raise InvalidArgument(
+                f"the headers have more than {limit} bytes together: ask for fewer at a time",
+                field="batch_bytes_max",
+                limit=limit,
+            )
+    return found[0] if len(found) == 1 else pa.concat_batches(found)
 
 
 def pieces(

@@ -538,7 +538,7 @@ def _check_keys(command: commands.Produce) -> None:
 
 
 def _rows_of(command: Any) -> int:
-    for name in ("rows", "ids", "target"):
+    for name in ("rows", "ids", "target", "keys"):
         rows = getattr(command, name, None)
         if rows is not None:
             return len(rows)

@@ -70,6 +70,10 @@ class _Place:
         self.stored, self.begin, self.count = stored, begin, count
 
 
+# The order in which rows were sorted by their place (None: as given), their rows, and the places.
+_Found = tuple[NDArray[np.intp] | None, Int64s, list[_Place]]
+
+
 class Payloads:
     """Reads payload rows."""
 
@@ -105,7 +109,7 @@ class Payloads:
         """
         found = self._find(locations)
         if bytes_max is not None:
-            count = self._fitting(locations, found[2], bytes_max)
+            count = self._fitting(locations, found, bytes_max)
             if count < len(locations):
                 found = self._find(locations[:count])
         order, rows, places = found
@@ -126,10 +130,12 @@ class Payloads:
 
     def fitting(self, locations: Int64s, bytes_max: int) -> int:
         """How many of these rows, from the first on, have about so many bytes; at least one."""
-        return self._fitting(locations, self._find(locations)[2], bytes_max)
+        return self._fitting(locations, self._find(locations), bytes_max)
 
-    def _fitting(self, locations: Int64s, places: list[_Place], bytes_max: int) -> int:
-        if len(places) == 1 and places[0].stored.batch.nbytes <= bytes_max:
+    def _fitting(self, locations: Int64s, found: _Found, bytes_max: int) -> int:
+        _, rows, places = found
+        if len(places) == 1 and places[0].stored.batch.nbytes <= bytes_max and _consecutive(rows):
+            # Each row once: a row that is named often may have more bytes than all of its frame.
             return len(locations)
         if sum(place.count * place.stored.widest for place in places) <= bytes_max:
             return len(locations)
@@ -147,7 +153,7 @@ class Payloads:
             sizes[order] = sizes.copy()
         return sizes
 
-    def _find(self, locations: Int64s) -> tuple[NDArray[np.intp] | None, Int64s, list[_Place]]:
+    def _find(self, locations: Int64s) -> _Found:
         """Rows by their place: the order in which they were sorted (None: as given), and where."""
         if not len(locations):
             return None, locations, []

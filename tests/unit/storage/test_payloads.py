@@ -154,3 +154,23 @@ def test_frames_stay_in_memory_until_they_are_written() -> None:
     assert 1 not in payloads._kept
     read = payloads.gather(int64s(int(in_frame(1, 1))))
     assert read.column("payload").to_pylist() == [b"a" * 90 + b"1"]
+
+
+def test_a_row_that_is_named_often_counts_as_often() -> None:
+    journal = MemoryJournal()
+    payloads = Payloads(journal, MemoryBlocks())
+    sequence = append(journal, Rows.of([b"p" * 1000, b"", b""]))
+    often = in_frame(sequence, np.zeros(100, dtype=np.int64))
+    assert payloads.fitting(often, 10_000) < 11
+    assert payloads.gather(often, 10_000).num_rows < 11
+    assert payloads.fitting(in_frame(sequence, np.arange(3)), 10_000) == 3
+
+
+def test_only_the_columns_that_are_named(places: Any) -> None:
+    journal = MemoryJournal()
+    payloads = Payloads(journal, MemoryBlocks())
+    sequence = append(journal, Rows.of([b"a", b"b"], key=["x", "y"]))
+    for rows in ([0, 1], [1, 0]):
+        read = payloads.gather(in_frame(sequence, int64s(*rows)), names=("key", "headers"))
+        assert read.schema.names == ["key", "headers"]
+        assert read.column("key").to_pylist() == [["x", "y"][row] for row in rows]
