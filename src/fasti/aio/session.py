@@ -67,7 +67,7 @@ class LoopSession(Session):
             self.home.submit(partial(super()._return_afterwards, returns))
         except Closed as error:
             for each in returns:
-                self._failed(each, error)
+                self.settling.failed(each, error)
 
 
 class LoopWaiter(Waiter):

@@ -11,21 +11,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from fasti.app.handler import HandlerSettings
 from fasti.client.client import Client
 from fasti.client.topics import given_settings
-from fasti.errors import NotFound
+from fasti.errors import AlreadyExists, NotFound
 
 logger = logging.getLogger("fasti.app")
 
 
 def ensure_topic(client: Client, settings: HandlerSettings) -> None:
-    """Makes or changes the topic as the handler asks. With `create=False` it only looks.
+    """Makes or changes the topic as the handler asks, and the group of a log's handler.
 
-    Raises `not_found` then, if it is missing, and what the broker refuses.
+    With `create=False` it only looks at the topic. Raises `not_found` then, if it is missing, and
+    what the broker refuses.
     """
+    _ensure_topic(client, settings)
+    if settings.group is not None:
+        # As its first consumer would; but what is sent from now on is known to wait for it.
+        with suppress(AlreadyExists):
+            client.groups(settings.topic).create(settings.group)
+
+
+def _ensure_topic(client: Client, settings: HandlerSettings) -> None:
     name = settings.topic
     policy = {"retry": settings.retry, "max_attempts": settings.max_attempts}
     declared = {key: value for key, value in policy.items() if value is not None}

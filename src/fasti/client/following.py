@@ -7,7 +7,6 @@ whoever opens the next one knows exactly where to go on.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import deque
@@ -15,12 +14,12 @@ from contextlib import suppress
 
 import pyarrow as pa
 
+from fasti.client.pauses import Pauses
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import Closed, FastiError
 from fasti.protocol.problems import error_from_json
 
 _BYTES_MAX = 16 << 20
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
 
 
 class Following:
@@ -33,7 +32,7 @@ class Following:
         self._bytes = 0
         self._stream: Stream | None = None
         self._number = 0
-        self._tries = 0
+        self._pauses = Pauses()
         self.closed = False
 
     @property
@@ -93,7 +92,7 @@ class Following:
             item = self._arrived.popleft()
             if not isinstance(item, FastiError):
                 self._bytes -= item.nbytes
-                self._tries = 0
+                self._pauses.well()
                 self._changed.notify_all()
                 return item
         self.end()
@@ -101,11 +100,7 @@ class Following:
 
     def pause(self, error: FastiError, until: float | None) -> bool:
         """Waits before the next try, longer each time; False when the time is up, or it is closed."""
-        self._tries += 1
-        pause = min(_PAUSE_FIRST_S * 2 ** min(self._tries, 10), _PAUSE_MAX_S)
-        if error.retry_after_us is not None:
-            pause = max(pause, min(error.retry_after_us / 1_000_000, _PAUSE_MAX_S))
-        pause *= random.uniform(0.5, 1.0)
+        pause = self._pauses.next_s(error)
         with self._changed:
             if until is not None:
                 pause = min(pause, max(0.0, until - time.monotonic()))

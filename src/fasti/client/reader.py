@@ -18,10 +18,10 @@ from fasti.client.durations import Duration, seconds
 from fasti.client.following import Following
 from fasti.client.log_message import LogMessage, Rows
 from fasti.client.log_place import EARLIEST, Start, place_header
+from fasti.client.pauses import PASSING
 from fasti.client.transport import Header, Transport
 from fasti.errors import Closed, FastiError, Gone, InvalidArgument
 
-_AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out"}
 # A read that doesn't follow is given up when nothing came for so long.
 _PATIENCE_S = 30.0
 
@@ -227,7 +227,7 @@ class Reader:
             return
         if self._following.closed:
             raise Closed(f"the reader of {self.topic!r} is closed")
-        if error.code not in _AGAIN or not self._following.pause(error, patience.until):
+        if error.code not in PASSING or not self._following.pause(error, patience.until):
             raise error
 
     def _plan(self, place: Header) -> None:
@@ -263,7 +263,7 @@ class Reader:
                     return None
                 if isinstance(error, Gone) and error.details.get("partition") in self._anew:
                     continue  # Only the first of all is gone: the next one is the first now.
-                if error.code not in _AGAIN:
+                if error.code not in PASSING:
                     raise
                 if not following.pause(error, until):
                     return None

@@ -14,7 +14,6 @@ the leases.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -26,12 +25,14 @@ import pyarrow as pa
 
 from fasti.client.custody import Custody
 from fasti.client.durations import Duration, seconds
-from fasti.client.failures import Failures, described
+from fasti.client.failures import Failures
 from fasti.client.holding import Holding
 from fasti.client.outcomes import Outcomes
+from fasti.client.pauses import PASSING, Pauses
 from fasti.client.replies import Replies
 from fasti.client.returns import Request, Return, Waiter, merged
 from fasti.client.run import Run
+from fasti.client.settling import Settling
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
@@ -39,8 +40,7 @@ from fasti.protocol.problems import error_from_json
 
 logger = logging.getLogger("fasti.client")
 
-_AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out"}
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
+_PAUSE_MAX_S = 2.0
 _REQUESTS_MAX = 8
 _LAST_WORD_S = 1.0
 # Single acks wait this long for others, unless the consumer has nothing left or needs the credit.
@@ -72,6 +72,7 @@ class Session:
         self.prefetch = prefetch
         self.reason_bytes_max = limits.reason_bytes_max
         self.failures = Failures(topic)
+        self.settling = Settling(transport, self.header, self.failures)
         self.lock = threading.Lock()
         self.holding = Holding(self.lock, transport.clock)
         self.holding.ran_out = self._ran_out
@@ -109,7 +110,7 @@ class Session:
         self._beats: deque[int] = deque()
         self._beat_at = 0.0
         self._retry_at = 0.0
-        self._tries = 0
+        self._pauses = Pauses()
         self._closing = self._over = self._draining = False
         self._closed = threading.Event()
         self.reconnections = 0
@@ -322,16 +323,7 @@ class Session:
 
     def _return_afterwards(self, returns: list[Return]) -> None:
         """Without a session, the same goes as actions."""
-        for each in merged(returns):
-            fields = each.fields()
-            header = {**self.header, **{k: v for k, v in fields.items() if k != "op"}}
-            try:
-                reply, _ = self._transport.call(each.op, header, [each.batch()])
-                outcomes = each.outcomes(reply)
-            except FastiError as error:
-                self._failed(each, error)
-            else:
-                self._succeeded(each, outcomes)
+        self.settling.send(returns)
 
     # The session's thread
 
@@ -566,7 +558,7 @@ class Session:
             if not self._known and header.get("request") == self._heartbeat_number:
                 # Everything that was ours has come again by now.
                 self._known = True
-                self._tries = 0
+                self._pauses.well()
                 self._custody.all_known()
                 # If something came it may have used the first credit. If not, one more than asked
                 # for may be here, for a while.
@@ -582,7 +574,7 @@ class Session:
                 self._custody.renewed(request.sent_us, self._settings.lease_us)
             self._work.notify()
         if request is not None:
-            self._succeeded(request.returned, request.returned.outcomes(header))
+            self.settling.succeeded(request.returned, request.returned.outcomes(header))
         with self.lock:
             self._answered.notify_all()
 
@@ -598,14 +590,14 @@ class Session:
             if not asked and self._beats:
                 self._beats.popleft()
             request = self._requests.pop(header["request"], None)
-            if request is not None and error.code in _AGAIN:
+            if request is not None and error.code in PASSING:
                 request.returned.again = True
                 self._returns.append(request.returned)
                 pause_s = (error.retry_after_us or 50_000) / 1_000_000
                 self._retry_at = time.monotonic() + min(pause_s, _PAUSE_MAX_S)
                 request = None
         if request is not None:
-            self._failed(request.returned, error)
+            self.settling.failed(request.returned, error)
         with self.lock:
             self._work.notify()
             self._answered.notify_all()
@@ -617,7 +609,7 @@ class Session:
 
     def _lost(self, number: int | None, error: FastiError) -> None:
         """The session is over: connect again, or tell the one who iterates."""
-        fatal = error.code not in _AGAIN
+        fatal = error.code not in PASSING
         with self.lock:
             if number is not None and number != self._stream_number:
                 return
@@ -628,7 +620,7 @@ class Session:
             self._stream_number += 1
             self._known = False
             self.reconnections += 1
-            self._pause(error)
+            self._retry_at = time.monotonic() + self._pauses.next_s(error)
             self._take_back()
             if fatal:
                 self._over = True
@@ -637,17 +629,10 @@ class Session:
             self._work.notify()
         logger.debug("the session of %r on %r ended: %s", self.consumer, self.topic, error)
         for returned in left:
-            self._failed(returned, error)
+            self.settling.failed(returned, error)
         if stream is not None:
             with suppress(FastiError):
                 stream.cancel()
-
-    def _pause(self, error: FastiError) -> None:
-        self._tries += 1
-        pause = min(_PAUSE_FIRST_S * 2 ** min(self._tries, 10), _PAUSE_MAX_S)
-        if error.retry_after_us is not None:
-            pause = max(pause, min(error.retry_after_us / 1_000_000, _PAUSE_MAX_S))
-        self._retry_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     def _take_back(self) -> None:
         """What was held comes again; what has no answer is asked again, under its new token."""
@@ -658,23 +643,3 @@ class Session:
         self._requests.clear()
         self._custody.take_back([*self._returns, *self.replies.under_way()], self._acked)
         self.holding.drop_all()
-
-    def _succeeded(self, returned: Return, outcomes: Outcomes) -> None:
-        returned.settle(outcomes)
-        if outcomes.all_ok or returned.waiter is not None:
-            return
-        if returned.quiet:
-            logger.info("%s of %r: %s", returned.op, self.topic, outcomes)
-            return
-        failed = outcomes.failed.tolist()
-        self.failures.counted(len(failed))
-        self.failures.add(returned.op, (outcomes[row].to_dict() for row in failed))
-
-    def _failed(self, returned: Return, error: FastiError) -> None:
-        returned.settle(None, error)
-        if returned.quiet or returned.waiter is not None:
-            logger.info("%s of %r: %s", returned.op, self.topic, error)
-            return
-        self.failures.counted(returned.rows)
-        ids = [int(each) for run, rows in returned.segments for each in run.ids[rows]]
-        self.failures.add(returned.op, ({"id": each, **described(error)} for each in ids))
