@@ -30,7 +30,7 @@ from fasti.core.log_order import Order
 from fasti.core.names import Names
 from fasti.core.pairs import sort_pairs
 from fasti.core.ready import Ready
-from fasti.core.reductions import every, highest, lowest
+from fasti.core.reductions import every, highest, lowest, some
 from fasti.core.undo import Undo
 from fasti.core.work import repeated
 
@@ -115,17 +115,24 @@ class GroupPartition:
         """Where rows lie in the columns; slot 0 for those that are finished or not out yet."""
         first, last = int(offsets[0]), int(offsets[-1])
         shift = self._room - self._base
-        inside = self.committed <= first and last < self.next
-        if inside and not self.strays and is_range(offsets):
-            return slice(first + shift, last + shift + 1)
+        if self.committed <= first and last < self.next and is_range(offsets):
+            rows = slice(first + shift, last + shift + 1)
+            if not self.strays or not some(self.state[rows] == DEAD):
+                return rows
         here = (offsets >= self.committed) & (offsets < self.next)
         slots: Int64s = np.where(here, offsets + shift, 0)
         if self.strays:
-            for row, offset in enumerate(offsets.tolist()):
-                stray = self.strays.get(offset)
-                if stray is not None:
-                    slots[row] = stray
+            self._put_strays(offsets, slots)
         return slots
+
+    def _put_strays(self, offsets: Int64s, slots: Int64s) -> None:
+        """The slots of strays among rows. In the window, if they are there, they are dead."""
+        states = self.state.take(slots)
+        perhaps = np.flatnonzero((states == NOWHERE) | (states == DEAD))
+        for row, offset in zip(perhaps.tolist(), offsets[perhaps].tolist(), strict=True):
+            stray = self.strays.get(offset)
+            if stray is not None:
+                slots[row] = stray
 
     def take_again(self, count: int, now_us: int) -> Int64s:
         """Removes and returns up to `count` rows whose time to go out again has come."""

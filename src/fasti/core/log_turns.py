@@ -42,6 +42,8 @@ from fasti.model import PARTITIONS_MAX, SECOND_US
 Key = tuple[int, int]
 
 _SHARE_MIN = 500
+# A turn takes as long as so many rows do, however few it hands out.
+_TURN_COST = 50
 _PLANNED_MIN = 4_096
 
 
@@ -245,7 +247,7 @@ class LogTurns:
             share = min(budget, max(_SHARE_MIN, -(-budget // left)))
             left -= 1
             handed, busy = self._turn(work, key, share)
-            budget -= handed
+            budget -= max(handed, _TURN_COST)
             more |= busy
         return more
 
