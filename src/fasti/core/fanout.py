@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core import log
+from fasti.core import log_append
 from fasti.core import produce as timeline
 from fasti.core.commands import Produce
 from fasti.core.judging import blank
@@ -142,7 +142,7 @@ def produce(engine: Engine, work: Work, command: Produce) -> Reply:
     if command.stage:
         raise InvalidArgument("a topic with bindings can't be staged into", field="stage")
     if topic.settings.kind == "log" and not topic.settings.relay:
-        log.check_produce(work, topic, command)
+        log_append.check_produce(work, topic, command)
     fan = _Fan(work, topic, command, _routes(work, topic, command))
     reply = fan.put(None) if work.state.memory.undo.active else _put_what_can_be(fan)
     if command.producer:
@@ -325,7 +325,7 @@ def _into(
     reply = blank(len(command.rows))
     reply.versions[:] = 1
     if topic.settings.kind == "log":
-        log.put_rows(work, topic, command, piece, begin, rows, reply)
+        log_append.put_rows(work, topic, command, piece, begin, rows, reply)
     else:
         timeline.put_rows(work, topic, command, begin, due, rows, reply)
     return reply

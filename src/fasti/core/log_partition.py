@@ -5,16 +5,11 @@ journal frame or, once a checkpoint has moved them, in one log block. A piece co
 however many rows it has; where a frame's rows went to several partitions, their places in the
 frame are kept too (two bytes a row, until the checkpoint).
 
-A *segment* is a range of offsets, for retention: the last one takes what is appended until it is
-large or old enough, and the oldest ones go as a whole. When a segment is rolled is worked out from
-the event's own time and the topic's settings, so a replay rolls alike. Nothing here reads a clock.
-
-The sequencer's thread only.
+Segments, by which retention goes, stand in log_segments.py. The sequencer's thread only.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +19,9 @@ from numpy.typing import NDArray
 
 from fasti.core.location import ROW_BITS, in_block, in_frame
 from fasti.core.log_commands import LogPiece
+from fasti.core.log_segments import Mark, Segments
 from fasti.core.reductions import every
-from fasti.model import SECOND_US, TopicSettings
+from fasti.model import TopicSettings
 
 Int64s = NDArray[np.int64]
 UInt16s = NDArray[np.uint16]
@@ -34,18 +30,6 @@ WrittenBlock = tuple[int, int, int, int, int]
 
 PIECES_MAX = 1024
 _COLUMNS = ("first", "location", "from_us", "to_us")
-_SEGMENT_COLUMNS = ("base", "size_bytes", "from_us", "to_us")
-_SEGMENTS_PER_AGE = 8
-
-
-@dataclass(slots=True)
-class Segment:
-    """Rows from `base` to the next segment's, and when the first and the last of them came."""
-
-    base: int
-    size_bytes: int
-    from_us: int
-    to_us: int
 
 
 class LogPartition:
@@ -55,10 +39,9 @@ class LogPartition:
         self.number = number
         self.earliest = 0
         self.next_offset = 0
-        self.size_bytes = 0
         # Rows below lie in blocks (or are gone), the others in frames.
         self.written_until = 0
-        self.segments: deque[Segment] = deque()
+        self.segments = Segments()
         # What is not trimmed of the columns is [begin, end).
         self._columns = {name: np.zeros(16, dtype=np.int64) for name in _COLUMNS}
         self._begin = self._end = 0
@@ -76,51 +59,29 @@ class LogPartition:
         """Rows of a frame are the next offsets."""
         if not is_range(rows):
             self._scattered[self.next_offset] = rows.astype(np.uint16)
-        self._grow_segment(at_us, size_bytes, settings)
+        self.segments.grow(self.next_offset, at_us, size_bytes, settings)
         self._add_piece(self.next_offset, int(in_frame(frame, int(rows[0]))), at_us, at_us)
         self.next_offset += len(rows)
 
-    def _grow_segment(self, at_us: int, size_bytes: int, settings: TopicSettings) -> None:
-        last = self.segments[-1] if self.segments else None
-        if last is None or _is_full(last, at_us, settings):
-            last = Segment(self.next_offset, 0, at_us, at_us)
-            self.segments.append(last)
-        last.size_bytes += size_bytes
-        last.to_us = at_us
-        self.size_bytes += size_bytes
-
-    def mark(self) -> tuple[int, int, int, Segment | None]:
+    def mark(self) -> tuple[int, Mark]:
         """What `restore_mark` needs to take the next append back."""
-        last = self.segments[-1] if self.segments else None
-        kept = None
-        if last is not None:
-            kept = Segment(last.base, last.size_bytes, last.from_us, last.to_us)
-        return self.next_offset, self.size_bytes, len(self.segments), kept
+        return self.next_offset, self.segments.mark()
 
-    def restore_mark(self, mark: tuple[int, int, int, Segment | None]) -> None:
+    def restore_mark(self, mark: tuple[int, Mark]) -> None:
         """The append after `mark` never was."""
-        next_offset, self.size_bytes, segments, last = mark
+        self.next_offset, segments = mark
         self._end -= 1
-        self._scattered.pop(next_offset, None)
-        self.next_offset = next_offset
-        while len(self.segments) > segments:
-            self.segments.pop()
-        if last is not None:
-            self.segments[-1] = last
+        self._scattered.pop(self.next_offset, None)
+        self.segments.restore_mark(segments)
 
     # Trimming
 
     def trim(self, first_offset: int) -> int:
         """The log begins here now. Returns about how many bytes went."""
         assert self.earliest <= first_offset <= self.next_offset, "a log is trimmed within itself"
-        before = self.size_bytes
         self.earliest = first_offset
         self._trim_pieces(first_offset)
-        while self.segments and self._segment_end(0) <= first_offset:
-            self.size_bytes -= self.segments.popleft().size_bytes
-        if self.segments and self.segments[0].base < first_offset:
-            self._cut(self.segments[0], first_offset)
-        return before - self.size_bytes
+        return self.segments.trim(first_offset, self.next_offset)
 
     def _trim_pieces(self, first_offset: int) -> None:
         if first_offset == self.next_offset:
@@ -134,43 +95,13 @@ class LogPartition:
         if self._begin == self._end:
             self._begin = self._end = 0
 
-    def _cut(self, segment: Segment, first_offset: int) -> None:
-        """Of a segment that begins earlier its share goes."""
-        rows = self._segment_end(0) - segment.base
-        share = segment.size_bytes * (first_offset - segment.base) // rows
-        segment.base = first_offset
-        segment.size_bytes -= share
-        self.size_bytes -= share
-
-    def _segment_end(self, place: int) -> int:
-        following = place + 1
-        return self.segments[following].base if following < len(self.segments) else self.next_offset
-
     def too_old(self, now_us: int, settings: TopicSettings) -> int:
         """The offset that the log is to begin with, by age."""
-        first = self.earliest
-        for place, segment in enumerate(self.segments):
-            if segment.to_us + settings.segment_age_us > now_us:
-                break
-            first = self._segment_end(place)
-        return first
+        return self.segments.too_old(self.earliest, self.next_offset, now_us, settings)
 
     def too_large(self, settings: TopicSettings) -> int:
-        """The offset that the log is to begin with, by bytes; the last segment always stays."""
-        left = self.size_bytes
-        first = self.earliest
-        for place in range(len(self.segments) - 1):
-            if left <= settings.retained_bytes:
-                break
-            left -= self.segments[place].size_bytes
-            first = self._segment_end(place)
-        return first
-
-    def next_age_us(self, settings: TopicSettings) -> int | None:
-        """When the oldest segment is too old, as far as can be told now."""
-        if not self.segments or not settings.segment_age_us:
-            return None
-        return self.segments[0].to_us + settings.segment_age_us
+        """The offset that the log is to begin with, by bytes."""
+        return self.segments.too_large(self.earliest, settings)
 
     # Where rows lie
 
@@ -285,16 +216,13 @@ class LogPartition:
 
     def capture(self) -> dict[str, Any]:
         """Plain values: all but where rows lie."""
-        segments = [
-            [getattr(segment, name) for name in _SEGMENT_COLUMNS] for segment in self.segments
-        ]
+        segments = self.segments.capture()
         return {"earliest": self.earliest, "next": self.next_offset, "segments": segments}
 
     def restore(self, described: dict[str, Any]) -> None:
         """Back from `capture`; `restore_blocks` follows."""
         self.earliest, self.next_offset = described["earliest"], described["next"]
-        self.segments = deque(Segment(*values) for values in described["segments"])
-        self.size_bytes = sum(segment.size_bytes for segment in self.segments)
+        self.segments.restore(described["segments"])
 
     def restore_blocks(self, blocks: list[WrittenBlock]) -> None:
         """Where all rows lie, after a start. Raises AssertionError if some have no place."""
@@ -344,17 +272,6 @@ def _clipped(
     rows = rows[begin - first : end - first]
     frame = location >> ROW_BITS << ROW_BITS
     return LogPiece(begin, end - begin, frame | int(rows[0]), at_us, rows)
-
-
-def _is_full(segment: Segment, at_us: int, settings: TopicSettings) -> bool:
-    limit = settings.segment_bytes
-    if settings.retained_bytes:
-        limit = min(limit, max(1, settings.retained_bytes // _SEGMENTS_PER_AGE))
-    if segment.size_bytes >= limit:
-        return True
-    if not settings.segment_age_us:
-        return False
-    return at_us - segment.from_us >= max(settings.segment_age_us // _SEGMENTS_PER_AGE, SECOND_US)
 
 
 def is_range(rows: Int64s) -> bool:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from fasti.core.capsule import Capsule
 from fasti.core.engine import Engine
 from fasti.core.location import in_block
-from fasti.core.log import LogKind, log_of
+from fasti.core.log import LogKind
+from fasti.core.log_body import log_of
 from fasti.core.log_commands import LogPiece, LogsInstalled
 from fasti.core.log_partition import LogTail
 from fasti.errors import Corruption

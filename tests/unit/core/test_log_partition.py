@@ -56,7 +56,7 @@ class Remembered:
         assert flat(log.locate(log.earliest, 1 << 20)) == list(
             zip(alive.tolist(), self.places[log.earliest :], strict=True)
         )
-        assert sum(segment.size_bytes for segment in log.segments) == log.size_bytes
+        assert sum(segment.size_bytes for segment in log.segments) == log.segments.size_bytes
 
 
 def test_rows_that_are_a_range_and_rows_that_are_not() -> None:
@@ -115,7 +115,7 @@ def test_segments_are_small_enough_for_what_is_retained() -> None:
         log.append([0], 10)
     assert log.partition.too_large(log.settings) == 24
     log.partition.trim(24)
-    assert log.partition.size_bytes == 1600
+    assert log.partition.segments.size_bytes == 1600
 
 
 def test_old_segments_go_and_the_last_one_too() -> None:
@@ -123,14 +123,14 @@ def test_old_segments_go_and_the_last_one_too() -> None:
     log = Remembered(settings)
     for second in (0, 5, 10, 15):
         log.append([0], second * SECOND_US)
-    assert log.partition.next_age_us(settings) == 85 * SECOND_US
+    assert log.partition.segments.next_age_us(settings) == 85 * SECOND_US
     assert log.partition.too_old(85 * SECOND_US - 1, settings) == 0
     assert log.partition.too_old(85 * SECOND_US, settings) == 2
     assert log.partition.too_old(95 * SECOND_US, settings) == 4
     log.partition.trim(4)
     log.check()
-    assert log.partition.next_age_us(settings) is None
-    assert not log.partition.size_bytes
+    assert log.partition.segments.next_age_us(settings) is None
+    assert not log.partition.segments.size_bytes
     log.append([0], 100 * SECOND_US)
     log.check()
     assert log.partition.earliest == 4
