@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -83,8 +84,9 @@ class Ring:
         with self._changed:
             if self._base is None or position < self._base:
                 return None
-            found = [moment for moment in self._moments if moment.position > position]
-            return found, max(self._reached, position)
+            # From the end: whoever keeps up looks at the last few only.
+            later = takewhile(lambda moment: moment.position > position, reversed(self._moments))
+            return list(later)[::-1], max(self._reached, position)
 
     @property
     def base(self) -> int | None:
