@@ -464,8 +464,9 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        for reader in [*self._readers, *self._watches]:
-            reader.close()
+        following: list[Reader | Watch] = [*self._readers, *self._watches]
+        for follower in following:
+            follower.close()
         if self._calls is not None:
             self._calls.close(timeout)
         problems: list[FastiError] = []
