@@ -106,7 +106,7 @@ def test_a_reply_after_the_call_timed_out_is_dead_with_its_reason(broker: Broker
         (dead,) = client.messages("_replies").dead(payload=True).to_pylist()
         assert (outcomes[0].status, outcomes[0].id) == ("dead", dead["id"])
         assert dead["payload"] == b"too late"
-        assert dead["reason"].startswith("too late: the call ended")
+        assert dead["reason"].startswith("too late: the call had ended")
 
 
 def test_a_caller_that_was_killed_leaves_an_inbox_that_can_go(broker: BrokerProcess) -> None:

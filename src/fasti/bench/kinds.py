@@ -15,9 +15,8 @@ from fasti.bench.limits import disk_limits, machine
 Figures = dict[str, Any]
 Show = Callable[[str], None]
 # Of each part the module `kinds_NAME`, with a function `measure(directory, rows, show, limits)`.
-KINDS = tuple(
-    name for name in ("log", "priority", "kv", "cron", "routing") if find_spec(f"fasti.bench.kinds_{name}")
-)
+_NAMES = ("log", "priority", "kv", "cron", "routing", "calls")
+KINDS = tuple(name for name in _NAMES if find_spec(f"fasti.bench.kinds_{name}"))
 
 
 def kinds(only: list[str], directory: Path | None, rows: int, show: Show) -> Figures:

@@ -6,7 +6,8 @@ shard and writes Prometheus' format (metrics_text.py).
 
 The number of series is bounded: the first 1,000 topics that are met have series of their own, all
 others share the topic `_other`. A topic keeps its name as long as it exists, so that no counter
-ever goes back; the place of a deleted one is free again after the next scrape.
+ever goes back; the place of a deleted one is free again after the next scrape. The inboxes of callers
+come and go with their clients, so all of them are the topic `_inboxes`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 TOPICS_MAX = 1_000
 OTHER = "_other"
+INBOX, INBOXES = "_inbox.", "_inboxes"
 LATENESS_BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
@@ -46,6 +48,11 @@ class TopicCounts:
         """As they are now."""
         mutated = {op: counts.copy() for op, counts in self.mutated.items()}
         return TopicCounts(mutated, self.delivered, self.lateness.copy())
+
+
+def series_of(topic: str) -> str:
+    """The name under which a topic is counted."""
+    return INBOXES if topic.startswith(INBOX) else topic
 
 
 class Metrics:
@@ -111,6 +118,7 @@ class Metrics:
             self._step_seconds = by_us / 1e6
 
     def _topic(self, name: str) -> TopicCounts:
+        name = series_of(name)
         found = self._topics.get(name)
         if found is None:
             if len(self._topics) >= self._topics_max:
@@ -135,7 +143,7 @@ class Metrics:
     def forget(self, topics: set[str]) -> None:
         """Deleted topics: their series end."""
         with self._lock:
-            for topic in topics:
+            for topic in topics - {INBOXES}:
                 self._topics.pop(topic, None)
 
     def topics(self) -> dict[str, TopicCounts]:

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from fasti.broker import cron_metrics, kv_metrics, log_metrics, routing_metrics
 from fasti.broker.distribution import Distribution
-from fasti.broker.metrics import OTHER, Metrics, TopicCounts
+from fasti.broker.metrics import OTHER, Metrics, TopicCounts, series_of
 from fasti.core.commands import Count
 from fasti.errors import FastiError
 from fasti.model import Outcome
@@ -60,7 +60,7 @@ class _BrokerCollector(Collector):
         yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
         known_before = self._metrics.named()
         try:
-            states = _count_states(self._shard)
+            states = _inboxes_as_one(_count_states(self._shard))
         except (FastiError, TimeoutError):
             # The shard has failed or is closing: what the service counted is still true.
             yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 0)
@@ -99,6 +99,19 @@ def _count_states(shard: Shard) -> States:
                     states[topic] = reply.states
             waiting, partitions = [], 0
     return states
+
+
+def _inboxes_as_one(states: States) -> States:
+    """With the inboxes of all callers added up."""
+    found: States = {}
+    for topic, counts in states.items():
+        name = series_of(topic)
+        known = found.get(name)
+        if known is None:
+            found[name] = counts
+        else:
+            found[name] = {word: known[word] + counts[word] for word in known}
+    return found
 
 
 def _folded(states: States, named: set[str]) -> States:

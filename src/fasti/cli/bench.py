@@ -100,7 +100,7 @@ def pending(
 @app.command()
 def kinds(
     only: Annotated[
-        list[str] | None, typer.Option(help="A kind: log, priority, kv, cron, routing. May be repeated.")
+        list[str] | None, typer.Option(help="One of log, priority, kv, cron, routing, calls.")
     ] = None,
     rows: Annotated[int, typer.Option(min=10_000, help="Messages of each measurement.")] = (
         3_000_000
