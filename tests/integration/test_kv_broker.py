@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from tests.integration.shard_rig import SETTINGS, SharedFiles, serving
 
-from fasti.broker import kv_order, rings
+from fasti.broker import kv_order, kv_reads, rings
 from fasti.broker.metrics import Metrics
 from fasti.broker.service import Service
 from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded
@@ -262,6 +262,19 @@ def test_a_topic_that_is_made_again_is_another() -> None:
         assert scan(service) == []
         put(service, ["c"])
         assert scan(service) == ["c"]
+
+
+def test_only_so_many_orders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "ORDERS_MAX", 2)
+    with service_on(MemoryFiles(), SETTINGS) as service:
+        for topic in "tuv":
+            make(service, topic)
+            put(service, ["a", topic], topic=topic)
+        for _ in range(2):
+            for topic in "tuv":
+                _, batches = service.read({"version": 1, "call": "kv", "topic": topic})
+                assert [batch.column("key").to_pylist() for batch in batches] == [["a", topic]]
+        assert list(service.kv._orders) == ["u", "v"]
 
 
 def test_values_larger_than_a_piece() -> None:

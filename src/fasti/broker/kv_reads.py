@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Header = dict[str, Any]
 Int64s = NDArray[np.int64]
 
+# Topics whose order is kept; of others it is built again when they are scanned.
+ORDERS_MAX = 64
 _PAGE_ROWS = 5_000
 _ALIVE_ROWS = 65_536
 _FIELDS: Header = {
@@ -79,12 +81,16 @@ class KvReads:
     def _order(self, topic: str) -> KeyOrder:
         number = self._service.command(KvDescribe(topic)).value["topic"]
         with self._lock:
-            order = self._orders.get(topic)
-            if order is not None and order.number == number:
-                return order
-            if order is not None:
+            order = self._orders.pop(topic, None)
+            if order is not None and order.number != number:
                 order.close()
-            order = self._orders[topic] = KeyOrder(self._service, topic, number)
+                order = None
+            if order is None:
+                order = KeyOrder(self._service, topic, number)
+            # The last one is the one that was used last.
+            self._orders[topic] = order
+            if len(self._orders) > ORDERS_MAX:
+                self._orders.pop(next(iter(self._orders))).close()
             return order
 
     def _alive(self, topic: str, ids: Int64s) -> NDArray[np.bool_]:
