@@ -14,7 +14,7 @@ retention has dropped every row are not named any more by the next manifest, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -77,7 +77,10 @@ class LogBlock:
 
     def to_list(self) -> list[int]:
         """As plain values, for the manifest, which may have many."""
-        return list(astuple(self))
+        return [
+            *(self.number, self.topic, self.partition, self.first_offset),
+            *(self.rows, self.size_bytes, self.first_us, self.last_us),
+        ]
 
     @classmethod
     def from_list(cls, values: list[int]) -> LogBlock:
