@@ -111,6 +111,13 @@ def test_many_at_once(kv: KeyValues) -> None:
     assert len(kv.put_many([], [])) == 0
 
 
+def test_more_values_than_one_answer_holds(kv: KeyValues) -> None:
+    kv.put("large", b"x" * 1_000_000)
+    found = kv.get_many(["large"] * 130)
+    assert found.num_rows == 130
+    assert found.column("status").to_pylist() == ["ok"] * 130
+
+
 def test_clustering_keys_and_ranges(kv: KeyValues) -> None:
     days = ["2026-01-01", "2026-01-02", "2026-01-03"]
     kv.put_many(["user-1"] * 3, [b"a", b"b", b"c"], clustering=days)

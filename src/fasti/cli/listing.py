@@ -25,6 +25,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "reason": lambda reason: payloads.as_cell(reason.encode()),
     "created_us": moments.shown_moment,
     "content_type": str,
+    "subject": lambda subject: payloads.as_cell(subject.encode()),
     "headers": lambda headers: ", ".join(f"{name}={value}" for name, value in headers),
     "payload": payloads.as_cell,
 }
@@ -32,7 +33,7 @@ _NUMBERS = ("id", "priority", "version", "attempts")
 # For one message or for programs: a table has no room for everything.
 _NOT_IN_TABLES = ("created_us",)
 # Left out where no row has a value.
-_OPTIONAL = ("key", "priority", "owner", "consumer", "reason", "content_type", "headers")
+_OPTIONAL = ("key", "priority", "owner", "consumer", "reason", "content_type", "subject", "headers")
 
 
 def print_messages(found: pa.Table, as_json: bool, more: bool = False) -> None:

@@ -44,6 +44,10 @@ _REPEATABLE = frozenset(
         "offsets",
         "groups",
         "dead",
+        "kv_get",
+        "kv_describe",
+        "bind",
+        "bindings",
         "health",
         "metrics",
         "drop_snapshot",
@@ -254,6 +258,7 @@ class FlightTransport:
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """The batches that a ticket stands for; at least one, maybe empty."""
         client, generation = self._client("actions")
+        reader = None
         try:
             reader = client.do_get(flight.Ticket(dump(_versioned(ticket))), self._options())
             empty = True
@@ -263,6 +268,9 @@ class FlightTransport:
             if empty:
                 yield pa.RecordBatch.from_pylist([], schema=reader.schema)
         except GeneratorExit:
+            # Nobody wants the rest: the broker shall not go on writing it.
+            if reader is not None:
+                reader.cancel()
             raise
         except Exception as error:
             raise self._failed(error, generation) from error

@@ -180,12 +180,21 @@ class KeyValues:
         `content_type`, `value` and `status` (`ok` or `not_found`).
         """
         batch = names_batch(keys, clustering, None)
-        header = {"topic": self.topic, "value": values}
-        found = []
+        found: list[pa.Table] = []
         for piece in pieces(batch, self._limits) or [batch]:
-            _, parts = self._transport.call("kv_get", header, [piece])
-            found.append(parts[0])
+            found += self._got(piece, values)
         return pa.concat_tables(found)
+
+    def _got(self, names: pa.RecordBatch, values: bool) -> list[pa.Table]:
+        header = {"topic": self.topic, "value": values}
+        try:
+            return [self._transport.call("kv_get", header, [names])[1][0]]
+        except InvalidArgument as error:
+            # The values are more than one answer holds.
+            half = names.num_rows // 2
+            if error.details.get("field") != "batch_bytes_max" or not half:
+                raise
+        return self._got(names.slice(0, half), values) + self._got(names.slice(half), values)
 
     def range(
         self,
