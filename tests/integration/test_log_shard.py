@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.core.log_commands import DescribeLog, ReadLog, Truncate
-from fasti.errors import Gone, NotFound
+from fasti.errors import Gone, NotFound, StorageFull
 from fasti.model import HOUR_US, TopicSettings
 from fasti.storage.log_rows import read_piece
 
@@ -105,6 +106,29 @@ def test_a_read_that_retention_overtook_answers_gone() -> None:
         page = shard.call(ReadLog("events", 0, 10))
         assert isinstance(page.error, Gone)
         assert page.error.details == {"partition": 0, "earliest": 60, "lost": 50}
+
+
+def test_truncation_makes_room_on_a_full_disk() -> None:
+    files = SharedFiles(capacity_bytes=3 << 20)
+    with serving(files, SETTINGS, clock=FakeClock()) as shard:
+        make_log(shard)
+
+        def produce() -> bool:
+            """Whether there was room."""
+            with suppress(StorageFull):
+                return shard.call(co.Produce("events", Rows.of([bytes(1000)] * 20))).all_ok
+            return False
+
+        while produce():
+            pass
+        end = shard.call(DescribeLog("events")).value[0]["end"]
+        assert end > 500
+        assert shard.call(Truncate("events", 0, end)).error is None
+        shard.checkpoint()
+        while not produce():
+            pass
+        assert shard.call(DescribeLog("events")).value[0]["rows"] == 20
+        assert shard.recoveries == 0
 
 
 @pytest.mark.parametrize("abort", [False, True])
