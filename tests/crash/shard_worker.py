@@ -146,6 +146,9 @@ def main() -> None:
     threads = [threading.Thread(target=t) for t in [*targets, load.change, load.consume]]
     for thread in threads:
         thread.start()
+    # An interpreter that is ending doesn't let pyarrow import what it needs for the first rows.
+    for thread in threads:
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ KEYS = [f"key-{n}" for n in range(12)]
 TOPICS = {
     "one": TopicSettings(max_attempts=2),
     "three": TopicSettings(partitions=3, max_attempts=3),
+    "urgent": TopicSettings(kind="priority", max_attempts=2),
+    "aging": TopicSettings(kind="priority", age_step_us=20 * SECOND_US),
 }
 
 Op = tuple[str, dict[str, Any]]
@@ -71,9 +73,14 @@ def to_command(op: Op, seed: Seed) -> Any:
         if name == "update":
             return co.Update(given["topic"], co.Target(ids=int64s(given["ids"])), rows)
         due_us = int64s(given.pop("due_us"))
+        if "priorities" in given:
+            given["priorities"] = np.array(given["priorities"], dtype=np.uint16)
         command = co.Produce(rows=rows, when=co.When(due_us=due_us), **given)
         command.keys = None if keys is None else keys_of(keys, seed)
         return command
+    if name == "reprioritise":
+        priorities = np.array(given["priorities"], dtype=np.uint16)
+        return co.Reprioritise(given["topic"], co.Target(ids=int64s(given["ids"])), priorities)
     if name in ("move", "cancel"):
         if "keys" in given:
             target = co.Target(keys=keys_of(given["keys"], seed))
@@ -303,8 +310,8 @@ def _dump_stage(shard: LocalShard, stage: Any) -> dict[str, Any]:
 
 
 def drain(shard: LocalShard, now_us: int) -> dict[str, list[tuple[int, int, bytes]]]:
-    """Leases everything there is, as if it were years later: what would be delivered, in order."""
-    later_us = now_us + 3650 * 24 * 60 * MINUTE_US
+    """Leases everything there is, as if it were a year later: what would be delivered, in order."""
+    later_us = now_us + 365 * 24 * 60 * MINUTE_US
     delivered: dict[str, list[tuple[int, int, bytes]]] = {}
     shard.step([], later_us, 0)  # What runs hold is read back, and then there to be leased.
     for topic in list(shard.engine.state.by_name):
@@ -321,7 +328,7 @@ def drain(shard: LocalShard, now_us: int) -> dict[str, list[tuple[int, int, byte
 
 
 def check_drained(seen: dict[str, Any], delivered: dict[str, list[tuple[int, int, bytes]]]) -> None:
-    """What was delivered is what was scheduled, once each, every partition in order of time."""
+    """What was delivered is what was scheduled, once each, every partition in its order."""
     for topic, got in delivered.items():
         messages = seen["topics"][topic]["messages"]
         pending = [
@@ -329,8 +336,17 @@ def check_drained(seen: dict[str, Any], delivered: dict[str, list[tuple[int, int
         ]
         assert sorted(got) == sorted(pending), topic
         for partition in {partition_of(i) for _, i, _ in got}:
-            dues = [due for due, i, _ in got if partition_of(i) == partition]
-            assert dues == sorted(dues), topic
+            mine = [messages[i] for _, i, _ in got if partition_of(i) == partition]
+            ranks = [_rank(seen["topics"][topic]["settings"], message) for message in mine]
+            assert ranks == sorted(ranks), topic
+
+
+def _rank(settings: dict[str, Any], message: dict[str, Any]) -> tuple[int, ...]:
+    if settings["kind"] != "priority":
+        return (message["due_us"],)
+    if settings["age_step_us"]:
+        return (message["due_us"] + message["priority"] * settings["age_step_us"],)
+    return message["priority"], message["due_us"]
 
 
 # Inventing work
@@ -352,6 +368,7 @@ class Workload:
         """The next operation."""
         kinds = {
             "produce": 8, "produce_keyed": 8, "idempotent": 3, "update": 3, "move": 4, "cancel": 4,
+            "reprioritise": 3,
             "lease": 7, "ack": 5, "nack": 4, "release": 2, "reject": 2, "redrive": 3, "purge": 1,
             "stage": 3, "publish": 3, "drop_stage": 1, "transaction": 4, "expire": 1,
             "checkpoint": 6, "restart": 2, "scrap": 1, "extend": 1,
@@ -404,6 +421,8 @@ class Workload:
         given = {"topic": self._topic(), "columns": self._columns(count, keyed)}
         given["due_us"] = [self._due(now_us) for _ in range(count)]
         given["owner"] = ""
+        if TOPICS[given["topic"]].kind == "priority" and self._rng.random() < 0.9:
+            given["priorities"] = [self._priority() for _ in range(count)]
         if keyed:
             given["on_conflict"] = self._rng.choice(list(OnConflict))
         elif given["topic"] == "three":
@@ -465,6 +484,17 @@ class Workload:
         columns["key"] = [content["key"] for content in before]
         columns["created_us"] = [content["created_us"] for content in before]
         return "update", {"topic": topic, "ids": ids, "columns": columns}
+
+    def _priority(self) -> int:
+        return self._rng.choice([0, 1, 2, 5, 300, 65_535])
+
+    def _reprioritise(self, driven: Driven, now_us: int) -> Op | None:
+        topic, chosen = self._some(driven, now_us, (1, 7, 2))
+        if not chosen or TOPICS[topic].kind != "priority":
+            return None
+        priorities = [self._priority() for _ in chosen]
+        ids = [i for i, _ in chosen]
+        return "reprioritise", {"topic": topic, "ids": ids, "priorities": priorities}
 
     def _move(self, driven: Driven, now_us: int) -> Op | None:
         if self._rng.random() < 0.3:
@@ -543,7 +573,9 @@ class Workload:
 
     def _transaction(self, driven: Driven, now_us: int) -> Op:
         parts = [self._produce(driven, now_us, keyed=self._rng.random() < 0.5)]
-        for maker in self._rng.sample([self._ack, self._move, self._cancel, self._update], 2):
+        for maker in self._rng.sample(
+            [self._ack, self._move, self._cancel, self._update, self._reprioritise], 2
+        ):
             part = maker(driven, now_us)
             if part is not None:
                 parts.append(part)
