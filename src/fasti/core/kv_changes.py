@@ -365,10 +365,16 @@ class _Part:
 
 def _first_of_keys(hashes: UInt64s, rows: Rows) -> tuple[Rows, Rows]:
     """Rows that bring a key for the first time in this batch, and the others."""
-    ordered = np.sort(hashes[:, 0])
+    lane = np.ascontiguousarray(hashes[:, 0])
+    ordered = np.sort(lane)
     if not (ordered[1:] == ordered[:-1]).any():
         return rows, rows[:0]
-    _, index = np.unique(hashes, axis=0, return_index=True)
-    first = np.zeros(len(rows), dtype=np.bool_)
-    first[index] = True
-    return rows[first], rows[~first]
+    order = np.argsort(lane, kind="stable")
+    again = lane[order[1:]] == lane[order[:-1]]
+    later = np.zeros(len(rows), dtype=np.bool_)
+    later[order[1:][again]] = True
+    if (hashes[order[1:], 1] != hashes[order[:-1], 1])[again].any():
+        # Equal in half of their bits only: hardly ever, but they are not the same key.
+        later[:] = True
+        later[np.unique(hashes, axis=0, return_index=True)[1]] = False
+    return rows[~later], rows[later]
