@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -284,6 +286,13 @@ def test_readers_of_an_event_loop(address: str, tmp_path: Path) -> None:
     asyncio.run(read_in_a_loop(address, tmp_path))
 
 
+async def endless(reader: Any) -> AsyncIterator[Any]:
+    """What a closed reader still gives out."""
+    with suppress(StopAsyncIteration):
+        while True:
+            yield await anext(reader)
+
+
 async def read_in_a_loop(address: str, tmp_path: Path) -> None:
     for place in (address, f"embedded:{tmp_path}"):
         async with fasti.aio.connect(place) as client:
@@ -304,6 +313,7 @@ async def read_in_a_loop(address: str, tmp_path: Path) -> None:
                 message = await anext(reader)
                 assert (message.payload, message.partition, message.offset) == (b"one", 1, 10)
                 assert reader.position == {0: 10, 1: 11}
+            assert [message async for message in endless(reader)] == []
             log = client.log("loop")
             assert [each.end for each in await log.describe()] == [10, 11]
             assert [each.earliest for each in await log.truncate(5, partition=0)] == [5, 0]

@@ -1,6 +1,6 @@
 """Readers of logs for tasks of an event loop.
 
-Rows come by whole batches, read in a thread of the reader's own; what one brought is given out
+Rows come by whole batches, awaited in a thread of the reader's own; what one brought is given out
 without leaving the loop. A task that is cancelled while it waits has taken nothing. One task at a
 time.
 """
@@ -8,9 +8,11 @@ time.
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
+import weakref
 from collections.abc import AsyncIterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future
 from types import TracebackType
 
 import pyarrow as pa
@@ -35,9 +37,10 @@ class Reader:
         self.topic = reader.topic
         self.follow = reader.follow
         self._home, self._reader = home, reader
-        # Following waits for as long as nothing comes: not in the client's few threads.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fasti-aio-reader")
+        self._waiter = _Waiter(reader)
         self._waiting: Future[bool] | None = None
+        self._gone = weakref.finalize(self, self._waiter.close)
+        self._gone.atexit = False
 
     @property
     def position(self) -> dict[int, int]:
@@ -74,11 +77,10 @@ class Reader:
     async def _more(self) -> bool:
         """Waits for the next rows, which stay in the reader; False at the end."""
         self._home.check()
+        if self._reader.closed:
+            return False
         if self._waiting is None:
-            try:
-                self._waiting = self._thread.submit(self._reader.more)
-            except RuntimeError as error:
-                raise Closed(f"the reader of {self.topic!r} is closed") from error
+            self._waiting = self._waiter.ask()
         waiting = self._waiting
         # If the task is cancelled the wait goes on, for the next one that asks.
         found = await asyncio.shield(asyncio.wrap_future(waiting))
@@ -89,8 +91,7 @@ class Reader:
 
     async def close(self) -> None:
         """Ends the iteration. Again: nothing happens."""
-        self._reader.close()
-        await self._home.run(partial(self._thread.shutdown, wait=True))
+        self._waiter.close()
 
     async def __aenter__(self) -> Reader:
         await self._home.run(self._reader.begin)
@@ -106,3 +107,37 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"<Reader of {self.topic!r}>"
+
+
+class _Waiter:
+    """Waits for rows in a thread of its own: following may last, and ends with the process."""
+
+    def __init__(self, reader: sync.Reader) -> None:
+        self._reader = reader
+        self._asked: queue.SimpleQueue[Future[bool] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> Future[bool]:
+        """Whether a row is here by then; at the end it is not."""
+        answer: Future[bool] = Future()
+        # It can't be taken back: what comes is for whoever asks next.
+        answer.set_running_or_notify_cancel()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name=f"fasti-aio-read-{self._reader.topic}", daemon=True
+            )
+            self._thread.start()
+        self._asked.put(answer)
+        return answer
+
+    def _run(self) -> None:
+        while (answer := self._asked.get()) is not None:
+            try:
+                answer.set_result(self._reader.more())
+            except BaseException as error:
+                answer.set_exception(error)
+
+    def close(self) -> None:
+        """Ends the reader, and with it whatever waits."""
+        self._reader.close()
+        self._asked.put(None)

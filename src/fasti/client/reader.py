@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from types import TracebackType
 
 import pyarrow as pa
@@ -67,7 +68,7 @@ class Reader:
         # Rows that came, and how many of them were given out.
         self._rows: Rows | None = None
         self._row = 0
-        self._plain: Iterator[pa.RecordBatch] | None = None
+        self._plain: Generator[pa.RecordBatch, None, None] | None = None
         self._following = Following(transport, topic)
         self._gone = weakref.finalize(self, self._following.close)
         self._gone.atexit = False
@@ -165,6 +166,8 @@ class Reader:
                 return True
             self._position[rows.partition] = rows.first_offset + rows.count
             self._rows = None
+        if self.closed:
+            return False
         if not self._begun:
             self.begin()
         batch = self._next_batch()
@@ -202,6 +205,8 @@ class Reader:
             while self._position[partition] < self._ends[partition]:
                 try:
                     for batch in self._transport.read(self._ticket(partition)):
+                        if self._following.closed:
+                            return
                         if batch.num_rows:
                             yield batch
                             patience.renew()
@@ -277,6 +282,11 @@ class Reader:
     def close(self) -> None:
         """Ends the iteration. Again: nothing happens."""
         self._following.close()
+        plain = self._plain
+        if plain is not None:
+            # Unless another thread reads: that one notices by itself.
+            with suppress(ValueError):
+                plain.close()
 
     def __enter__(self) -> Reader:
         self.begin()
