@@ -187,7 +187,11 @@ class Rig:
                 found = {word: place[word] for word in wanted}
                 assert found == wanted, (name, place["partition"], found, wanted)
             self._check_dead(name)
-        live = self.shard.engine.memory.leases.active
+        memory = self.shard.engine.memory
+        body = self.shard.engine.state.by_name[TOPIC].body
+        places = [place for group in body.groups.by_name.values() for place in group.partitions]
+        assert memory.groups_bytes == sum(place.size_bytes for place in places)
+        live = memory.leases.active
         held = sum(
             row.lease is not None
             for group in self.model.groups.values()

@@ -42,7 +42,7 @@ def _small(request: Any) -> Any:
     patch = pytest.MonkeyPatch()
     for module in (log_group, log_serving):
         patch.setattr(module, "WINDOW_ROWS", WINDOW_ROWS)
-    for name, value in {"_ROWS_MIN": 4, "_SCANNED_ROWS": 2}.items():
+    for name, value in {"_ROWS_MIN": 4, "_ROWS_KEPT": 6, "_SCANNED_ROWS": 2}.items():
         patch.setattr(log_group, name, value)
     for name, value in {"DEAD_MAX": DEAD_MAX, "_UNSORTED_MAX": 2, "_GAPS_MIN": 2}.items():
         patch.setattr(log_dead, name, value)

@@ -44,6 +44,8 @@ GROUP_SHIFT = 12
 
 WAITING, LEASED, ACKED, DEAD, NOWHERE = (np.uint8(code) for code in range(5))
 _ROWS_MIN = 4_096
+# Columns longer than this are given back when nothing is out.
+_ROWS_KEPT = 65_536
 _ATTEMPTS_MAX = 65_534
 _SCANNED_ROWS = 4_096
 _COLUMNS: dict[str, type[np.generic]] = {
@@ -53,6 +55,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
     # When a row that was given back may go out again. Says nothing about others.
     "due": np.int64,
 }
+_ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 _NONE = np.zeros(0, dtype=np.int64)
 
 
@@ -110,6 +113,11 @@ class GroupPartition:
     def room(self) -> int:
         """How many rows more the window can hold."""
         return WINDOW_ROWS - (self.next - self.committed)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the columns take."""
+        return (len(self.state) - 1) * _ROW_BYTES
 
     def slots(self, offsets: Int64s) -> Slots:
         """Where rows lie in the columns; slot 0 for those that are finished or not out yet."""
@@ -195,6 +203,8 @@ class GroupPartition:
             undo.once_settled(partial(self.order.finished, own))
         if lowest(offsets) <= self.committed:
             self._advance()
+        if not self.open and len(self.state) > _ROWS_KEPT + self._room and not undo.active:
+            self._lay_out(self._room, _ROWS_MIN)
 
     def give_back(self, offsets: Int64s, due_us: Int64s, uncount: bool, undo: Undo) -> None:
         """Leased rows wait to be handed out again, from `due_us` on."""
@@ -240,6 +250,9 @@ class GroupPartition:
         self._unbury(self.dead.where(offset, self.next), reasons)
         self.committed = self.next = self._base = offset
         self.open = self.leased = self.behind = 0
+        self._free_strays, self._room = [], 1
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[:1].copy())
         self.again = Ready()
         if self.order is not None:
             self.order = Order(offset)

@@ -123,7 +123,7 @@ class LogGroups:
         mine = leases.topic[live] == event.topic
         mine &= leases.partition[live] >> GROUP_SHIFT == event.number
         self._end_leases(live[mine])
-        self._forget_dead(group)
+        self._forget(group)
 
     def _leased(self, event: ge.GroupLeased, _: int) -> None:
         topic, group, place = self._find(event)
@@ -136,7 +136,9 @@ class LogGroups:
         )
         tick = self.state.tick
         leases.arm(held, tick + event.length_us, tick + topic.settings.hold_us)
+        before = place.size_bytes
         place.hand_out(event.offset, held)
+        self._resized(place, before)
 
     def _resumed(self, event: ge.GroupResumed, _: int) -> None:
         place = self._find(event)[2]
@@ -166,7 +168,9 @@ class LogGroups:
     def _acked(self, event: ge.GroupAcked, _: int) -> None:
         topic, group, place = self._find(event)
         self._close_leases(place, event.offset)
+        before = place.size_bytes
         place.finish(event.offset, ACKED, self.memory.undo)
+        self._resized(place, before)
         self.turns.finished(topic, group, event.partition)
 
     def _returned(self, event: ge.GroupReturned, _: int) -> None:
@@ -181,19 +185,25 @@ class LogGroups:
         self._close_leases(place, event.offset)
         reasons = self.memory.reasons
         reason = reasons.number(event.reason)
+        before = place.size_bytes
         place.bury(event.offset, reason, event.at_us, reasons, self.memory.undo)
+        self._resized(place, before)
         self.turns.finished(topic, group, event.partition)
 
     def _set(self, event: ge.GroupSet, _: int) -> None:
         topic, group, place = self._find(event)
+        before = place.size_bytes
         self._end_leases(place.reset(event.offset, self.memory.reasons))
+        self._resized(place, before)
         group.is_behind = any(each.behind for each in group.partitions)
         self.turns.look(topic, group, event.partition)
 
     def _revived(self, event: ge.GroupRevived, _: int) -> None:
         topic, group, place = self._find(event)
         place.unbury(event.offset, self.memory.reasons, self.memory.undo)
+        before = place.size_bytes
         place.revive(event.offset, event.due_us)
+        self._resized(place, before)
         self.turns.returned(topic, group, event.partition, lowest(event.due_us))
 
     def _purged(self, event: ge.GroupPurged, _: int) -> None:
@@ -221,9 +231,13 @@ class LogGroups:
             self.memory.consumers.unuse_all(self.memory.leases.consumer[held])
             self.memory.leases.close(held)
 
-    def _forget_dead(self, group: Group) -> None:
+    def _resized(self, place: GroupPartition, before: int) -> None:
+        self.memory.groups_bytes += place.size_bytes - before
+
+    def _forget(self, group: Group) -> None:
         for place in group.partitions:
             place.forget_dead(self.memory.reasons)
+            self.memory.groups_bytes -= place.size_bytes
 
     # A topic's life
 
@@ -237,7 +251,7 @@ class LogGroups:
     def drop(self, topic: Topic) -> None:
         """The topic is being deleted; its leases go with all others of the topic."""
         for group in _groups(topic).by_number.values():
-            self._forget_dead(group)
+            self._forget(group)
 
     def forget(self, topic: Topic) -> None:
         """Session state goes."""
@@ -303,6 +317,7 @@ class LogGroups:
             _groups(topic).add(group)
             for place in group.partitions:
                 place.count_reasons(self.memory.reasons)
+                self._resized(place, 0)
 
     def start(self, tick: int) -> None:
         """Replay is over."""

@@ -27,6 +27,8 @@ class Memory:
         self.arena = Arena(budget_bytes)
         # What the key indexes of all partitions take.
         self.keys_bytes = 0
+        # What the windows of consumer groups take.
+        self.groups_bytes = 0
         self.leases = LeaseTable(leases_max)
         self.owners = Names()
         self.consumers = Names()
@@ -41,8 +43,8 @@ class Memory:
 
     @property
     def used_bytes(self) -> int:
-        """What the metadata of pending messages takes: rows and keys."""
-        return self.arena.frames_used * FRAME_BYTES + self.keys_bytes
+        """What the metadata of pending messages takes: rows, keys, and windows of groups."""
+        return self.arena.frames_used * FRAME_BYTES + self.keys_bytes + self.groups_bytes
 
     def note_due(self, topic: int, due_us: int) -> None:
         """From this moment on there may be something to hand out that was not there before."""
