@@ -249,15 +249,15 @@ class CronKind(Kind):
 
     def _check_put(self, work: Work, topic: Topic, command: co.PutSchedules) -> None:
         book: CronBook = topic.body
-        added = {name for name, _ in command.schedules if name not in book.by_name}
-        if len(book) + len(added) > work.limits.schedules_max:
-            raise Overloaded(f"{topic.name!r} has {work.limits.schedules_max} schedules already")
         for name, _ in command.schedules:
             if not 0 < len(name.encode()) <= work.limits.name_bytes_max:
                 limit = work.limits.name_bytes_max
                 raise InvalidArgument(
                     f"a schedule's name has 1 to {limit} bytes", field="name", limit=limit
                 )
+        added = {name for name, _ in command.schedules if name not in book.by_name}
+        if len(book) + len(added) > work.limits.schedules_max:
+            raise Overloaded(f"{topic.name!r} has {work.limits.schedules_max} schedules already")
         for target in {json.loads(definition)["target"] for _, definition in command.schedules}:
             self._target(work, target)
 
