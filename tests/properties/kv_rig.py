@@ -208,6 +208,8 @@ class KvRig:
         assert self.seen() == expected
         described = self._describe()
         assert described["entries"] == len(expected)
+        mortal = sum(expires_us is not None for _, _, expires_us in expected.values())
+        assert described["expiring"] - described["expired"] == mortal
         states = self._call(Count(TOPIC)).states
         assert states["scheduled"] == len(expected)
         for key, (value, version, _) in expected.items():
