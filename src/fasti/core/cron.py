@@ -271,6 +271,11 @@ class CronKind(Kind):
                 f"a schedule's target is a {kinds} topic: {name!r} is a {target.settings.kind}",
                 field="target",
             )
+        if target.settings.relay:
+            raise InvalidArgument(
+                f"{name!r} is a relay, which keeps nothing: schedules need their last message",
+                field="target",
+            )
         return target
 
     def _put_one(
