@@ -57,7 +57,9 @@ def earliest_offsets(topic: Topic) -> Int64s:
 def check_name(work: Work, name: str) -> None:
     """Raises `invalid_argument` on a name that no group may have."""
     limit = work.limits.name_bytes_max
-    if not 1 <= len(name.encode()) <= limit or not name.isprintable():
+    if not name:
+        raise InvalidArgument("a log is consumed by a group: name one", field="group")
+    if len(name.encode()) > limit or not name.isprintable():
         message = f"a group's name is 1 to {limit} printable bytes"
         raise InvalidArgument(message, field="group", limit=limit)
 
