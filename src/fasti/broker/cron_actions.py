@@ -71,9 +71,9 @@ def _schedules(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, name="", after_number=-1, limit=_PAGE_MAX)
     limit = min(max(fields["limit"], 1), _PAGE_MAX)
-    command = cc.ReadSchedules(
-        fields["topic"], fields["name"], max(fields["after_number"], -1), limit=limit
-    )
+    # No topic has so many: beyond, there is nothing, and nothing that overflows.
+    after = min(max(fields["after_number"], -1), 1 << 32)
+    command = cc.ReadSchedules(fields["topic"], fields["name"], after, limit=limit)
     page: cc.SchedulesPage = service.command(command).value
     described = _Described(service.shard.clock.now_us())
     told = [described.row(page, row) for row in range(len(page.numbers))]
