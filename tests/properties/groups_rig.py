@@ -54,20 +54,26 @@ class Rig:
 
     def do(self, command: Any, expected: Callable[[], Any], told: Callable[[Any], Any]) -> Any:
         """One command to both: `told` makes of the engine's reply what the model answers."""
+        return self.do_all([(command, expected, told)])[0]
+
+    def do_all(self, each: list[tuple[Any, Callable[[], Any], Callable[[Any], Any]]]) -> list[Any]:
+        """Several commands in one step, as if one after another."""
         self.model.expire()
         self.model.ended.clear()
-        try:
-            wanted = expected()
-        except FastiError as error:
-            wanted = type(error)
-        step = self.shard.step([command], self.model.now_us, self.model.tick)
-        reply = step.replies[0]
-        found = type(reply.error) if reply.error is not None else told(reply)
-        if isinstance(command, co.Transaction):
-            found = told(reply)
-        assert found == wanted, (command, found, wanted)
+        answers: list[Any] = []
+        for _, expected, _ in each:
+            try:
+                answers.append(expected())
+            except FastiError as error:
+                answers.append(type(error))
+        commands = [command for command, _, _ in each]
+        step = self.shard.step(commands, self.model.now_us, self.model.tick)
+        for (command, _, told), wanted, reply in zip(each, answers, step.replies, strict=True):
+            refused = reply.error is not None and not isinstance(command, co.Transaction)
+            found = type(reply.error) if refused else told(reply)
+            assert found == wanted, (command, found, wanted)
         self._settle(step, resumed={})
-        return wanted
+        return answers
 
     def lease(self, group: str, session: int, consumer: str, count: int, wait: bool) -> None:
         self.model.expire()

@@ -7,6 +7,7 @@ all that is left is drained: every row that retention left ends up acked or dead
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -204,6 +205,25 @@ class GroupsMachine(RuleBasedStateMachine):
         rows = [(i, token) for its, i, token in self.rig.seen if its == group][-count:]
         if rows and group in self.rig.model.groups:
             self.rig.use("ack", group, rows)
+
+    @precondition(lambda self: self.rig.seen)
+    @rule(data=st.data(), count=st.integers(2, 5), clean=st.booleans())
+    def acks_in_one_step(self, data: st.DataObject, count: int, clean: bool) -> None:
+        """Several small acks, in several groups: they may be decided together."""
+        model, parts = self.rig.model, list[tuple[str, list[tuple[int, int]]]]()
+        for _ in range(count):
+            group, rows = self._rows(data)
+            if clean and group in model.groups:
+                taken = {row for its, chosen in parts if its == group for row in chosen}
+                rows = [row for row in dict.fromkeys(rows) if row not in taken]
+            if rows:
+                parts.append((group, rows))
+        self.rig.do_all(
+            [
+                (self.rig.use_command("ack", *part), partial(model.use, "ack", *part), words)
+                for part in parts
+            ]
+        )
 
     @precondition(lambda self: self.rig.seen)
     @rule(data=st.data(), span_us=st.sampled_from(SPANS_US))
