@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +17,10 @@ from fasti.broker import kv_order, kv_reads, rings
 from fasti.broker.metrics import Metrics
 from fasti.broker.service import Service
 from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded
-from fasti.storage.files import LocalFiles
 from fasti.storage.memory_files import MemoryFiles
 
 SMALL = replace(SETTINGS, segment_bytes=8192)
+HEAD = {"version": 1, "topic": "t"}
 
 
 @contextmanager
@@ -211,6 +210,49 @@ def test_writers_and_watchers_at_once() -> None:
             watching.end()
 
 
+def test_counters_that_many_raise_at_once() -> None:
+    """Compare-and-set loses no update and makes none up, single or in transactions."""
+    with service_on(SharedFiles(), SETTINGS) as service:
+        make(service, partitions=2)
+        put(service, ["a", "b"], b"0")
+        conflicts: list[bool] = []
+        together = threading.Barrier(4)
+
+        def read() -> list[tuple[int, int]]:
+            _, (table,) = service.call("kv_get", HEAD, [pa.table({"key": ["a", "b"]})])
+            return [(int(row["value"]), row["version"]) for row in table.to_pylist()]
+
+        def raise_both() -> None:
+            done = 0
+            while done < 25:
+                (a, first), (b, second) = read()
+                # At the beginning all have read the same: three of them come too late.
+                if not together.broken:
+                    with suppress(threading.BrokenBarrierError):
+                        together.wait(10)
+                    together.abort()
+                assert a == b, "half of a transaction was seen"
+                rows = [
+                    {"key": ["a"], "value": [b"%d" % (a + 1)], "version": [first]},
+                    {"key": ["b"], "value": [b"%d" % (b + 1)], "version": [second]},
+                ]
+                commands = [{"op": "kv_put", "topic": "t"}] * 2
+                parts = [pa.table(each) for each in rows]
+                header = {"version": 1, "commands": commands}
+                reply, _ = service.call("transaction", header, parts)
+                done += reply["committed"]
+                conflicts.append(not reply["committed"])
+
+        threads = [threading.Thread(target=raise_both) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(50)
+        assert [value for value, _ in read()] == [100, 100]
+        assert [version for _, version in read()] == [101, 101]
+        assert sum(conflicts) >= 3
+
+
 # Scans
 
 
@@ -293,8 +335,8 @@ def test_values_larger_than_a_piece() -> None:
 # Compaction
 
 
-def test_values_that_are_overwritten_take_no_space(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
+def test_values_that_are_overwritten_take_no_space() -> None:
+    files = MemoryFiles()
     settings = replace(SETTINGS, segment_bytes=4 << 20)
     with service_on(files, settings) as service:
         make(service)
@@ -304,7 +346,7 @@ def test_values_that_are_overwritten_take_no_space(tmp_path: Path) -> None:
             # By turns all of them, and a third, which leaves blocks that are dead in part.
             put(service, keys[:: 1 + 2 * (round_ % 2)], b"%0100d" % round_)
             service.shard.checkpoint()
-            sizes.append(sum(each.stat().st_size for each in (tmp_path / "blocks").iterdir()))
+            sizes.append(sum(files.open(name, False).size for name in files.list("blocks/")))
         # As large after a hundred rounds as after ten, and never more than what lives and as much.
         assert max(sizes[10:]) <= 1.1 * max(sizes[:10])
         assert max(sizes) < 2 * 10_000 * 250
