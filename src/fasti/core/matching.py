@@ -21,7 +21,8 @@ from fasti.model import Limits
 
 Binding = tuple[str, str]
 
-_REMEMBERED_MAX = 65_536
+# Of each matcher: there may be thousands.
+_REMEMBERED_MAX = 4_096
 # Rows of all topics that one batch may become: more would hold up everybody else.
 COPIES_PER_ROW_MAX = 10
 
