@@ -52,13 +52,13 @@ def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
     try:
         topic = work.topic(acks[0].topic)
         tokens = np.concatenate([column(ack.tokens, len(ack.ids), "token") for ack in acks])
+        ids = np.concatenate([ack.ids for ack in acks])
+        if acks[0].group or not topic.partitions:
+            whole = _ack_in_group(work, topic, acks[0].group, ids, tokens)
+            return None if whole is None else _split(whole, acks)
         started = np.concatenate([column(ack.started_us, len(ack.ids), "started") for ack in acks])
     except FastiError:
         return None
-    ids = np.concatenate([ack.ids for ack in acks])
-    if acks[0].group or not topic.partitions:
-        whole = _ack_in_group(work, topic, acks[0].group, ids, tokens)
-        return None if whole is None else _split(whole, acks)
     reply = blank(len(ids))
     pieces = locate(topic, Target(ids=ids), reply)
     for piece in pieces:
