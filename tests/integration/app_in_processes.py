@@ -60,3 +60,12 @@ def spin(job: dict[str, Any], message: fasti.Message) -> None:
     until = time.monotonic() + job["seconds"]
     while time.monotonic() < until:
         pass
+
+
+@app.on("asked", kind="processes")
+def answer(question: dict[str, Any], message: fasti.Message) -> dict[str, int] | None:
+    """Answers by what it returns, or by its own word."""
+    if question["do"] == "reply":
+        message.reply(b"by hand", headers={"from": "a process"})
+        return None
+    return {"pid": os.getpid()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.app_in_processes import app, hang, spin, work
+from tests.integration.app_in_processes import answer, app, hang, spin, work
 from tests.integration.app_rig import WAIT_S, Mailbox
 from tests.integration.serve_rig import SMALL, Watched
 
@@ -219,3 +220,16 @@ def test_a_thread_over_its_time_limit_loses_its_lease(
         await_counts(client, "slow", done=1, leased=0)
     stats = app.stats()["slow"]
     assert (stats.handled, stats.refused) == (2, 1)
+
+
+def test_answers_come_back_from_a_process_too(
+    running: fasti.App, client: fasti.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(answer, monkeypatch)
+    returned = client.call("asked", b'{"do": "return"}', timeout="50s")
+    assert returned.content_type == "application/json"
+    assert json.loads(returned.payload)["pid"] != os.getpid()
+    by_hand = client.call("asked", b'{"do": "reply"}', timeout="50s")
+    assert (by_hand.payload, by_hand.headers) == (b"by hand", {"from": "a process"})
+    await_counts(client, "asked", done=2, leased=0)
+    assert running.stats()["asked"].handled == 2

@@ -224,6 +224,94 @@ def test_rows_that_can_not_be(client: Client, action: str) -> None:
         attack(client, action, header, parts, number)
 
 
+SCHEDULE_FIELDS = (
+    *("cron", "every_us", "timezone", "start_us", "end_us", "jitter_us", "target", "payload"),
+    *("headers", "content_type", "subject", "priority", "gap", "fold", "misfire", "misfire_max"),
+    *("misfire_grace_us", "overlap"),
+)
+CRONS = (
+    "* * * * * * *",
+    "61 * * * *",
+    "@often",
+    "0 0 31 2 *",
+    "* " * 10_000,
+    "\u0661 * * * *",
+    "-1",
+)
+
+
+@pytest.mark.parametrize("name", SCHEDULE_FIELDS)
+def test_schedules_that_can_not_be(client: Client, name: str) -> None:
+    for junk in [*JUNK, *CRONS, "Europe/Nowhere", "../../etc/passwd", "skip"]:
+        schedule = {**SCHEDULE, name: junk}
+        listed = [{"name": f"odd-{name}", "schedule": schedule}]
+        attack(client, "put_schedules", {"topic": "cron", "schedules": listed}, [], (name, junk))
+        attack(client, "preview", {"schedule": schedule, "count": 3}, [], (name, junk))
+    with suppress(Refused):
+        client.call("delete_schedule", {"topic": "cron", "name": f"odd-{name}"})
+
+
+COMMANDS: dict[str, tuple[Header, pa.RecordBatch]] = {
+    "produce": ({"owner": "", "on_conflict": "reject"}, rows(payload=[b"x"], subject=["a.b"])),
+    "update": ({"owner": ""}, rows(id=[1], priority=[1])),
+    "move": ({"owner": ""}, rows(id=[1], delay_us=[0])),
+    "cancel": ({"owner": ""}, rows(key=["k"])),
+    "ack": ({"group": "g"}, RETURNED),
+    "nack": ({"group": "g", "reason": "x"}, RETURNED),
+    "kv_put": ({}, named(key=["k"], value=[b"v"], version=[1])),
+    "kv_delete": ({}, named(key=["k"])),
+    "purge": ({}, rows(id=[1])),
+    "bind": ({"pattern": "a", "target": "log"}, rows(id=[1])),
+}
+
+
+@pytest.mark.parametrize("op", sorted(COMMANDS))
+def test_transactions_that_can_not_be(client: Client, op: str) -> None:
+    fields, part = COMMANDS[op]
+    # The first command is good, and must not happen if the second can't be.
+    first = {"op": "produce", "topic": "bystander"}, rows(payload=[b"y"], delay_us=[HOUR_US])
+    for kind in (*KINDS, "nowhere"):
+        for name in (*fields, "topic", "colour"):
+            for junk in JUNK[::3]:
+                command = {"op": op, "topic": kind, **fields, name: junk}
+                header = {"commands": [command, first[0]]}
+                parts = [part, first[1]]
+                before = client.call("count", {"topic": "bystander"})["counts"]["scheduled"]
+                attack(client, "transaction", header, parts, (kind, name, junk))
+                after = client.call("count", {"topic": "bystander"})["counts"]["scheduled"]
+                for row in client.list("bystander", state="scheduled")[before:after]:
+                    client.call("cancel", {"topic": "bystander"}, rows(id=[row["id"]]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_that_can_not_be(client: Client, kind: str) -> None:
+    for columns in (
+        {"priority": [-1]},
+        {"priority": [65_536]},
+        {"priority": [(1 << 31) - 1]},
+        {"subject": [""]},
+        {"subject": ["a..b"]},
+        {"subject": ["a.*"]},
+        {"subject": ["\x00"]},
+        {"subject": ["s" * 256]},
+        {"due_us": [-5]},
+        {"due_us": [HOUR_US << 20]},
+        {"delay_us": [HOUR_US]},
+        {"key": [""]},
+        {"key": ["k" * 600]},
+    ):
+        batch = rows(payload=[b"x"], **columns)
+        for metadata in ({}, {"partition": 0}, {"partition": -1}, {"partition": 1 << 40}):
+            try:
+                stream = client.produce(batch.schema, topic=kind)
+                receipt = stream.ask(batch, metadata)
+                code = receipt.get("error", {}).get("code")
+                stream.end()
+            except Refused as refused:
+                code = refused.code
+            assert code is None or code in EXPECTED, (kind, columns, metadata, code)
+
+
 @pytest.mark.parametrize("call", sorted(TICKETS))
 def test_tickets_that_can_not_be(broker: BrokerProcess, call: str) -> None:
     flight = fl.FlightClient(f"grpc://{broker.host}:{broker.port}")

@@ -396,3 +396,20 @@ def test_what_a_handler_returns_is_the_answer(kind: str) -> None:
             while not client.messages("raw").list(state="scheduled").num_rows:
                 pass
         assert client.messages("raw").count()["done"] == 3
+
+
+def test_requests_of_a_group_of_a_log() -> None:
+    with VirtualBroker() as broker:
+        client = broker.client()
+        client.create_topic("asked", kind="log")
+        with replier(client, "asked", group="repliers"):
+            assert client.call("asked", b"ab").payload == b"abab"
+        assert client.groups("asked").describe("repliers").lag == 0
+
+
+def test_a_request_with_a_priority() -> None:
+    with VirtualBroker() as broker:
+        client = broker.client()
+        client.create_topic("urgent", kind="priority")
+        with replier(client, "urgent"):
+            assert client.call("urgent", b"ab", priority=3, subject="a.b").payload == b"abab"
