@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import output
+from fasti.cli import definitions, output
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.options import AsJson, Yes
 from fasti.cli.topic_settings import CHANGEABLE, SETTINGS, with_settings
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="topics", help="Make topics, look at them, change and delete them.", no_args_is_help=True
 )
+
+app.command("export")(definitions.export)
+app.command("apply")(definitions.apply)
 
 NewTopic = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
 # Topics that nobody made by hand begin so.

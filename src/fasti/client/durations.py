@@ -28,6 +28,7 @@ _UNITS = {
     "d": DAY_US,
     "w": 7 * DAY_US,
 }
+_WRITTEN = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US), ("ms", 1_000))
 _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d|w)")
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:us|ms|s|m|h|d|w))+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,6 +50,15 @@ def duration_us(value: Duration, field: str = "duration") -> int:
     if not math.isfinite(value):
         raise InvalidArgument(f"{field} must be finite, not {value!r}", field=field)
     return _bounded(round(value * SECOND_US), value, field)
+
+
+def length_text(length_us: int) -> str:
+    """A length of time as one would write it, and as it is read back."""
+    text, left = "", length_us
+    for unit, size_us in _WRITTEN:
+        count, left = divmod(left, size_us)
+        text += f"{count}{unit}" if count else ""
+    return text + (f"{left}us" if left else "") or "0s"
 
 
 def optional_duration_us(value: Duration | None, field: str = "duration") -> int | None:
