@@ -1,4 +1,5 @@
-"""A broker that is killed while rows are appended, a reader follows and a group consumes.
+"""A broker that is killed, or whose connections are cut, while rows are appended, a reader follows
+and a group consumes.
 
 What the SDK says must hold then: nothing that was acknowledged is missing, a reader sees every offset
 once and in order, a group gets every row, and what it acked with an answer does not come again.
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.integration.trouble.load import SMALL
+from tests.integration.trouble.proxy import Proxy
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -26,13 +28,32 @@ PARTITIONS = 2
 pytestmark = pytest.mark.timeout(180)
 
 
-class Worker:
-    """A thread that runs until it is told to stop; its error is the test's."""
+class News:
+    """What the workers tell the test: that something has happened, or what went wrong."""
 
-    def __init__(self, address: str, changed: threading.Condition) -> None:
-        self._address, self._changed = address, changed
-        self.stopping = threading.Event()
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
         self.error: BaseException | None = None
+
+    def tell(self, error: BaseException | None = None) -> None:
+        with self._changed:
+            self.error = self.error or error
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        with self._changed:
+            found = self._changed.wait_for(lambda: self.error or condition(), PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+        assert found, f"never came to be: {what}"
+
+
+class Worker:
+    """A thread that runs until it is told to stop."""
+
+    def __init__(self, address: str, news: News) -> None:
+        self._address, self._news = address, news
+        self.stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -41,22 +62,20 @@ class Worker:
             with fasti.connect(self._address, timeout="60s") as client:
                 self.work(client)
         except BaseException as error:
-            self.error = error
-            self.tell()
+            self._news.tell(error)
 
     def work(self, client: Any) -> None:
         raise NotImplementedError
 
     def tell(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        self._news.tell()
 
     def stop(self) -> None:
         self.stopping.set()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
-        if self.error is not None:
-            raise self.error
+        if self._news.error is not None:
+            raise self._news.error
 
 
 class Appending(Worker):
@@ -96,6 +115,27 @@ class Following(Worker):
                 self.tell()
 
 
+class Reading(Worker):
+    """Reads all that is there, again and again: a part of the log from its beginning, each time."""
+
+    def __init__(self, *place: Any) -> None:
+        self.reads = 0
+        super().__init__(*place)
+
+    def work(self, client: Any) -> None:
+        ends = [0] * PARTITIONS
+        while not self.stopping.wait(0.05):
+            found: dict[int, list[int]] = {n: [] for n in range(PARTITIONS)}
+            for table in client.reader("events").batches(500):
+                partition = table.column("partition")[0].as_py()
+                found[partition] += table.column("offset").to_pylist()
+            assert all(offsets == list(range(len(offsets))) for offsets in found.values())
+            assert all(len(found[n]) >= end for n, end in enumerate(ends)), "a log only grows"
+            ends = [len(found[n]) for n in range(PARTITIONS)]
+            self.reads += 1
+            self.tell()
+
+
 class Consuming(Worker):
     """A consumer of the group: acks most, nacks some; keeps which acks were answered ok."""
 
@@ -131,54 +171,67 @@ class Consuming(Worker):
             consumer.close()
 
 
-def wait(changed: threading.Condition, condition: Callable[[], bool], what: str) -> None:
-    with changed:
-        assert changed.wait_for(condition, PATIENCE_S), f"never came to be: {what}"
+def under_trouble(broker: BrokerProcess, address: str, make_trouble: Callable[[], None]) -> None:
+    """Three times trouble, each in the middle of work; then everything is compared."""
+    news = News()
+    with fasti.connect(broker.address) as client:
+        client.create_topic(
+            "events",
+            kind="log",
+            partitions=PARTITIONS,
+            max_attempts=1000,
+            lease="30s",
+            retry=fasti.Backoff("5ms", factor=1, limit="5ms"),
+        )
+    place = (address, news)
+    appending, following, reading = Appending(*place), Following(*place), Reading(*place)
+    consumers = [Consuming(name, *place) for name in ("w1", "w2")]
+
+    def acked() -> int:
+        return sum(len(each.acked) for each in consumers)
+
+    for _ in range(3):
+        rows, done, reads = len(appending.acknowledged), acked(), reading.reads
+        news.wait(lambda r=rows: len(appending.acknowledged) > r + 400, "appends")
+        news.wait(lambda d=done: acked() > d + 200, "acks")
+        news.wait(lambda n=reads: reading.reads > n, "reads")
+        make_trouble()
+    rows = len(appending.acknowledged)
+    news.wait(lambda: len(appending.acknowledged) > rows + 400, "appends after the last")
+    appending.stop()
+    ids = set(appending.acknowledged.values())
+    news.wait(lambda: ids <= following.payloads.keys(), "the follower at the end")
+    news.wait(lambda: ids <= {i for c in consumers for i in c.acked}, "all acked")
+    for worker in (following, reading, *consumers):
+        worker.stop()
+    with fasti.connect(broker.address) as client:
+        check_the_log(client, appending, following)
+        check_the_group(client, consumers, appending)
 
 
 @pytest.mark.parametrize("checkpoints", [False, True], ids=["kill", "kill-and-checkpoint"])
 def test_a_follower_and_a_group_over_a_broker_that_is_killed(
     tmp_path: Path, checkpoints: bool
 ) -> None:
-    changed = threading.Condition()
     with BrokerProcess(tmp_path, settings=SMALL) as broker:
-        with fasti.connect(broker.address) as client:
-            client.create_topic(
-                "events",
-                kind="log",
-                partitions=PARTITIONS,
-                max_attempts=1000,
-                lease="30s",
-                retry=fasti.Backoff("5ms", factor=1, limit="5ms"),
-            )
-        place = (broker.address, changed)
-        appending, following = Appending(*place), Following(*place)
-        consumers = [Consuming(name, *place) for name in ("w1", "w2")]
-        workers: list[Worker] = [appending, following, *consumers]
 
-        def acked() -> int:
-            return sum(len(each.acked) for each in consumers)
-
-        for _ in range(3):
-            rows, done = len(appending.acknowledged), acked()
-            wait(changed, lambda r=rows: len(appending.acknowledged) > r + 400, "appends")
-            wait(changed, lambda d=done: acked() > d + 200, "acks")
+        def kill() -> None:
             if checkpoints:
                 with fasti.connect(broker.address) as client:
                     client.checkpoint()
             broker.kill()
             broker.start()
-        rows = len(appending.acknowledged)
-        wait(changed, lambda: len(appending.acknowledged) > rows + 400, "appends after the last")
-        appending.stop()
-        ids = set(appending.acknowledged.values())
-        wait(changed, lambda: ids <= following.payloads.keys(), "the follower at the end")
-        wait(changed, lambda: ids <= {i for c in consumers for i in c.acked}, "all acked")
-        for worker in workers[1:]:
-            worker.stop()
-        with fasti.connect(broker.address) as client:
-            check_the_log(client, appending, following)
-            check_the_group(client, consumers, appending)
+
+        under_trouble(broker, broker.address, kill)
+
+
+def test_a_follower_and_a_group_on_a_network_that_is_cut(tmp_path: Path) -> None:
+    with (
+        BrokerProcess(tmp_path, settings=SMALL) as broker,
+        Proxy(broker.host, broker.port) as proxy,
+    ):
+        under_trouble(broker, proxy.address, proxy.cut)
+        assert proxy.connections > 3
 
 
 def check_the_log(client: Any, appending: Appending, following: Following) -> None:
