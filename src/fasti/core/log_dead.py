@@ -77,6 +77,8 @@ class Dead:
         """Takes `remove` back."""
         self._columns["alive"][positions] = True
         self.count += len(positions)
+        # They may have been sorted meanwhile, without these.
+        self._order, self._sorted_until = _NONE, 0
 
     def find(self, offsets: Int64s) -> Int64s:
         """The position of each row; -1 for those that are not dead."""

@@ -13,7 +13,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core import group_events as ge
 from fasti.core import log_commands as lo
-from fasti.core import log_group, log_serving
+from fasti.core import log_dead, log_group, log_serving
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import ConsumerReplaced, Deliver, Step
 from fasti.errors import AlreadyExists, Gone, InvalidArgument, NotFound, Overloaded
@@ -349,6 +349,22 @@ def test_a_transaction_that_fails_leaves_acks_and_strays_as_they_were() -> None:
     assert (told["committed"], told["lag"], told["leased"]) == (3, 1, 1)
     groups.restart()
     assert groups.describe() == told
+
+
+def test_dead_rows_that_a_transaction_gives_back_are_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_dead, "_UNSORTED_MAX", 2)
+    dead = log_dead.Dead()
+    dead.add(np.arange(4), 0, np.ones(4, dtype=np.uint16), NOW_US)
+    positions = dead.find(np.array([1, 2]))
+    dead.remove(positions)
+    dead.add(np.arange(8, 12), 0, np.ones(4, dtype=np.uint16), NOW_US)
+    assert dead.find(np.array([1, 9])).tolist() == [-1, 5]
+    dead.take_back(4)
+    dead.restore(positions)
+    assert dead.find(np.array([1, 2, 9])).tolist() == [1, 2, -1]
+    assert dead.take("offset", dead.after(0, 5)).tolist() == [1, 2, 3]
 
 
 def test_acks_of_one_step_are_one_event() -> None:
