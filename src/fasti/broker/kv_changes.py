@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,14 @@ from fasti.protocol.schemas import CHANGES
 Int64s = NDArray[np.int64]
 
 
-def changes_batch(moments: Iterable[Moment]) -> pa.RecordBatch:
+def changes_batch(moments: Sequence[Moment]) -> pa.RecordBatch:
     """All changes of these moments, in order."""
-    pieces = [_piece(moment.position, each) for moment in moments for each in moment.happened]
+    batches = [moment.batch(_made) for moment in moments]
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _made(position: int, happened: list[Happened]) -> pa.RecordBatch:
+    pieces = [_piece(position, each) for each in happened]
     columns = [pa.concat_arrays(list(parts)) for parts in zip(*pieces, strict=True)]
     keys, clustering = split(columns[3])
     columns[3:4] = [keys, clustering]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -33,25 +32,31 @@ _IDLE_MAX = 16
 KV_EVENTS = (KvProduced, Replaced, Removed)
 # An event, and the rows of its frame.
 Happened = tuple[Any, pa.RecordBatch]
+# One thread makes the rows of a moment while others wait for them.
+_MAKING = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
 class Moment:
     """What one group of frames did to a topic: all of it happened at once."""
 
-    # The group's last frame.
-    position: int
-    happened: list[Happened]
+    __slots__ = ("_batch", "happened", "position", "rows", "size_bytes")
 
-    @property
-    def rows(self) -> int:
-        """How many changes these are."""
-        return sum(len(event.row) for event, _ in self.happened)
+    def __init__(self, position: int, happened: list[Happened]) -> None:
+        # The group's last frame.
+        self.position = position
+        self.happened = happened
+        # How many changes these are, and about how much memory they hold.
+        self.rows = sum(len(event.row) for event, _ in happened)
+        self.size_bytes = sum(batch.nbytes for _, batch in happened)
+        self._batch: pa.RecordBatch | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        """About how much memory it holds."""
-        return sum(batch.nbytes for _, batch in self.happened)
+    def batch(self, make: Callable[[int, list[Happened]], pa.RecordBatch]) -> pa.RecordBatch:
+        """Its rows, which are made once, for all who watch."""
+        with _MAKING:
+            if self._batch is None:
+                self._batch = make(self.position, self.happened)
+                self.happened = []
+            return self._batch
 
 
 class Ring:
@@ -112,11 +117,11 @@ class Ring:
 
     def add(self, happened: list[Happened], position: int) -> None:
         """A group of frames is durable; `happened` may be empty."""
-        moment = Moment(position, happened)
         with self._changed:
             self._reached = position
             if not happened:
                 return
+            moment = Moment(position, happened)
             for listener in self.listeners:
                 listener(moment)
             self._moments.append(moment)
