@@ -29,6 +29,7 @@ from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
 from fasti.client.calls import Answer
+from fasti.client.definitions import Change
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.log_place import Start
 from fasti.client.topics import Topic
@@ -142,6 +143,19 @@ class Client:
     async def topics(self) -> list[Topic]:
         """All topics, by name."""
         return await self._home.run(self._client.topics)
+
+    async def definitions(self) -> dict[str, Any]:
+        """All topics with their settings, bindings and schedules as plain values, to be kept."""
+        return await self._home.run(self._client.definitions)
+
+    async def define(
+        self, document: dict[str, Any], *, prune: bool = False, dry_run: bool = False
+    ) -> list[Change]:
+        """Makes topics, bindings and schedules as `definitions` would write them: what it changed.
+
+        Arguments as for `fasti.Client.define`.
+        """
+        return await self._home.run(self._client.define, document, prune=prune, dry_run=dry_run)
 
     # Messages
 

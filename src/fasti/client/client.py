@@ -30,6 +30,7 @@ from fasti.model import Limits
 if TYPE_CHECKING:
     from fasti.client.bindings import Bindings
     from fasti.client.calls import Answer, Calls
+    from fasti.client.definitions import Change
     from fasti.client.groups import Groups
     from fasti.client.kv import KeyValues
     from fasti.client.log import Log
@@ -196,6 +197,28 @@ class Client:
         """All topics, by name."""
         header, _ = self.transport.call("topics")
         return [Topic.of_reply(each["topic"], each) for each in header["topics"]]
+
+    def definitions(self) -> dict[str, Any]:
+        """All topics with their settings, bindings and schedules as plain values, to be kept."""
+        from fasti.client import definitions
+
+        return definitions.export(self)
+
+    def define(
+        self, document: dict[str, Any], *, prune: bool = False, dry_run: bool = False
+    ) -> list[Change]:
+        """Makes topics, bindings and schedules as `definitions` would write them: what it changed.
+
+        What the document doesn't name is left alone (a change whose `action` is `keep`), unless
+        `prune` says that it goes. With `dry_run` nothing is done. Raises `invalid_argument`,
+        `topic_mismatch` and `not_found` on a document that can't be, before anything is done.
+        """
+        from fasti.client import definitions
+
+        changes = definitions.difference(self, document, prune)
+        if not dry_run:
+            definitions.apply(self, changes)
+        return changes
 
     # Messages
 
