@@ -183,7 +183,7 @@ def dump(shard: LocalShard) -> dict[str, Any]:
 
 
 def _dump_place(shard: LocalShard, place: GroupPartition) -> dict[str, Any]:
-    numbers, columns = place.capture()
+    columns = place.columns()
     leases, consumers = shard.engine.memory.leases, shard.engine.memory.consumers
     reasons = shard.engine.memory.reasons
     held = {}
@@ -197,7 +197,7 @@ def _dump_place(shard: LocalShard, place: GroupPartition) -> dict[str, Any]:
         *(columns[f"dead_{n}"].tolist() for n in ("offset", "at_us", "attempts")), strict=True
     )
     return {
-        "numbers": numbers,
+        "numbers": place.numbers(),
         "state": columns["state"].tolist(),
         # Of finished rows nobody asks.
         "attempts": np.where(columns["state"] < ACKED, columns["attempts"], 0).tolist(),

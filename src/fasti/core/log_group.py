@@ -401,8 +401,17 @@ class GroupPartition:
 
     # Checkpoints
 
-    def capture(self) -> tuple[list[int], dict[str, NDArray[Any]]]:
-        """Plain numbers, and copies of columns. Leases are the lease table's to keep."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether the numbers say it all: nothing is out, and nothing is dead."""
+        return self.committed == self.next and not self.strays and not self.dead.count
+
+    def numbers(self) -> list[int]:
+        """What is durable and no column."""
+        return [self.committed, self.next, self.behind, self.dead.forgotten]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Copies of what is durable of each row. Leases are the lease table's to keep."""
         shift = self._room - self._base
         window = slice(self.committed + shift, self.next + shift)
         due_us, again = self.again.pairs()
@@ -420,12 +429,18 @@ class GroupPartition:
             "stray_attempts": self.attempts.take(slots),
         }
         columns |= {f"dead_{name}": values for name, values in self.dead.columns().items()}
-        return [self.committed, self.next, self.behind, self.dead.forgotten], columns
+        return columns
+
+    def restore_numbers(self, numbers: list[int]) -> None:
+        """Back from `numbers`, into a new one."""
+        self.committed = self.next = self._base = numbers[0]
+        self.behind, self.dead.forgotten = numbers[2:]
+        if self.order is not None:
+            self.order = Order(self.committed)
 
     def restore(self, numbers: list[int], columns: dict[str, NDArray[Any]]) -> None:
-        """Back from `capture`, into a new one; `hold` follows for each lease."""
-        committed, end, behind, forgotten = numbers
-        self.committed = self.next = self._base = committed
+        """Back from `columns`, after `restore_numbers`. Slots of leases follow."""
+        committed, end = numbers[:2]
         strays = columns["stray"]
         if len(strays):
             self.revive(strays, np.zeros(len(strays), dtype=np.int64))
@@ -448,9 +463,6 @@ class GroupPartition:
         self.dead.fill(
             {name[5:]: values for name, values in columns.items() if name[:5] == "dead_"}
         )
-        self.behind, self.dead.forgotten = behind, forgotten
-        if self.order is not None:
-            self.order = Order(committed)
 
 
 class Group:
