@@ -76,8 +76,14 @@ class KvFound:
 
     def only(self, rows: NDArray[np.intp]) -> KvFound:
         """Of these entries some."""
-        columns = (self.status, self.ids, self.versions, self.expires_us, self.locations)
-        return KvFound(*(column[rows] for column in columns), self.position)
+        return KvFound(
+            self.status[rows],
+            self.ids[rows],
+            self.versions[rows],
+            self.expires_us[rows],
+            self.locations[rows],
+            self.position,
+        )
 
 
 @dataclass(slots=True)
