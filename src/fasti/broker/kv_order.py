@@ -96,11 +96,11 @@ class KeyOrder:
         self._runs: list[Run] | None = None
         self._pending: list[tuple[pa.Array, Int64s]] = []
         self._pending_rows = 0
-        self._ring.listeners.append(self._hear)
+        self._ring.listen(self._hear)
 
     def close(self) -> None:
         """Nobody will scan any more."""
-        self._ring.listeners.remove(self._hear)
+        self._ring.unlisten(self._hear)
         self._service.shard.feed.rings.close(self._ring)
 
     # The committer's thread

@@ -59,6 +59,9 @@ class Moment:
             return self._batch
 
 
+Listener = Callable[[Moment | None], None]
+
+
 class Ring:
     """The latest changes of one topic."""
 
@@ -71,8 +74,17 @@ class Ring:
         # None: where it begins is not known (yet, or any more).
         self._base: int | None = None
         self._reached = 0
-        # Told of everything in the committer's thread; None when the ring is emptied.
-        self.listeners: list[Callable[[Moment | None], None]] = []
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Calls it with every moment, in the committer's thread, and with None when emptied."""
+        with self._changed:
+            self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """No more."""
+        with self._changed:
+            self._listeners.remove(listener)
 
     def begin(self, position: int) -> None:
         """It is complete behind this position. Again: nothing happens."""
@@ -122,7 +134,7 @@ class Ring:
             if not happened:
                 return
             moment = Moment(position, happened)
-            for listener in self.listeners:
+            for listener in self._listeners:
                 listener(moment)
             self._moments.append(moment)
             self._rows += moment.rows
@@ -139,7 +151,7 @@ class Ring:
             self._moments.clear()
             self._rows = self._bytes = self._reached = 0
             self._base = None
-            for listener in self.listeners:
+            for listener in self._listeners:
                 listener(None)
             self._changed.notify_all()
 

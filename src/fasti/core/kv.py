@@ -179,6 +179,10 @@ class KvKind(Kind):
         if due_us < self._expiring.get(place, FOREVER):
             self._expiring[place] = due_us
             heapq.heappush(self._planned, (due_us, topic, number))
+            if len(self._planned) > 2 * len(self._expiring) + 64:
+                # Mostly moments that no longer count, and may lie years ahead.
+                self._planned = [(when_us, *where) for where, when_us in self._expiring.items()]
+                heapq.heapify(self._planned)
 
     def next_us(self) -> int:
         """When the next entry expires, whose partition waits for nothing."""

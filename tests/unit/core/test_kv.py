@@ -210,6 +210,19 @@ def test_the_wake_up_is_at_the_first_expiry() -> None:
     assert len(woken) < 20
 
 
+def test_plans_that_no_longer_count_are_dropped() -> None:
+    topic = Topic()
+    topic.put(["years"], expires=delay(3650 * 24 * 60 * MINUTE_US))
+    for n in range(500):
+        topic.put([f"short-{n}"], expires=delay(1_000))
+        topic.now_us += 1_000
+        topic.shard.step([], topic.now_us, 0)
+    kind: Any = topic.shard.engine.kind("kv")
+    assert topic.describe()["removed"] == 500
+    assert len(kind._planned) < 100
+    assert len(kind._expiring) == 1
+
+
 def test_keys_that_could_not_be_read_are_asked_for_again() -> None:
     topic = Topic()
     topic.put(["a", "b"], expires=delay(SECOND_US))
