@@ -221,6 +221,31 @@ def test_bindings_outlive_the_broker(tmp_path: Path) -> None:
         assert [payloads(client, name) for name in ("a", "b", "c")] == [[b"1"]] * 3
 
 
+def test_a_broker_that_is_killed_leaves_all_copies_or_none(tmp_path: Path) -> None:
+    """Every message that was acknowledged is in each topic once, and no topic has one more."""
+    with BrokerProcess(tmp_path / "data") as broker, fasti.connect(broker.address) as client:
+        client.create_topic("a")
+        for name, kind in {"b": "timeline", "c": "log", "d": "priority"}.items():
+            client.create_topic(name, kind=kind)
+            client.bindings("a").add("x.>", name)
+        sent = 0
+        with client.producer("a") as producer:
+            receipts = []
+            for round_ in range(3):
+                for _ in range(40):
+                    receipts.append(producer.send(b"%d" % sent, subject="x.y", key=f"k{sent}"))
+                    sent += 1
+                    if sent % 10 == 0:
+                        receipts[-1].result(30)
+                if round_ < 2:
+                    broker.kill()
+                    broker.start()
+            assert all(receipt.result(30).ok for receipt in receipts)
+        expected = sorted(b"%d" % n for n in range(sent))
+        for name in ("a", "b", "c", "d"):
+            assert sorted(payloads(client, name)) == expected
+
+
 def test_from_an_event_loop(broker: BrokerProcess) -> None:
     async def story() -> None:
         async with fasti.aio.connect(broker.address) as client:
