@@ -16,6 +16,7 @@ from tests.integration.shard_rig import SETTINGS, SharedFiles, serving
 from fasti.broker import kv_order, kv_reads, rings
 from fasti.broker.metrics import Metrics
 from fasti.broker.service import Service
+from fasti.config import Durability
 from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded
 from fasti.storage.memory_files import MemoryFiles
 
@@ -168,6 +169,20 @@ def test_watchers_and_scans_over_a_failure_of_the_disk(kind: str) -> None:
         assert service.shard.recoveries == 3
         assert scan(service) == acknowledged
         assert watching.keys(len(acknowledged)) == acknowledged
+        watching.end()
+
+
+def test_watching_what_is_answered_before_it_is_synced() -> None:
+    settings = replace(SETTINGS, durability=Durability.INTERVAL, sync_interval_ms=300)
+    with service_on(SharedFiles(), settings) as service:
+        make(service)
+        keys = numbered(0, 20)
+        for key in keys:
+            put(service, [key])
+        # Written and answered, but the journal shows them when they are synced.
+        watching = Watching(service, 0)
+        put(service, ["last"])
+        assert watching.keys(21) == [*keys, "last"]
         watching.end()
 
 
