@@ -93,6 +93,23 @@ class Beside:
                 else:
                     del self.messages[message_id]
 
+    def purge_and_produce(self, some: list[int]) -> None:
+        """As a redrive to another topic: whole, or not at all because the key is taken."""
+        dead = [i for i, (state, _) in sorted(self.messages.items()) if state == "dead"]
+        if not dead:
+            return
+        ids = sorted({dead[n % len(dead)] for n in some})
+        keys = Keys(pa.array(["k"]), SEED)
+        later = co.When(delay_us=10**12)
+        made = co.Produce("letters", Rows.of([b"z"], key=["k"]), later, keys)
+        reply = self.step(co.Transaction([co.Purge("letters", int64s(ids)), made]))
+        assert reply.committed is (self.holds_key is None)
+        if reply.committed:
+            for message_id in ids:
+                del self.messages[message_id]
+            self.holds_key = int(reply.replies[1].ids[0])
+            self.messages[self.holds_key] = ("scheduled", "")
+
     def check(self) -> None:
         assert listed(self.engine, self.now_us, self.tick) == self.messages
         counts = self.engine.step([co.Count("letters")], self.now_us, self.tick).replies[0].states
@@ -131,6 +148,7 @@ def listed(
 OPS = st.one_of(
     st.tuples(st.just("bury"), st.integers(1, 5), st.sampled_from(["late", "too late", "gone"])),
     st.tuples(st.just("bury_and_produce"), st.booleans()),
+    st.tuples(st.just("purge_and_produce"), st.lists(st.integers(0, 50), min_size=1, max_size=3)),
     st.tuples(
         st.just("redrive"), st.lists(st.integers(0, 50), min_size=1, max_size=4), st.booleans()
     ),
