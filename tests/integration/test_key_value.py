@@ -16,7 +16,14 @@ import fasti
 import fasti.aio
 from fasti.broker.launch import BrokerProcess
 from fasti.client.kv import KeyValues
-from fasti.errors import Closed, Gone, InvalidArgument, NotFound, TransactionAborted
+from fasti.errors import (
+    Closed,
+    Gone,
+    IllegalTransition,
+    InvalidArgument,
+    NotFound,
+    TransactionAborted,
+)
 from fasti.testing import VirtualBroker
 
 pytestmark = pytest.mark.timeout(120)
@@ -179,6 +186,24 @@ def test_watching_from_a_position(kv: KeyValues) -> None:
         list(kv.watch(position=seen[-1].position + 1_000_000, timeout="5s"))
 
 
+def test_watching_by_batches(kv: KeyValues) -> None:
+    start = kv.position()
+    kv.put_many([f"k{n}" for n in range(3_000)], [b"x"] * 3_000)
+    kv.put("last", b"y")
+    seen: list[str] = []
+    with kv.watch(position=start, timeout="10s") as changes:
+        for batch in changes.batches():
+            seen += batch.column("key").to_pylist()
+            if seen[-1] == "last":
+                break
+        assert changes.position == kv.position()
+        kv.put_many({"a": b"1", "b": b"2"})
+        assert next(changes).op == "put"
+        with pytest.raises(IllegalTransition):
+            next(changes.batches())
+    assert sorted(seen[:-1]) == sorted(f"k{n}" for n in range(3_000))
+
+
 def test_what_happened_at_once_is_seen_whole(client: fasti.Client, kv: KeyValues) -> None:
     with kv.watch(timeout="10s") as changes:
         before = changes.position
@@ -327,7 +352,9 @@ def test_from_an_event_loop(broker: BrokerProcess) -> None:
                     async with asyncio.timeout(0.05):
                         await anext(changes)
                 await kv.delete("user-7")
-                assert (await anext(changes)).op == "delete"
+                async for batch in changes.batches():
+                    assert batch.column("op").to_pylist() == ["delete"]
+                    break
                 assert changes.position == await kv.position()
             assert seen == ["user-7", "user-8", "user-9"]
             assert (await kv.get("user-8")).value == b"3"  # type: ignore[union-attr]

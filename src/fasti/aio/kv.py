@@ -195,6 +195,16 @@ class Watch:
                 raise StopAsyncIteration
         return change
 
+    async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """The same by whole Arrow batches, as they come: `async for batch in watch.batches()`."""
+        watch = await self._opened()
+        while True:
+            while (batch := watch.take_batch()) is not None:
+                yield batch
+                await self._home.breathe()
+            if self._closed or not await self._wait(watch.more):
+                return
+
     async def _opened(self) -> sync_watch.Watch:
         while self._watch is None:
             opened = await self._wait(self._open_it)

@@ -17,6 +17,7 @@ import fasti
 from fasti.bench.kinds import beside
 from fasti.bench.throughput_jobs import BATCH, PAYLOAD
 from fasti.bench.wire import broker, cpu_seconds, memory_mb, run_job
+from fasti.errors import Gone
 
 Figures = dict[str, Any]
 Show = Callable[[str], None]
@@ -45,6 +46,8 @@ def measure(directory: Path | None, rows: int, show: Show, limits: Figures) -> F
         before = cpu_seconds(process.pid)
         figures["multi_get"] = run_job("kinds_kv:get", address, **{**again, "rows": rows})
         figures["multi_get"]["broker_cpu_s"] = round(cpu_seconds(process.pid) - before, 2)
+        show("kv: watch all changes from the first put on")
+        figures["watch"] = run_job("kinds_kv:watch", address, topic="entries", rows=keys)
         with fasti.connect(address) as client:
             client.checkpoint()
         show("kv: get from runs, after a checkpoint")
@@ -96,6 +99,22 @@ def scan(address: str, topic: str, rows: int) -> Figures:
             figures[f"{name}_s"] = round(seconds, 2)
             figures[f"{name}_messages_per_s"] = round(taken / seconds)
     return figures
+
+
+def watch(address: str, topic: str, rows: int) -> Figures:
+    """So many changes from the journal and the ring, by batches, or as many as it remembers."""
+    taken, begin = 0, time.perf_counter()
+    with fasti.connect(address) as client:
+        try:
+            with client.kv(topic).watch(position=1, timeout="2s") as changes:
+                for batch in changes.batches():
+                    taken += batch.num_rows
+                    if taken >= rows:
+                        break
+        except Gone as error:
+            return {"rows": taken, "gone": error.message}
+    seconds = time.perf_counter() - begin
+    return {"rows": taken, "messages_per_s": round(taken / seconds)}
 
 
 def _batches(keys: int, rows: int, seed: int | None) -> list[pa.Array]:

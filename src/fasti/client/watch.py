@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from fasti.client.durations import Duration, as_datetime, seconds
 from fasti.client.transport import Header, Stream, Transport
-from fasti.errors import Closed, FastiError
+from fasti.errors import Closed, FastiError, IllegalTransition
 from fasti.protocol.problems import error_from_json
 
 _BYTES_MAX = 16 << 20
@@ -91,6 +91,8 @@ class Watch:
         self._number = 0
         self._tries = 0
         self._stream: Stream | None = None
+        # What was taken from there: whole batches, and rows of the one that is being given.
+        self._batches: deque[pa.RecordBatch] = deque()
         self._rows: deque[Change] = deque()
         # From now on means from this call on, whatever happens to the first connection.
         if position is None:
@@ -182,20 +184,44 @@ class Watch:
                 raise StopIteration
         return change
 
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The same by whole Arrow batches, as they come: for many changes a second.
+
+        The columns are those of `Change`. What happened at once is never split over two batches.
+        """
+        while True:
+            while (batch := self.take_batch()) is not None:
+                yield batch
+            if not self.more():
+                return
+
     def take(self) -> Change | None:
         """The next change, if it is here already."""
         if not self._rows:
-            return None
+            if not self._batches:
+                return None
+            rows = self._batches.popleft().to_pylist()
+            self._rows.extend(Change.of_row(row) for row in rows)
         change = self._rows.popleft()
         # What happened at once has one position: between its rows, going on means all of it again.
         if not self._rows or self._rows[0].position != change.position:
             self.position = max(self.position, change.position)
         return change
 
+    def take_batch(self) -> pa.RecordBatch | None:
+        """The next batch, if one is here already."""
+        if self._rows:
+            raise IllegalTransition("a batch is being given change by change: take those first")
+        if not self._batches:
+            return None
+        batch = self._batches.popleft()
+        self.position = max(self.position, batch.column("position")[-1].as_py())
+        return batch
+
     def more(self) -> bool:
         """Waits until there is something to take; False after `timeout`, or when it is closed."""
         until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        while not self._rows:
+        while not self._rows and not self._batches:
             if not self._fill(until):
                 return False
         return True
@@ -214,7 +240,7 @@ class Watch:
             return self._again(item, until)
         batch, position = item
         if batch is not None and batch.num_rows:
-            self._rows.extend(Change.of_row(row) for row in batch.to_pylist())
+            self._batches.append(batch)
         else:
             self.position = max(self.position, position)
         return True
