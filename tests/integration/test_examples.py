@@ -64,6 +64,14 @@ refused: order 10, again in 0.3 s
 calls: 21 done: 20
 before their slot: 0
 """,
+    "quotes.py": """\
+anna takes the request and falls silent
+answer: b'24 EUR, says ben'
+requests done: 1
+nobody there: ok - True
+gave up in time
+the reply is dead - too late: the call had ended before its reply came
+""",
     "fastapi_app.py": """\
 POST tea: 201 ok
 POST bins: 201 ok
