@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fasti.core import commands, fanout, leasing, produce, reads, staging
+from fasti.core import bindings, commands, fanout, leasing, produce, reads, staging
 from fasti.core import events as ev
 from fasti.core.idle import Idle
 from fasti.core.kind import Handler, Kind
@@ -79,9 +79,9 @@ class Engine:
             commands.SliceLoaded: self.slices.loaded,
             commands.RowsInstalled: self._rows_installed,
             commands.RunsInstalled: self.slices.installed,
-            Bind: fanout.bind,
-            Unbind: fanout.unbind,
-            ReadBindings: fanout.read_bindings,
+            Bind: bindings.bind,
+            Unbind: bindings.unbind,
+            ReadBindings: bindings.read_bindings,
         }
         # Commands on a topic, by the kind of the topic.
         self._by_kind: dict[type, dict[str, Handler]] = {}
