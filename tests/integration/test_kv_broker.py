@@ -3,6 +3,7 @@ and rings overflow; compaction of what was overwritten."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -223,6 +224,76 @@ def test_writers_and_watchers_at_once() -> None:
         assert sorted(told[0]) == scan(service)
         for watching in watchers:
             watching.end()
+
+
+class Copy:
+    """A copy of a topic, kept by whoever reads all of it and then watches; again when `gone`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.entries: dict[str, tuple[bytes, int]] = {}
+        self.started = 0
+
+    def run(self) -> None:
+        while True:
+            self.started += 1
+            after = position(self._service)
+            _, batches = self._service.read({"version": 1, "call": "kv", "topic": "t"})
+            rows = [row for batch in batches for row in batch.to_pylist()]
+            self.entries = {row["key"]: (row["value"], row["version"]) for row in rows}
+            try:
+                if self._watch(after):
+                    return
+            except Gone:
+                continue
+
+    def _watch(self, after: int) -> bool:
+        descriptor = {"version": 1, "call": "watch", "topic": "t", "position": after}
+        session = self._service.exchange(descriptor)
+        try:
+            while "end" not in self.entries:
+                written = session.next()
+                assert written is not None
+                header, batch = written
+                if header["kind"] == "error":
+                    assert header["error"]["code"] == "gone", header
+                    return False
+                for row in [] if batch is None else batch.to_pylist():
+                    if row["op"] == "put":
+                        self.entries[row["key"]] = row["value"], row["version"]
+                    else:
+                        self.entries.pop(row["key"], None)
+            return True
+        finally:
+            self._service.leave(session)
+
+
+def test_copies_stay_true_while_the_journal_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads all and then watches has it all, however often it must begin again."""
+    monkeypatch.setattr(rings, "ROWS_MAX", 8)
+    with service_on(MemoryFiles()) as service:
+        make(service, partitions=2)
+        copies = [Copy(service) for _ in range(3)]
+        threads = [threading.Thread(target=copy.run, daemon=True) for copy in copies]
+        for thread in threads:
+            thread.start()
+        rng = random.Random(3)
+        for n in range(300):
+            keys = [f"key-{rng.randrange(50)}" for _ in range(4)]
+            if n % 5 == 4:
+                delete(service, keys)
+            else:
+                put(service, keys, b"%d" % n + bytes(rng.choice([0, 900])))
+            if n % 10 == 9:
+                service.shard.checkpoint()
+        put(service, ["end"])
+        for thread in threads:
+            thread.join(50)
+        for copy in copies:
+            checked = Copy(service)
+            checked.run()
+            assert copy.entries == checked.entries
+        assert service.shard.store.journal.first_sequence > 100
 
 
 def test_counters_that_many_raise_at_once() -> None:
