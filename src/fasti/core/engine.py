@@ -226,7 +226,7 @@ class Engine:
         if not command.atomic or self.memory.undo.active:
             topic = work.topic(command.topic)
             if topic.bindings or topic.settings.relay:
-                return fanout.produce(self, work, command)
+                return fanout.produce(work, command)
             return self.produce_into(work, command)
         command.atomic = False
         reply = self._transaction(work, commands.Transaction([command]))

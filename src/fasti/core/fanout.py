@@ -20,7 +20,6 @@ The sequencer's thread only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +37,6 @@ from fasti.core.work import Work
 from fasti.errors import FastiError, InvalidArgument, Overloaded
 from fasti.model import OnConflict, Outcome
 
-if TYPE_CHECKING:
-    from fasti.core.engine import Engine
-
 Int64s = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -50,7 +46,7 @@ ROUTED_HERE_MAX = 8_192
 _AGAIN_US = 1_000
 
 
-def produce(engine: Engine, work: Work, command: Produce) -> Reply:
+def produce(work: Work, command: Produce) -> Reply:
     """Into a topic that is bound to others, or keeps nothing itself."""
     topic = work.topic(command.topic)
     if command.producer:
