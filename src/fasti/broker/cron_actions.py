@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fasti.broker import requests
-from fasti.broker.emission import one_row
+from fasti.broker.emission import Chunk, Member, one_row
 from fasti.broker.occurrences import Occurrences, Timing, bounded_after, local_text
 from fasti.broker.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.core import cron_commands as cc
@@ -37,34 +37,35 @@ def _put_schedules(service: Service, header: Header, parts: Parts) -> Answer:
         raise InvalidArgument(
             f"1 to {PUT_MAX} schedules at a time", field="schedules", limit=PUT_MAX
         )
-    limits = service.shard.settings.limits
-    found = []
+    named: list[tuple[str, Schedule]] = []
     for each in listed:
         if not isinstance(each, dict):
             raise InvalidArgument("a schedule is an object", field="schedules")
         given = requests.checked(each, name=str, schedule=dict)
-        schedule = checked_schedule(given["name"], given["schedule"], limits)
-        found.append((given["name"], schedule.to_json()))
-    command = cc.PutSchedules(fields["topic"], found, fields["expected"])
-    made = service.command(command).value
+        named.append((given["name"], Schedule.from_dict(given["schedule"])))
+    _check(named, service.shard.settings.limits)
+    texts = [(name, schedule.to_json()) for name, schedule in named]
+    made = service.command(cc.PutSchedules(fields["topic"], texts, fields["expected"])).value
     told = [{"status": outcome.word, "version": version} for outcome, version in made]
     return {"outcomes": told}, []
 
 
-def checked_schedule(name: str, given: Header, limits: Limits) -> Schedule:
-    """A definition that makes sense. Raises `invalid_argument`, which names the field."""
-    schedule = Schedule.from_dict(given)
+def _check(named: list[tuple[str, Schedule]], limits: Limits) -> None:
+    """Definitions make sense, and so do their messages. Raises `invalid_argument`."""
+    chunk = Chunk()
     try:
-        check_schedule(schedule, limits)
-        Timing.of(schedule)
-        batch = one_row(name, schedule, 0).batch
+        for number, (name, schedule) in enumerate(named):
+            check_schedule(schedule, limits)
+            Timing.of(schedule)
+            chunk.add(Member(number, 0, 0, name, schedule))
+        chunk.build()
+        batch = chunk.rows(0, None).batch
         columns = {field: batch.column(field) for field in batch.schema.names}
         Rows.of(columns.pop("payload"), limits, **columns)
         if "subject" in columns:
             check_subjects(columns["subject"])
     except UnicodeEncodeError:
-        raise InvalidArgument("a text can't be written as UTF-8", field="schedule") from None
-    return schedule
+        raise InvalidArgument("a text can't be written as UTF-8", field="schedules") from None
 
 
 def _schedules(service: Service, header: Header, parts: Parts) -> Answer:
@@ -131,7 +132,8 @@ def _preview(service: Service, header: Header, parts: Parts) -> Answer:
     else:
         # Where it goes to makes no difference.
         given = {"target": "-", **fields["schedule"]}
-        schedule = checked_schedule("-", given, service.shard.settings.limits)
+        schedule = Schedule.from_dict(given)
+        _check([("-", schedule)], service.shard.settings.limits)
     occurrences = Occurrences(Timing.of(schedule))
     after_us = service.shard.clock.now_us() if after_us is None else max(after_us, 0)
     found = bounded_after(occurrences, schedule, after_us)

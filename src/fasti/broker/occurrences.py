@@ -72,10 +72,8 @@ class Timing:
         if schedule.every_us:
             anchor_us = schedule.start_us % schedule.every_us
             return cls("", schedule.every_us, schedule.timezone, anchor_us)
-        expression = _expression(schedule.cron)
-        timing = cls(expression, 0, schedule.timezone, 0, schedule.gap, schedule.fold)
-        _check_cron(expression, schedule.cron)
-        return timing
+        expression = _checked(schedule.cron)
+        return cls(expression, 0, schedule.timezone, 0, schedule.gap, schedule.fold)
 
 
 def zone_of(name: str) -> tzinfo:
@@ -106,7 +104,10 @@ def _expression(text: str) -> str:
     return found
 
 
-def _check_cron(expression: str, text: str) -> None:
+@lru_cache(4096)
+def _checked(text: str) -> str:
+    """An expression in its plain form. Thousands of schedules have the same few."""
+    expression = _expression(text)
     form = "minute hour day month weekday, or with seconds before them"
     try:
         next(CronSim(expression, _EPOCH.replace(year=2000)))
@@ -115,6 +116,7 @@ def _check_cron(expression: str, text: str) -> None:
     except (CronSimError, ValueError, AssertionError, IndexError) as error:
         reason = str(error).lower() or "not understood"
         raise InvalidArgument(f"cron {text!r}: {reason} (fields: {form})", field="cron") from None
+    return expression
 
 
 class Occurrences:

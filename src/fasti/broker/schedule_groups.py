@@ -73,6 +73,8 @@ class Group:
         self.key, self.occurrences = key, occurrences
         self.chunks: list[Chunk] = []
         self._where: dict[int, Chunk] = {}
+        # No member is behind this; until it is looked at, some may be further.
+        self._floor_us = DUE_MAX_US
         # Not before this, after something went wrong.
         self.not_before_us = 0
         # Which entry of the plan counts.
@@ -88,6 +90,7 @@ class Group:
             chunk = Chunk()
             self.chunks.append(chunk)
         chunk.add(member)
+        self._floor_us = min(self._floor_us, member.last_us)
         self._where[member.number] = chunk
 
     def remove(self, number: int) -> None:
@@ -101,17 +104,20 @@ class Group:
         """The occurrence of the member that is furthest behind."""
         for chunk in self.chunks:
             chunk.build()
-        return min(int(chunk.last_us.min()) for chunk in self.chunks)
+        self._floor_us = min(int(chunk.last_us.min()) for chunk in self.chunks)
+        return self._floor_us
 
     def next_us(self) -> int | None:
         """The next occurrence that some member has not had; None if there is none any more."""
-        after_us = max(self.last_us(), self.key.start_us - 1)
-        found = self.occurrences.first_after(after_us)
+        return self._after(self.last_us())
+
+    def _after(self, us: int) -> int | None:
+        found = self.occurrences.first_after(max(us, self.key.start_us - 1))
         return None if found is None or found > self.key.end_us else found
 
     def acts_us(self) -> int | None:
-        """When something is to be done next."""
-        found = self.next_us()
+        """When something is to be done next, or looked at: columns are not made for this."""
+        found = self._after(self._floor_us)
         return None if found is None else max(found - self.key.ahead_us, self.not_before_us)
 
     def due(self, now_us: int) -> Iterator[Due]:
