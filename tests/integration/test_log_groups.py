@@ -237,6 +237,37 @@ def test_a_group_that_is_behind_learns_it(client: Client) -> None:
     assert [message.offset for message in take(client, 5)] == list(range(5, 10))
 
 
+def test_consumers_that_are_at_work_learn_that_their_group_is_behind(client: Client) -> None:
+    fill(client)
+    consumer = client.consumer("events", group="billing", prefetch=2)
+    held = next(consumer)
+    client.log("events").truncate(6)
+    outcome = held.ack(wait=True)
+    assert outcome is not None
+    assert outcome.status != "ok"
+
+    def work() -> None:
+        # What came before may still be given out.
+        for message in consumer:
+            message.ack(wait=True)
+
+    with pytest.raises(Gone) as gone:
+        work()
+    assert gone.value.details["group"] == "billing"
+    consumer.close()
+
+
+def test_deleting_a_group_ends_its_consumers(client: Client) -> None:
+    fill(client, rows=1)
+    consumer = client.consumer("events", group="billing", timeout="20s")
+    next(consumer).ack(wait=True)
+    client.groups("events").delete("billing")
+    with pytest.raises(Gone, match="deleted"):
+        next(consumer)
+    # Another one of that name begins anew.
+    assert [message.offset for message in take(client, 1)] == [0]
+
+
 def test_order_per_key_within_a_group(client: Client) -> None:
     client.create_topic("events", kind="log", retry=QUICK)
     keys = [f"k{n % 3}" for n in range(30)]
@@ -383,6 +414,11 @@ def test_metrics_tell_of_logs_and_groups(client: Client) -> None:
     assert 'fasti_log_rows{partition="1",topic="events"} 10.0' in text
     assert 'fasti_log_end_offset{partition="0",topic="events"} 10.0' in text
     assert text.count("# TYPE fasti_watchers gauge") == 1
+    assert 'fasti_messages{state="ready",topic="events"} 0.0' in text
+    assert 'fasti_log_dropped_rows_total{topic="events",why="truncated"} 0.0' in text
+    client.log("events").truncate(before=7, partition=1)
+    dropped = 'fasti_log_dropped_rows_total{topic="events",why="truncated"} 7.0'
+    assert dropped in client.metrics()
 
 
 def test_leases_survive_a_restart(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fasti.broker.metrics import TOPICS_MAX
+from fasti.core.log_body import log_of
 from fasti.core.log_commands import DescribeGroups, DescribeLog
+from fasti.core.log_retention import REASONS
 from fasti.errors import FastiError
 
 if TYPE_CHECKING:
@@ -44,13 +46,18 @@ def collect(shard: Shard) -> Iterator[Metric]:
     """All that there are; none if the shard doesn't answer."""
     logs = _families(_OF_LOGS, ["topic", "partition"])
     groups = _families(_OF_GROUPS, ["topic", "group", "partition"])
+    dropped = CounterMetricFamily(
+        "fasti_log_dropped_rows", "Rows dropped since the start, by why.", labels=["topic", "why"]
+    )
     try:
         for topic in _logs(shard):
+            _add_dropped(shard, topic, dropped)
             _add_log(shard, topic, logs)
             _add_groups(shard, topic, groups)
     except (FastiError, TimeoutError):
         pass  # `fasti_up` says so.
     yield from logs.values()
+    yield dropped
     yield from groups.values()
     yield GaugeMetricFamily(
         "fasti_watchers", "Readers that follow logs, and watchers.", shard.feed.watchers
@@ -87,6 +94,16 @@ def _add_log(shard: Shard, topic: str, families: dict[str, GaugeMetricFamily]) -
         values = each | {"rows": each["end"] - each["earliest"]}
         for field, family in families.items():
             family.add_metric(labels, values[field])
+
+
+def _add_dropped(shard: Shard, topic: str, family: CounterMetricFamily) -> None:
+    def counted() -> dict[str, int]:
+        known = shard.engine.state.by_name.get(topic)
+        return {} if known is None or known.settings.kind != "log" else dict(log_of(known).dropped)
+
+    found: dict[str, int] = shard.run(counted).result(_TIMEOUT_S)
+    for why in REASONS:
+        family.add_metric([topic, why], found.get(why, 0))
 
 
 def _add_groups(shard: Shard, topic: str, families: dict[str, GaugeMetricFamily]) -> None:

@@ -81,22 +81,24 @@ class _BrokerCollector(Collector):
 def _count_states(shard: Shard) -> States:
     """Messages by state of every topic, a piece at a time."""
     topics = shard.run(
-        lambda: [
-            (topic.name, len(topic.partitions)) for topic in shard.engine.state.topics.values()
-        ]
+        lambda: [(topic.name, topic.settings) for topic in shard.engine.state.topics.values()]
     ).result(_COUNT_TIMEOUT_S)
     states: States = {}
     waiting: list[str] = []
     partitions = 0
-    for place, (name, count) in enumerate(topics, 1):
+    logs = {name for name, settings in topics if settings.kind == "log"}
+    for place, (name, settings) in enumerate(topics, 1):
         waiting.append(name)
-        partitions += count
+        partitions += settings.partitions
         if partitions >= _PARTITIONS_PER_CALL or place == len(topics):
             replies = shard.submit([Count(topic) for topic in waiting]).result(_COUNT_TIMEOUT_S)
             for topic, reply in zip(waiting, replies, strict=True):
                 # One that was deleted since is left out.
                 if reply.error is None:
                     states[topic] = reply.states
+                    if topic in logs:
+                        # Rows of a log stay when they were read: they are no backlog.
+                        states[topic]["ready"] = 0
             waiting, partitions = [], 0
     return states
 

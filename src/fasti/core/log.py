@@ -116,6 +116,7 @@ class LogKind(Kind):
     def _trimmed(self, event: LogTrimmed, _: int) -> None:
         topic = self.state.topics[event.topic]
         partition = log_of(topic).partitions[event.partition]
+        log_of(topic).dropped[event.why] += event.first_offset - partition.earliest
         self.trimmed_bytes += partition.trim(event.first_offset)
         self.groups.trimmed(topic, event.partition, event.first_offset, event.at_us)
 
@@ -216,4 +217,7 @@ class LogKind(Kind):
 
     def start(self, tick: int) -> None:
         """Replay is over."""
+        for topic in self.state.topics.values():
+            if topic.kind is self:
+                log_of(topic).dropped.clear()
         self.groups.start(tick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from fasti.core.log_partition import LogPartition
@@ -14,6 +15,8 @@ class Log:
 
     def __init__(self, partitions: int) -> None:
         self.partitions = [LogPartition(number) for number in range(partitions)]
+        # How many rows were dropped since the start, by why: no durable state.
+        self.dropped: Counter[str] = Counter()
         # Whatever LogGroups keeps for the topic.
         self.groups: Any = None
 

@@ -18,6 +18,8 @@ from fasti.core.state import ShardState, Topic
 from fasti.core.work import Work
 
 _TRIMMED_PER_STEP = 512
+# Why rows are dropped.
+REASONS = ("age", "bytes", "truncated")
 
 Place = tuple[int, int]
 
