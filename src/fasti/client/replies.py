@@ -188,10 +188,11 @@ class Replies:
         except Exception as error:  # The thread must live as long as there are replies.
             logger.exception("replies of %r", self._session.topic)
             return self._failed(replies, FastiError(f"{type(error).__name__}: {error}"))
+        pause = 0.0
         for row, reply in enumerate(replies):
             code = int(outcomes.codes[row])
-            moved = code == Code.STALE_LEASE and reply.run.token_of(reply.row) != reply.token
-            if moved and time.monotonic() < reply.give_up_at:
+            if code == Code.STALE_LEASE and self._has_other_token(reply):
+                pause = _PAUSE_FIRST_S
                 with self._lock:
                     self._queue.append(reply)
             elif reply.again and code in _HAD_HAPPENED:
@@ -199,7 +200,14 @@ class Replies:
             else:
                 self._settle(reply, outcomes.only(row))
         self._settled()
-        return 0.0
+        return pause
+
+    def _has_other_token(self, reply: Reply) -> bool:
+        """Whether the lease goes on under another token, or may: the session reconnects."""
+        if time.monotonic() >= reply.give_up_at:
+            return False
+        known = self._session.tokens_known
+        return not known or reply.run.token_of(reply.row) != reply.token
 
     def _header(self, replies: list[Reply]) -> Header:
         return self._session.header if replies[0].ack else {}
@@ -233,8 +241,6 @@ class Replies:
         answered = outcomes is not None and outcomes.codes[0] in (Code.OK, Code.DEAD)
         if reply.ack and answered:
             session.finished_elsewhere(reply.run, reply.row)
-        with self._lock:
-            self._open.pop(reply, None)
         if reply.waiter is not None:
             if reply.ack and not answered:
                 reply.run.finished[reply.row] = 0
@@ -243,6 +249,9 @@ class Replies:
             self._let_go(reply, outcomes, error)
         elif outcomes is not None and not outcomes.all_ok:
             logger.info("a reply to %r came too late: %s", reply.to, outcomes[0].reason)
+        # Last: whoever waits until nothing is open finds all of this done.
+        with self._lock:
+            self._open.pop(reply, None)
 
     def _let_go(self, reply: Reply, outcomes: Outcomes | None, error: FastiError | None) -> None:
         """Nobody waits to hear that it failed: the next call is told, and the request is free."""

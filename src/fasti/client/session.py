@@ -185,6 +185,11 @@ class Session:
             self._custody.leave(run, 1)
             self._work.notify()
 
+    @property
+    def tokens_known(self) -> bool:
+        """Whether all leases have the tokens that the broker knows: not while it reconnects."""
+        return self._known or self._over or self._closing
+
     def _replied(self) -> None:
         with self.lock:
             self._answered.notify_all()
