@@ -83,6 +83,24 @@ def ranked_partitions(hashes: UInt64s, count: int) -> NDArray[np.int64]:
     return chosen
 
 
+def repeated_keys(hashes: UInt64s) -> NDArray[np.bool_] | None:
+    """Which rows bring a key that stood before, of those that bring one; None if none does."""
+    lane = np.ascontiguousarray(hashes[:, 0])
+    ordered = np.sort(lane)
+    if not ((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)).any():
+        return None
+    order = np.argsort(lane, kind="stable")
+    again = (lane[order[1:]] == lane[order[:-1]]) & (lane[order[1:]] != 0)
+    later = np.zeros(len(lane), dtype=np.bool_)
+    later[order[1:][again]] = True
+    if (hashes[order[1:], 1] != hashes[order[:-1], 1])[again].any():
+        # Equal in half of their bits only: hardly ever, but they are not the same key. Pairs are
+        # a hundred times as slow to sort.
+        later = lane != 0
+        later[np.unique(hashes, axis=0, return_index=True)[1]] = False
+    return later
+
+
 def _layout(keys: pa.Array) -> tuple[NDArray[np.int64], bytes]:
     """Offsets and bytes of the column; the bytes are followed by eight zeros."""
     if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):

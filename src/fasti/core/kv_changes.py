@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
-from fasti.core.hashing import UInt64s
+from fasti.core.hashing import UInt64s, repeated_keys
 from fasti.core.judging import blank
 from fasti.core.keys import Rows as Contents
 from fasti.core.kv_commands import ANY_VERSION, KvDelete, KvPut
@@ -160,13 +160,15 @@ class _Part:
 
     def put(self, partition: KvPartition, rows: Rows) -> None:
         """Decides rows of one partition."""
-        first, later = _first_of_keys(self._hashes(rows), rows)
-        self._put_once(partition, first)
-        if len(later):
-            if self.versions is None:
-                self._put_again(partition, later)
-            else:
-                self._put_in_turn(partition, later)
+        later = repeated_keys(self._hashes(rows))
+        if later is None:
+            self._put_once(partition, rows)
+            return
+        self._put_once(partition, rows[~later])
+        if self.versions is None:
+            self._put_again(partition, rows[later])
+        else:
+            self._put_in_turn(partition, rows[later])
 
     def _put_once(self, partition: KvPartition, rows: Rows) -> None:
         """Rows of which no two have the same key."""
@@ -361,20 +363,3 @@ class _Part:
                 rows.astype(np.int64),
             )
         )
-
-
-def _first_of_keys(hashes: UInt64s, rows: Rows) -> tuple[Rows, Rows]:
-    """Rows that bring a key for the first time in this batch, and the others."""
-    lane = np.ascontiguousarray(hashes[:, 0])
-    ordered = np.sort(lane)
-    if not (ordered[1:] == ordered[:-1]).any():
-        return rows, rows[:0]
-    order = np.argsort(lane, kind="stable")
-    again = lane[order[1:]] == lane[order[:-1]]
-    later = np.zeros(len(rows), dtype=np.bool_)
-    later[order[1:][again]] = True
-    if (hashes[order[1:], 1] != hashes[order[:-1], 1])[again].any():
-        # Equal in half of their bits only: hardly ever, but they are not the same key.
-        later[:] = True
-        later[np.unique(hashes, axis=0, return_index=True)[1]] = False
-    return rows[~later], rows[later]

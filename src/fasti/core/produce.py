@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fasti.core import events as ev
 from fasti.core.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
 from fasti.core.commands import Produce
-from fasti.core.hashing import UInt64s
+from fasti.core.hashing import UInt64s, repeated_keys
 from fasti.core.judging import Piece, blank, explain
 from fasti.core.location import ROWS_MAX
 from fasti.core.partition import Partition
@@ -307,14 +307,10 @@ class _Part:
 
 def _first_of_keys(hashes: UInt64s, rows: Rows) -> tuple[Rows, Rows]:
     """Rows that bring a key for the first time in this batch (or none), and the others."""
-    mine = hashes[rows]
-    ordered = np.sort(mine[:, 0])
-    if not ((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)).any():
+    later = repeated_keys(hashes[rows])
+    if later is None:
         return rows, rows[:0]
-    _, index = np.unique(mine, axis=0, return_index=True)
-    first = mine[:, 0] == 0
-    first[index] = True
-    return rows[first], rows[~first]
+    return rows[~later], rows[later]
 
 
 def check_priorities(topic: Topic, priorities: UInt16s | None, count: int) -> None:

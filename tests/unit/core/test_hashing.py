@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasti.core.hashing import PUBLIC_SEED, hash_keys, partitions_of
+from fasti.core.hashing import PUBLIC_SEED, hash_keys, partitions_of, repeated_keys
 
 SEED = (0x1234, 0x5678)
 keys = st.lists(st.none() | st.text(min_size=1, max_size=40), max_size=30)
@@ -68,3 +68,16 @@ PUBLIC_VECTORS = [
     1519696659397704944,
     5153435304977716373,
 ]
+
+
+def test_keys_that_stand_in_a_batch_twice() -> None:
+    def found(*pairs: tuple[int, int]) -> list[int] | None:
+        later = repeated_keys(np.array(pairs, dtype=np.uint64))
+        return None if later is None else np.flatnonzero(later).tolist()
+
+    assert found((5, 1), (6, 1), (7, 1)) is None
+    # No key is not a key that comes again.
+    assert found((0, 0), (6, 1), (0, 0)) is None
+    assert found((0, 0), (6, 1), (0, 0), (6, 1), (5, 1), (6, 1)) == [3, 5]
+    # Alike in half of their bits only.
+    assert found((5, 1), (5, 2), (7, 1), (5, 1), (7, 1), (5, 2), (0, 0), (0, 0)) == [3, 4, 5]

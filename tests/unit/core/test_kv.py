@@ -11,7 +11,7 @@ import pytest
 from fasti.broker.kv_requests import KvKeys
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
-from fasti.core import kv, kv_changes
+from fasti.core import kv
 from fasti.core.commands import Count, CreateTopic, DeleteTopic, Forecast, Produce, When
 from fasti.core.keys import Rows
 from fasti.core.kv_commands import (
@@ -323,11 +323,3 @@ def test_new_entries_say_their_version() -> None:
     (event,) = step.frames[0].events
     assert isinstance(event, KvProduced)
     assert event.version == 3
-
-
-def test_keys_that_are_alike_in_half_of_their_bits() -> None:
-    hashes = np.array([[5, 1], [5, 2], [7, 1], [5, 1], [7, 1], [5, 2]], dtype=np.uint64)
-    first, later = kv_changes._first_of_keys(hashes, np.arange(6))
-    assert (first.tolist(), later.tolist()) == ([0, 1, 2], [3, 4, 5])
-    first, later = kv_changes._first_of_keys(hashes[[2, 0, 2, 3]], np.arange(4) + 10)
-    assert (first.tolist(), later.tolist()) == ([10, 11], [12, 13])
