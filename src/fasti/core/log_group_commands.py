@@ -16,7 +16,7 @@ from fasti.core.log_judging import explain, find_group, judge_dead, locate
 from fasti.core.replies import Done, Messages, Reply
 from fasti.core.state import Topic
 from fasti.core.work import Work
-from fasti.errors import AlreadyExists, Gone, InvalidArgument, Overloaded
+from fasti.errors import AlreadyExists, InvalidArgument, Overloaded
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK, Outcome, State
 
 Int64s = NDArray[np.int64]
@@ -70,7 +70,7 @@ def delete_group(work: Work, command: DeleteGroup) -> Done:
     group = find_group(topic, command.group)
     work.emit(ge.GroupDropped(work.now_us, topic.number, group.number))
     log_turns = topic.kind.groups.turns  # type: ignore[attr-defined]
-    log_turns.end(work, topic, group, Gone(f"the group {group.name!r} was deleted"))
+    log_turns.delete(work, topic, group)
     log_turns.forget(topic, group)
     return Done(group.number)
 

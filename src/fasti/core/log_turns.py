@@ -69,6 +69,9 @@ class LogTurns:
         self._lines_of: dict[int, set[Key]] = {}
         # Groups whose turn has come, in order.
         self._due: dict[Key, None] = {}
+        # By session, the groups (topic's number, name) that it lost because they were deleted: what
+        # it asked for before it knew must not make them again.
+        self._deleted: dict[int, set[tuple[int, str]]] = {}
         # A heap of (moment, group, partition). An entry counts only if `planned` says so.
         self._heap: list[tuple[int, Key, int]] = []
         self._heap_max = _PLANNED_MIN
@@ -79,6 +82,8 @@ class LogTurns:
         """A session waits for rows of a group, which is made if there is none."""
         topic = work.topic(command.topic)
         check_name(work, command.group)
+        if (topic.number, command.group) in self._deleted.get(command.session, ()):
+            raise deleted(command.group)
         groups: Groups = topic.body.groups
         group = groups.by_name.get(command.group)
         if group is not None and group.is_behind:
@@ -137,6 +142,7 @@ class LogTurns:
 
     def detach(self, session: int) -> None:
         """The session is gone from all lines."""
+        self._deleted.pop(session, None)
         for key in self._lines_of.pop(session, ()):
             if key in self._waiters:
                 self._waiters[key].line.leave(session)
@@ -149,6 +155,15 @@ class LogTurns:
             waiters.line.leave(waiting.session)
             ended = ConsumerReplaced(waiting.session, topic.name, waiting.consumer, error)
             work.effects.append(ended)
+
+    def delete(self, work: Work, topic: Topic, group: Group) -> None:
+        """The group is being deleted: whoever waits, or has waited, is told."""
+        key = topic.number, group.number
+        for session, keys in self._lines_of.items():
+            if key in keys:
+                keys.discard(key)
+                self._deleted.setdefault(session, set()).add((topic.number, group.name))
+        self.end(work, topic, group, deleted(group.name))
 
     def forget(self, topic: Topic, group: Group) -> None:
         """The group is gone."""
@@ -348,6 +363,11 @@ def _take(
         if not got:
             break  # It looked at many rows that are blocked: more of them in the next step.
     return taken
+
+
+def deleted(name: str) -> Gone:
+    """What consumers of a group are told that is no more."""
+    return Gone(f"the group {name!r} was deleted", details={"group": name})
 
 
 def _behind(topic: Topic, group: Group) -> Gone:

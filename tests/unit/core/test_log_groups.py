@@ -392,8 +392,15 @@ def test_a_deleted_group_is_gone_with_its_leases_and_whoever_waits_is_told() -> 
     with pytest.raises(NotFound) as refused:
         groups.ack(got)
     assert refused.value.details == {"topic": "log", "group": "g"}
-    (anew,) = groups.lease(5)
+    # What it asked for before it knew doesn't make the group again.
+    with pytest.raises(Gone, match="deleted"):
+        groups.lease(5)
+    assert groups.call(lo.DescribeGroups("log")).value == []
+    (anew,) = groups.lease(5, session=2)
     assert offsets(anew) == [0, 1], "a new group of that name"
+    # A session that is over and done with is forgotten.
+    groups.step(co.Detach(1))
+    assert groups.lease(5, session=1, consumer="other") == []
 
 
 def test_what_is_refused() -> None:
