@@ -105,6 +105,8 @@ class Group:
     ordered: bool
     places: list[Place]
     line: Line = field(default_factory=Line)
+    # Everybody who has waited and not gone since.
+    sessions: set[int] = field(default_factory=set)
 
     @property
     def is_behind(self) -> bool:
@@ -120,6 +122,8 @@ class GroupsModel:
         self.logs = [Log() for _ in range(settings.partitions)]
         self.groups: dict[str, Group] = {}
         self._in_transaction = False
+        # Groups that sessions had when they were deleted: these don't make them again.
+        self.deleted: dict[int, set[str]] = {}
         # Sessions that are to be told something in this step: (session, replaced or gone).
         self.ended: set[tuple[int, str]] = set()
 
@@ -168,7 +172,10 @@ class GroupsModel:
         self.groups[group] = Group(ordered, places)
 
     def delete_group(self, group: str) -> None:
-        self.ended |= {(session, "gone") for session in self.group(group).line.waiting}
+        found = self.group(group)
+        self.ended |= {(session, "gone") for session in found.line.waiting}
+        for session in found.sessions:
+            self.deleted.setdefault(session, set()).add(group)
         del self.groups[group]
 
     def reset_group(self, group: str, offsets: list[int], partition: int) -> None:
@@ -221,6 +228,8 @@ class GroupsModel:
         self, group: str, session: int, consumer: str, count: int
     ) -> dict[tuple[int, int], int]:
         """A session waits. Returns the rows that it has already, which go to it once more."""
+        if group in self.deleted.get(session, ()):
+            raise Gone("the group was deleted")
         if group not in self.groups:
             self.create_group(group, [EARLIEST] * len(self.logs), False)
         found = self.groups[group]
@@ -242,6 +251,7 @@ class GroupsModel:
                     if row.lease is not None and row.lease.consumer == consumer:
                         resumed[number, offset] = row.attempts
         line.waiting.setdefault(session, [consumer, 0])[1] += count
+        found.sessions.add(session)
         return resumed
 
     def limit(self, group: str, session: int, credit: int) -> None:
@@ -253,8 +263,10 @@ class GroupsModel:
                 del line.waiting[session]
 
     def detach(self, session: int) -> None:
+        self.deleted.pop(session, None)
         for group in self.groups.values():
             group.line.leave(session)
+            group.sessions.discard(session)
 
     def resumed(self, group: str, partition: int, offsets: list[int], token: int) -> None:
         """The engine gave rows again to a consumer that came back."""
@@ -482,8 +494,9 @@ class GroupsModel:
 
     def restart(self) -> None:
         """Sessions are gone; every live lease runs its full length from here."""
+        self.deleted.clear()
         for group in self.groups.values():
-            group.line = Line()
+            group.line, group.sessions = Line(), set()
             for place in group.places:
                 for row in place.rows.values():
                     if row.lease is not None:
