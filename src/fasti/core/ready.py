@@ -43,6 +43,10 @@ class _Run:
             return end - self.position
         return int(np.searchsorted(self.due[self.position : end], limit_us, side="right"))
 
+    def rank(self, number: int) -> int:
+        """When the last of so many is due."""
+        return int(self.due[self.position + number - 1])
+
     def head(self) -> tuple[int, int]:
         return int(self.due[self.position]), int(self.sequence[self.position])
 
@@ -135,17 +139,17 @@ class Ready:
         late = [run for run in self._late if run.due[run.position] <= limit_us]
         if late and self._line:
             # A nearer limit mostly has enough of them, and keeps the merge from sorting several
-            # times what is asked for: runs side by side hold about as many as they are long.
+            # times what is asked for: where runs lie side by side, some rows of each; where one
+            # lies behind the other, as many as are asked for of the first.
             runs = [self._line[0], *late]
-            longest = max(runs, key=len)
-            share = len(longest) / sum(len(run) for run in runs)
-            wanted = int(count * 1.1 * share) + 16
-            while wanted < 2 * min(count, len(longest)):
-                probe = longest.position + min(wanted, len(longest)) - 1
-                heads = self._heads_until(count, min(limit_us, int(longest.due[probe])), late)
+            some = count * 5 // (4 * len(runs)) + 16
+            for rows in (some, 2 * some, count):
+                near = [run.rank(rows) for run in runs if len(run) >= rows]
+                if not near:
+                    break
+                heads = self._heads_until(count, min(limit_us, *near), late)
                 if sum(number for _, number in heads) >= count:
                     return heads
-                wanted *= 2
         return self._heads_until(count, limit_us, late)
 
     def _heads_until(self, count: int, limit_us: int, late: list[_Run]) -> list[tuple[_Run, int]]:
