@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,69 @@ def test_calls_go_on_over_a_restart_of_the_broker(tmp_path: Path) -> None:
             assert client.call("prices", b"b", timeout="50s").payload == b"bb"
             consumer.stop()
             thread.join(WAIT_S)
+
+
+def test_every_call_has_its_own_answer_over_a_kill_of_the_broker(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+        client.create_topic("prices", partitions=2)
+        answers: dict[int, bytes] = {}
+        some = threading.Semaphore(0)
+
+        def answer(consumer: fasti.Consumer) -> None:
+            for message in consumer:
+                message.reply(message.payload * 2, wait=False)
+
+        def call(number: int) -> None:
+            for each in range(number, number + 25):
+                answers[each] = client.call("prices", b"%d." % each, timeout="55s").payload
+                some.release()
+
+        with client.consumer("prices") as one, client.consumer("prices") as two:
+            repliers = [threading.Thread(target=answer, args=(each,)) for each in (one, two)]
+            callers = [threading.Thread(target=call, args=(n * 25,)) for n in range(8)]
+            for thread in (*repliers, *callers):
+                thread.start()
+            for _ in range(60):
+                assert some.acquire(timeout=WAIT_S)
+            broker.kill()
+            broker.start()
+            for thread in callers:
+                thread.join(WAIT_S)
+            one.stop()
+            two.stop()
+            for thread in repliers:
+                thread.join(WAIT_S)
+        assert answers == {n: b"%d.%d." % (n, n) for n in range(200)}
+        counts = client.messages("prices").count()
+        assert (counts["ready"], counts["leased"], counts["dead"]) == (0, 0, 0)
+
+
+def test_a_redrive_that_is_cut_off_has_moved_each_message_or_not(tmp_path: Path) -> None:
+    rows = 12_000
+    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+        client.create_topic("dead")
+        client.create_topic("other")
+        client.producer("dead").send_batch([b"%d" % n for n in range(rows)])
+        left = rows
+        with client.consumer("dead") as consumer:
+            for batch in consumer.batches(rows):
+                batch.reject(None, "why")
+                left -= len(batch)
+                if not left:
+                    break
+
+        def cut_off(done: int, total: int) -> None:
+            if 0 < done < 6_000:
+                broker.kill()
+                broker.start()
+
+        dead = client.messages("dead")
+        # The second piece may meet a broker that is not there, or a new one.
+        with suppress(fasti.FastiError):
+            dead.redrive(to="other", progress=cut_off)
+        moved = client.messages("other").count()["ready"]
+        assert moved >= 5_000
+        assert moved + dead.count()["dead"] == rows
+        assert dead.redrive(to="other").all_ok
+        payloads = client.messages("other").list(limit=None, payload=True).column("payload")
+        assert sorted(map(int, payloads.to_pylist())) == list(range(rows))
