@@ -73,7 +73,9 @@ def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
             timeout = _COMPLETION_TIMEOUT
             with connect(address, token=token, tls_ca=tls_ca, timeout=timeout) as client:
                 names = [topic.name for topic in client.topics()]
-            return [name for name in names if name.startswith(incomplete)]
+            # The broker's own, such as inboxes, are for those who ask for them.
+            own = incomplete.startswith("_")
+            return [n for n in names if n.startswith(incomplete) and (own or n[0] != "_")]
     return []
 
 

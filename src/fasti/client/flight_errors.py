@@ -53,7 +53,7 @@ def fasti_error(error: BaseException) -> FastiError:
     if isinstance(error, flight.FlightUnauthorizedError):
         return PermissionDenied(text)
     if isinstance(error, flight.FlightTimedOutError):
-        return TimedOut(f"no answer in time: {text}")
+        return TimedOut("no answer in time", details={"cause": text})
     coded = _coded(text)
     if coded is not None:
         return coded
