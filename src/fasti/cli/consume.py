@@ -13,7 +13,7 @@ from fasti.cli import moments
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.templates import FIELDS, FORMS, Form, form
 from fasti.cli.terminating import terminated_softly
-from fasti.errors import NotFound
+from fasti.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -99,7 +99,13 @@ def consume(
 def _ready(client: Client, topic: str, group: str | None, count: int | None) -> int:
     """How many to print: what falls due while we do is left to the next call."""
     if group is None:
-        ready = client.messages(topic).count()["ready"]
+        found = client.topic(topic)
+        if found.settings.kind == "log":
+            raise InvalidArgument(
+                f"{topic} is a log: say which group consumes (--group), or read it (fasti log read)",
+                field="group",
+            )
+        ready = found.counts["ready"]
     else:
         ready = _open_rows(client, topic, group)
     return ready if count is None else min(count, ready)

@@ -90,6 +90,10 @@ def test_consume_by_a_group(events: Shell) -> None:
     got += lines(events, "consume", "events", "--group", "billing")
     assert sorted(got) == [f"{p}/{n}" for p in range(2) for n in range(3)]
     assert lines(events, "consume", "events", "--group", "billing") == []
+    for arguments in ((), ("-f", "--timeout", "1s")):
+        answer = events("consume", "events", *arguments)
+        assert answer.code == 11
+        assert "group" in answer.err
     (first, *_) = lines(events, "consume", "events", "--group", "other", "-n", "1", "--json")
     assert {"partition", "offset"} <= json.loads(first).keys()
 
