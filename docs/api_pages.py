@@ -98,6 +98,16 @@ PAGES = (
         ),
     ),
     Page(
+        "schedules",
+        "Schedules",
+        "What cron topics emit, and when. Guide: [schedules](../guides/schedules.md).",
+        (
+            "fasti.Schedules",
+            "fasti.client.schedules.Schedule",
+            "fasti.client.schedules.Occurrence",
+        ),
+    ),
+    Page(
         "bindings",
         "Bindings",
         "What one topic gets goes to others too. Guide: [routing](../guides/routing.md).",
@@ -133,6 +143,7 @@ PAGES = (
             "fasti.aio.Groups",
             "fasti.aio.KeyValues",
             "fasti.aio.kv.Watch",
+            "fasti.aio.Schedules",
             "fasti.aio.Bindings",
             "fasti.aio.Message",
             "fasti.aio.Batch",
@@ -163,6 +174,8 @@ INTERNAL = {
     "fasti.Reader": ("begin", "take_message", "take_table", "more"),
     "fasti.client.log.LogPartition": ("of_reply",),
     "fasti.client.groups.Group": ("of_reply",),
+    "fasti.client.schedules.Schedule": ("of_reply",),
+    "fasti.client.schedules.Occurrence": ("of_reply",),
     "fasti.Backoff": ("policy",),
     "fasti.Producer": ("outbox", "cut"),
     "fasti.Consumer": ("session",),

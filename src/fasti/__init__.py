@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fasti.client.producer import Producer as Producer
     from fasti.client.reader import Reader as Reader
     from fasti.client.receipts import Receipt as Receipt
+    from fasti.client.schedules import Schedules as Schedules
     from fasti.client.topics import Backoff as Backoff
     from fasti.client.topics import Topic as Topic
     from fasti.client.transaction import Transaction as Transaction
@@ -64,6 +65,7 @@ _HOMES = {
     "Receipt": "fasti.client.receipts",
     "Reject": "fasti.app.verdicts",
     "Retry": "fasti.app.verdicts",
+    "Schedules": "fasti.client.schedules",
     "Topic": "fasti.client.topics",
     "Transaction": "fasti.client.transaction",
     "connect": "fasti.client.client",

@@ -25,6 +25,7 @@ from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
 from fasti.aio.reader import Reader
 from fasti.aio.receipts import PendingBatch, Receipt
+from fasti.aio.schedules import Schedules
 from fasti.aio.transaction import Transaction
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Producer",
     "Reader",
     "Receipt",
+    "Schedules",
     "Transaction",
     "connect",
 ]

@@ -26,6 +26,7 @@ PINNED = {
     "Producer",
     "Reader",
     "Receipt",
+    "Schedules",
     "Topic",
     "Transaction",
     "aio",
