@@ -308,15 +308,17 @@ class LogReads:
         begin = Begin(self._service, fields)
         wanted = requests.integer(fields, "end_offset")
         cursors = [(each, begin.end(each.partition, wanted)) for each in begin.cursors()]
-        pages = _limited(_all(cursors), limit)
+        pages = _limited(self._all(cursors), limit)
         first = next(pages, None)
         return LOG_ROWS, _with_first(first, pages)
 
-
-def _all(cursors: list[tuple[LogCursor, int]]) -> Iterator[pa.RecordBatch]:
-    for cursor, end in cursors:
-        while cursor.offset < end:
-            yield from cursor.page(end)
+    def _all(self, cursors: list[tuple[LogCursor, int]]) -> Iterator[pa.RecordBatch]:
+        for cursor, end in cursors:
+            while cursor.offset < end:
+                # A long read doesn't hold up the broker's end: it goes on at the next one.
+                if self._service.stopping:
+                    raise self._service.unavailable()
+                yield from cursor.page(end)
 
 
 def _limited(pages: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -148,7 +148,8 @@ class VirtualBroker:
         self._move(0, self.shard.settings.limits.lease_us_max)
 
     def settle(self, timeout: float = _PATIENCE_S) -> None:
-        """Waits until nothing is ready or leased: all that is due has been worked off.
+        """Waits until nothing is ready or leased, and the groups of logs have had every row: all
+        that is due has been worked off.
 
         For tests of an app or of consumers in threads. Raises `timed_out` with what is left if
         nobody finishes it in so many real seconds.

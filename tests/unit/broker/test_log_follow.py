@@ -14,7 +14,7 @@ from fasti.broker.feed import Feed
 from fasti.client.client import Client
 from fasti.core.log_events import LogAppended
 from fasti.core.replies import Frame
-from fasti.errors import Gone, Overloaded
+from fasti.errors import Gone, Overloaded, Unavailable
 from fasti.testing import VirtualBroker
 
 
@@ -149,6 +149,18 @@ def test_retention_by_age_and_the_groups_that_were_too_slow(
         assert (message.payload, message.offset) == (b"new", 5)
         message.ack()
     broker.settle()
+
+
+def test_a_long_read_ends_when_the_broker_stops(broker: VirtualBroker, client: Client) -> None:
+    producer = client.producer("events")
+    for partition in range(2):
+        producer.send_batch([b"x"] * 5, partition=partition)
+    ticket = {"version": 1, "call": "log", "topic": "events"}
+    _, batches = broker.service.read(ticket)
+    assert next(batches).num_rows == 5
+    broker.service.begin_stopping()
+    with pytest.raises(Unavailable):
+        next(batches)
 
 
 def test_a_broker_that_stops_tells_those_who_follow(broker: VirtualBroker, client: Client) -> None:
