@@ -244,7 +244,9 @@ def _move(
         for rows, each in zip(rows_of, reply.replies, strict=False):
             bad = ~np.isin(each.status, [Outcome.OK, Outcome.ABORTED])
             status[rows[bad]] = each.status[bad]
-        left = left[status[left] == Outcome.OK]
+        kept = left[status[left] == Outcome.OK]
+        assert len(kept) < len(left), "what did not happen says why"
+        left = kept
     told.add(ids, status)
 
 
