@@ -1,0 +1,104 @@
+"""What schedules added to the formats: their events, and their part of the state block.
+
+If one of these tests fails because the format was changed on purpose, raise the format version,
+leave the old file where it is, and add a new one beside it.  To write a new file, run this module
+with ``python -m tests.golden.test_cron_formats``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.golden.test_log_formats import joined
+from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
+
+from fasti.core.capsule import Capsule
+from fasti.core.cron_book import Ahead, CronBook
+from fasti.core.cron_events import (
+    Fired,
+    Passed,
+    ScheduleDeleted,
+    SchedulePaused,
+    SchedulePut,
+    Unfired,
+)
+from fasti.core.events import Event
+from fasti.core.replies import Frame
+from fasti.core.schedule import Schedule
+from fasti.storage import event_codec
+from fasti.storage.state_block import decode_state, encode_state
+
+BODY = Path(__file__).parent / "frame-body-2-cron"
+STATE = Path(__file__).parent / "block-2-cron.state"
+DAILY = Schedule(
+    "t", cron="0 9 * * *", timezone="Europe/Paris", payload=b"\xff", headers={"größe": "1"}
+)
+
+
+def frame() -> Frame:
+    events: list[Event] = [
+        SchedulePut(AT_US, 1, 7, 2, AT_US, "täglich", DAILY.to_json()),
+        ScheduleDeleted(AT_US, 1, 3),
+        SchedulePaused(AT_US, 1, 7, 1, AT_US - 5),
+        Fired(AT_US, 1, 2, int64s(7, 9, 4), int64s(AT_US, AT_US, AT_US), int64s(12, 0, 13)),
+        Unfired(AT_US, 1, int64s(7, 7), int64s(AT_US - 1, AT_US - 1)),
+        Passed(AT_US, 1),
+    ]
+    return Frame(5, events, None)
+
+
+def book() -> CronBook:
+    made = CronBook()
+    made.put(0, "a", 1, AT_US, DAILY.to_json())
+    made.put(1, "gone", 4, AT_US, DAILY.to_json())
+    made.put(2, "täglich", 2, AT_US, Schedule("u", every_us=1_000_000, overlap="skip").to_json())
+    made.delete(1)
+    made.pause(2, True, AT_US + 1)
+    numbers, moments = int64s(0, 2), int64s(AT_US, AT_US + 9)
+    made.fire(Ahead(int64s(5, 5), numbers, moments, int64s(12, 13)), AT_US)
+    return made
+
+
+def state() -> Capsule:
+    columns: dict[str, Any] = {}
+    described = book().capture("cron.1.", columns)
+    return Capsule({"kind": described}, columns)
+
+
+def test_events_are_written_as_ever() -> None:
+    assert joined(event_codec.encode(frame())) == BODY.read_bytes()
+
+
+def test_events_are_read_as_ever() -> None:
+    events, rows = event_codec.decode(memoryview(BODY.read_bytes()), SEED)
+    assert rows is None
+    for before, now in zip(frame().events, events, strict=True):
+        assert type(before) is type(now)
+        for name in before.__dataclass_fields__:
+            assert same(getattr(before, name), getattr(now, name)), (before, name)
+
+
+def test_the_state_is_written_as_ever() -> None:
+    assert joined(encode_state(state())) == STATE.read_bytes()
+
+
+def test_the_state_is_read_as_ever() -> None:
+    capsule = decode_state(memoryview(STATE.read_bytes()), "block")
+    was, now = book(), CronBook()
+    now.restore("cron.1.", capsule.head["kind"], capsule.columns)
+    assert now.by_name == was.by_name
+    assert now.definitions == was.definitions
+    assert now.free == was.free
+    for name in ("version", "last_us", "last_id", "fired", "paused", "exists", "overlap"):
+        assert np.array_equal(getattr(now, name)[:3], getattr(was, name)[:3]), name
+    assert same(now.all_ahead().id, was.all_ahead().id)
+    assert now.first_ahead_us == was.first_ahead_us == AT_US + 9
+
+
+if __name__ == "__main__":
+    if not BODY.exists():
+        BODY.write_bytes(joined(event_codec.encode(frame())))
+    if not STATE.exists():
+        STATE.write_bytes(joined(encode_state(state())))
