@@ -26,12 +26,13 @@ _MERGED_ROWS_MAX = 65_536
 
 
 class _Run:
-    """Sorted entries and how many of them are taken already."""
+    """Sorted entries, how many of them are taken already, and the first that isn't."""
 
-    __slots__ = ("due", "position", "sequence")
+    __slots__ = ("due", "head", "position", "sequence")
 
     def __init__(self, due: Int64s, sequence: Int64s) -> None:
         self.due, self.sequence, self.position = due, sequence, 0
+        self.head = int(due[0]), int(sequence[0])
 
     def __len__(self) -> int:
         return len(self.due) - self.position
@@ -41,14 +42,17 @@ class _Run:
         end = min(self.position + count, len(self.due))
         if self.due[end - 1] <= limit_us:
             return end - self.position
-        return int(np.searchsorted(self.due[self.position : end], limit_us, side="right"))
+        return int(self.due[self.position : end].searchsorted(limit_us, side="right"))
 
     def rank(self, number: int) -> int:
         """When the last of so many is due."""
         return int(self.due[self.position + number - 1])
 
-    def head(self) -> tuple[int, int]:
-        return int(self.due[self.position]), int(self.sequence[self.position])
+    def move(self, count: int) -> None:
+        """So many more are taken."""
+        self.position += count
+        if self.position < len(self.due):
+            self.head = int(self.due[self.position]), int(self.sequence[self.position])
 
     def peek(self, count: int) -> tuple[Int64s, Int64s]:
         rows = slice(self.position, self.position + count)
@@ -85,7 +89,7 @@ class Ready:
         if len(sources) == 1:
             run, number = sources[0]
             due, sequence = run.peek(number)
-            run.position += number
+            run.move(number)
             self.entries -= number
         else:
             due, sequence = self._merge(sources, count)
@@ -94,12 +98,10 @@ class Ready:
 
     def first(self) -> tuple[int, int] | None:
         """Due time and sequence of the first entry."""
-        first = self._line[0].head() if self._line else None
-        for run in self._late:
-            head = run.head()
-            if first is None or head < first:
-                first = head
-        return first
+        heads = [run.head for run in self._late]
+        if self._line:
+            heads.append(self._line[0].head)
+        return min(heads, default=None)
 
     def first_due(self) -> int | None:
         """The due time of the first entry."""
@@ -132,11 +134,11 @@ class Ready:
 
     def _follows(self, run: _Run) -> bool:
         last = self._line[-1]
-        return (int(run.due[0]), int(run.sequence[0])) > (int(last.due[-1]), int(last.sequence[-1]))
+        return run.head > (int(last.due[-1]), int(last.sequence[-1]))
 
     def _heads(self, count: int, limit_us: int) -> list[tuple[_Run, int]]:
         """The runs that may hold some of the next `count`, and how many each."""
-        late = [run for run in self._late if run.due[run.position] <= limit_us]
+        late = [run for run in self._late if run.head[0] <= limit_us]
         if late and self._line:
             # A nearer limit mostly has enough of them, and keeps the merge from sorting several
             # times what is asked for: where runs lie side by side, some rows of each; where one
@@ -165,10 +167,7 @@ class Ready:
         if not missing and late:
             run, number = heads[-1]
             limit_us = int(run.due[run.position + number - 1])
-        for run in late:
-            number = run.until(limit_us, count)
-            if number:
-                heads.append((run, number))
+        heads += [(run, run.until(limit_us, count)) for run in late if run.head[0] <= limit_us]
         return heads
 
     def _merge(self, sources: list[tuple[_Run, int]], count: int) -> tuple[Int64s, Int64s]:
@@ -183,7 +182,7 @@ class Ready:
         for (run, _), (its_due, its_sequence) in zip(sources, peeked, strict=True):
             begin, end = np.searchsorted(its_due, [last_us, last_us + 1]).tolist()
             begin += int(np.searchsorted(its_sequence[begin:end], last, side="right"))
-            run.position += begin
+            run.move(begin)
             self.entries -= begin
         return due, sequence
 
