@@ -145,7 +145,7 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"every_us": 1.5}, "every_us"),
     ({"every_us": True}, "every_us"),
     ({**YEARLY, "timezone": "../../etc/passwd"}, "timezone"),
-    ({**YEARLY, "timezone": "\ud800"}, "timezone"),
+    ({**YEARLY, "timezone": "\ud800"}, "schedules"),
     ({**YEARLY, "timezone": "a\x00b"}, "timezone"),
     ({**YEARLY, "payload": "not base64!"}, "payload"),
     ({**YEARLY, "payload": 5}, "payload"),

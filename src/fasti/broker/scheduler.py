@@ -42,7 +42,7 @@ _IN_FLIGHT_MAX = 4
 _PAGE_ROWS = 2_000
 # The wall clock may be set while it sleeps.
 _NAP_S_MAX = 1.0
-_RETRY_US = SECOND_US
+_RETRY_US = SECOND_US // 5
 _TARGET_RETRY_US = 10 * SECOND_US
 
 Sent = tuple[Chunk, "NDArray[np.intp] | None", "Future[list[Any]]"]
