@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -127,20 +128,28 @@ class LogPartition:
 
     def locations_of(self, offsets: Int64s) -> Int64s:
         """Where the payload of each of these rows lies; all of them must be there."""
-        places, firsts = self._pieces_of(offsets)
-        found: Int64s = self._view("location").take(places) + (offsets - firsts)
+        places = self._pieces_of(offsets)
+        found: Int64s = self._view("location").take(places)
+        found += offsets
+        found -= self._view("first").take(places)
         if self._scattered:
-            for first in np.unique(firsts).tolist():
-                rows = self._scattered.get(first)
-                if rows is not None:
-                    mine = np.flatnonzero(firsts == first)
-                    frame = self._view("location")[places[mine[0]]] >> ROW_BITS << ROW_BITS
-                    found[mine] = frame | rows.take(offsets[mine] - first)
+            changes = np.flatnonzero(places[1:] != places[:-1]) + 1
+            for begin, end in pairwise([0, *changes.tolist(), len(places)]):
+                self._place_scattered(int(places[begin]), offsets[begin:end], found[begin:end])
         return found
+
+    def _place_scattered(self, place: int, offsets: Int64s, found: Int64s) -> None:
+        """Puts right where rows of one piece lie, if they are not a range of their frame."""
+        first = int(self._view("first")[place])
+        rows = self._scattered.get(first)
+        if rows is not None:
+            frame = self._view("location")[place] >> ROW_BITS << ROW_BITS
+            found[:] = rows.take(offsets - first)
+            found |= frame
 
     def times_of(self, offsets: Int64s) -> Int64s:
         """When each row was appended; for rows in a block, when the block's first one was."""
-        return self._view("from_us").take(self._pieces_of(offsets)[0])
+        return self._view("from_us").take(self._pieces_of(offsets))
 
     def find_time(self, time_us: int) -> LogPiece | None:
         """The piece with the first row that came at the time or later; None if there is none."""
@@ -160,10 +169,17 @@ class LogPartition:
         firsts = self._view("first")
         return int(firsts[place + 1]) if place + 1 < len(firsts) else self.next_offset
 
-    def _pieces_of(self, offsets: Int64s) -> tuple[NDArray[np.intp], Int64s]:
+    def _pieces_of(self, offsets: Int64s) -> NDArray[np.intp]:
+        """The piece of each row; new rows, which follow one another, are not looked up each."""
         firsts = self._view("first")
-        places = np.searchsorted(firsts, offsets, side="right") - 1
-        return places, firsts.take(places)
+        if not len(offsets) or not is_range(offsets):
+            return np.searchsorted(firsts, offsets, side="right") - 1
+        begin, end = int(offsets[0]), int(offsets[-1]) + 1
+        first, last = self._piece_of(begin), self._piece_of(end - 1)
+        bounds = firsts[first : last + 2].copy()
+        bounds[0] = begin
+        sizes = np.diff(bounds[: last - first + 1], append=end)
+        return np.repeat(np.arange(first, last + 1), sizes)
 
     def _add_piece(self, *values: int) -> None:
         if self._end == len(self._columns["first"]):

@@ -53,6 +53,12 @@ class Remembered:
         assert log.next_offset == len(self.places)
         alive = np.arange(log.earliest, log.next_offset)
         assert log.locations_of(alive).tolist() == self.places[log.earliest :]
+        # Every third, backwards, and a part in the middle.
+        for some in (alive[::3], alive[::-1], alive[len(alive) // 3 : len(alive) // 2 + 1]):
+            places = [self.places[offset] for offset in some.tolist()]
+            assert log.locations_of(some).tolist() == places
+            if len(some):
+                assert (log.times_of(some) <= [self.times[offset] for offset in some]).all()
         assert flat(log.locate(log.earliest, 1 << 20)) == list(
             zip(alive.tolist(), self.places[log.earliest :], strict=True)
         )
