@@ -201,6 +201,24 @@ def test_leases_outlive_a_restart_for_their_full_length() -> None:
     assert groups.ack(got) == ["ok"] * 4
 
 
+def test_a_retry_waits_its_time_also_after_a_replay() -> None:
+    """A replay leaves the entry of the first retry behind: it must not let the second one go."""
+    groups = Groups()
+    groups.produce(1)
+    (first,) = groups.lease(1)
+    groups.call(co.Nack("log", first.ids, np.full(1, first.token), "no", group="g"))
+    groups.now_us += 10 * SECOND_US
+    (second,) = groups.lease(1)
+    groups.restart()
+    groups.call(co.Nack("log", second.ids, np.full(1, second.token), "no", group="g"))
+    assert groups.lease(1, session=2) == []
+    groups.now_us += 20 * SECOND_US - 1
+    assert deliveries(groups.step()) == []
+    groups.now_us += 1
+    (third,) = deliveries(groups.step())
+    assert third.attempts.tolist() == [3]
+
+
 def test_a_heartbeat_renews_a_consumer_s_leases_in_one_group_only() -> None:
     groups = Groups(lease_us=10 * SECOND_US)
     groups.produce(1)
