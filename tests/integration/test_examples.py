@@ -72,6 +72,19 @@ nobody there: ok - True
 gave up in time
 the reply is dead - too late: the call had ended before its reply came
 """,
+    "reports.py": """\
+25 Oct 00:30 UTC is 25 Oct 02:30 +0200 in Paris
+25 Oct 01:30 UTC is 25 Oct 02:30 +0100 in Paris
+26 Oct 01:30 UTC is 26 Oct 02:30 +0100 in Paris
+job: tidy up
+job: tidy up
+job: tidy up
+never two at once: True
+some passed over: True
+run now: ok
+again, though it is not finished: conflict
+schedules left: 0
+""",
     "fastapi_app.py": """\
 POST tea: 201 ok
 POST bins: 201 ok

@@ -90,7 +90,8 @@ class CronModel:
         for name, known in self.known.items():
             if known.paused:
                 continue
-            missed, late = [], []
+            missed: list[int] = []
+            late: list[int] = []
             for second in range(int(min(begin, known.last)), int(self.now) + 1):
                 if happens(known.schedule, second) and second > known.last:
                     grace = known.schedule.misfire_grace_us / SECOND_US
