@@ -112,19 +112,15 @@ class LogPartition:
         if not self.earliest <= offset < end:
             return []
         place = self._piece_of(offset)
-        firsts = self._view("first")[place : place + PIECES_MAX + 1].tolist()
-        ends = [*firsts[1:], self.next_offset][:PIECES_MAX]
-        locations = self._view("location")[place : place + PIECES_MAX].tolist()
-        times = self._view("from_us")[place : place + PIECES_MAX].tolist()
-        pieces = []
-        for first, location, at_us, piece_end in zip(
-            firsts[:PIECES_MAX], locations, times, ends, strict=True
-        ):
-            if first >= end:
-                break
-            rows = self._scattered.get(first)
-            pieces.append(_clipped(first, location, at_us, rows, offset, min(piece_end, end)))
-        return pieces
+        upto = min(self._piece_of(end - 1) + 1, place + PIECES_MAX)
+        columns = [
+            self._view(name)[place:upto].tolist() for name in ("first", "location", "from_us")
+        ]
+        ends = [*columns[0][1:], self._piece_end(upto - 1)]
+        return [
+            _clipped(first, location, at_us, self._scattered.get(first), offset, min(last, end))
+            for first, location, at_us, last in zip(*columns, ends, strict=True)
+        ]
 
     def locations_of(self, offsets: Int64s) -> Int64s:
         """Where the payload of each of these rows lies; all of them must be there."""
