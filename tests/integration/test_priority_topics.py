@@ -148,6 +148,23 @@ def test_asyncio(broker: BrokerProcess) -> None:
     assert asyncio.run(main()) == [(0, b"first"), (1, b"urgent"), (9, b"mild")]
 
 
+def test_an_app_handles_the_most_urgent_first(broker: BrokerProcess) -> None:
+    app = fasti.App(broker.address)
+    seen: list[bytes] = []
+
+    @app.on("app", prefetch=1, create={"kind": "priority"})
+    def handle(payload: bytes) -> None:
+        seen.append(payload)
+        if len(seen) == 3:
+            app.stop()
+
+    app.client.create_topic("app", kind="priority")
+    for priority in (5, 0, 9):
+        handle.later(b"%d" % priority, priority=priority).result("20s")
+    app.run()
+    assert seen == [b"0", b"5", b"9"]
+
+
 def test_hours_later_nobody_starves() -> None:
     with VirtualBroker() as broker:
         client = broker.client()

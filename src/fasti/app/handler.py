@@ -128,6 +128,8 @@ class Handler(Generic[P, R]):
         at: Any = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        priority: int | None = None,
+        subject: str | None = None,
         on_conflict: OnConflict = "reject",
     ) -> Receipt:
         """Puts a message that this handler will get: after `delay`, `at` a moment, or now.
@@ -146,6 +148,8 @@ class Handler(Generic[P, R]):
             key=key,
             headers=headers,
             content_type=content_type,
+            priority=priority,
+            subject=subject,
             on_conflict=on_conflict,
         )
 
