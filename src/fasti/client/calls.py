@@ -30,7 +30,15 @@ from fasti.client.message import Message
 from fasti.client.outcomes import Outcome
 from fasti.client.replies import CORRELATION_ID, DEADLINE, REPLY_TO, RESERVED
 from fasti.client.transport import BrokerClock, Transport
-from fasti.errors import Closed, FastiError, InvalidArgument, RowsFailed, TimedOut
+from fasti.errors import (
+    Closed,
+    FastiError,
+    InvalidArgument,
+    NotFound,
+    OutcomeUnknown,
+    RowsFailed,
+    TimedOut,
+)
 from fasti.model import HOUR_US
 
 if TYPE_CHECKING:
@@ -194,6 +202,11 @@ def _take_answers(consumer: Consumer, book: Book, broken: threading.Event) -> No
             except RowsFailed as error:
                 # An answer that came twice, for one: its call has it already.
                 logger.debug("an answer was acked too late: %s", error)
+    except NotFound:
+        broken.set()
+        book.fail(
+            OutcomeUnknown("this client's inbox was deleted: no answer can come, if there is one")
+        )
     except FastiError as error:
         broken.set()
         book.fail(error)

@@ -416,8 +416,8 @@ class Client:
 
         Raises `timed_out` when no answer came in time: a request that nobody had taken is withdrawn
         then, and a reply that comes later is dead, with its reason. `not_found` if there is no such
-        topic, `rows_failed` if the request was not taken (`key` is in use), and what `Producer.send`
-        raises.
+        topic, `rows_failed` if the request was not taken (`key` is in use), `unknown` if somebody
+        deleted this client's inbox meanwhile, `closed`, and what `Producer.send` raises.
         """
         self._check_open()
         given = {"key": key, "content_type": content_type, **columns}
