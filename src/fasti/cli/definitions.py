@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WRITTEN = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[FILE]", help="Where to write: TOML, or JSON if it ends so. Default: the terminal."
+        metavar="FILE", help="Where to write: TOML, or JSON if it ends so. Default: the terminal."
     ),
 ]
 _READ = Annotated[
