@@ -414,3 +414,15 @@ def test_a_request_with_a_priority() -> None:
         client.create_topic("urgent", kind="priority")
         with replier(client, "urgent"):
             assert client.call("urgent", b"ab", priority=3, subject="a.b").payload == b"abab"
+
+
+def test_a_broker_that_is_away_spoils_no_later_call(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+        client.create_topic("prices")
+        with replier(client, "prices"):
+            assert client.call("prices", b"a", timeout="30s").payload == b"aa"
+            broker.pause()
+            with pytest.raises(TimedOut, match="still on its way"):
+                client.call("prices", b"b", timeout="200ms")
+            broker.resume()
+            assert client.call("prices", b"c", timeout="30s").payload == b"cc"

@@ -96,6 +96,8 @@ class LoopCalls:
 
     async def _sent(self, topic: str, payload: bytes, owner: str | None, **given: Any) -> Any:
         receipt = await self._producer(topic, owner).send(payload, **given)
+        # The caller is told, in time or not; later calls have nothing to do with it.
+        receipt.disown()
         return sync.accepted(topic, await receipt)
 
     def _producer(self, topic: str, owner: str | None) -> Producer:

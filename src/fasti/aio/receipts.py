@@ -112,6 +112,10 @@ class Receipt:
             lambda: TimedOut(f"no receipt within {timeout}; the send is still under way"),
         )
 
+    def disown(self) -> None:
+        """What becomes of it is nobody's business any more: a failure is raised nowhere."""
+        self._receipt.disown()
+
     def __repr__(self) -> str:
         return repr(self._receipt)
 

@@ -273,6 +273,8 @@ class Calls:
         while not receipt.done:
             left_s = self._clock.seconds_until(begun.pending.deadline_us)
             if left_s <= 0:
+                # The caller was told; later calls have nothing to do with it.
+                receipt.disown()
                 raise not_sent(topic, timeout)
             with suppress(TimedOut):
                 receipt.result(min(left_s, 1.0))
