@@ -176,10 +176,10 @@ class Message:
             self._refuse()
         run.finished[row] = 1
         run.acks.append(row)
-        session = run.session
-        session.unsent += 1
-        if not run.listed or session.eager or session.unsent >= session.hurry:
-            session.acked(run)
+        gathering = run.session.gathering
+        gathering.unsent += 1
+        if not run.listed or gathering.eager or gathering.unsent >= gathering.hurry:
+            run.session.acked(run)
         return None
 
     def nack(

@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-import numpy as np
 import pyarrow as pa
 
 from fasti.client.custody import Custody
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import Failures
+from fasti.client.gathering import Gathering
 from fasti.client.holding import Holding
 from fasti.client.outcomes import Outcomes
 from fasti.client.pauses import PASSING, Pauses
@@ -43,9 +43,6 @@ logger = logging.getLogger("fasti.client")
 _PAUSE_MAX_S = 2.0
 _REQUESTS_MAX = 8
 _LAST_WORD_S = 1.0
-# Single acks wait this long for others, unless the consumer has nothing left or needs the credit.
-_LINGER_S = 0.025
-_SAID = -(1 << 62)
 _CLOSE_S = 30.0
 _CREDIT_MAX = 1 << 20
 
@@ -76,13 +73,7 @@ class Session:
         self.lock = threading.Lock()
         self.holding = Holding(self.lock, transport.clock)
         self.holding.ran_out = self._ran_out
-        # The thread sleeps and no ack waits: the next one should wake it.
-        self.eager = False
-        # Acks since the last were sent, about: user threads count without a lock. At `hurry` they
-        # are sent at once, for their credit is a good part of what the consumer has.
-        self.unsent, self.hurry = 0, max(1, prefetch // 4)
-        self._linger_until = 0.0
-        self._urged = False
+        self.gathering = Gathering(prefetch)
         self._transport = transport
         self.payload_bytes_max = limits.payload_bytes_max
         # Answers to requests go beside the session, with the acks of what they answer.
@@ -101,7 +92,6 @@ class Session:
         self._credit = self._came_first = 0
         # What comes of a priority topic follows on what was due and came before. Reading thread's.
         self._after_us = 0
-        self._acked: list[Run] = []
         self._returns: list[Return] = []
         self._requests: dict[int, Request] = {}
         self._request_number = 0
@@ -137,19 +127,13 @@ class Session:
 
     def acked(self, run: Run) -> None:
         """A run has gathered acks."""
-        if not run.listed:
-            run.listed = True
-            self._acked.append(run)
-        if self.eager or self._over or self.unsent >= self.hurry:
+        if self.gathering.put(run) or self._over:
             with self.lock:
-                self.eager = False
-                if self.unsent >= self.hurry:
-                    self._urged = True
-                    self.unsent = _SAID  # Once is enough, until they are sent.
+                self.gathering.told()
                 self._work.notify()
                 over = self._over
             if over:
-                self._return_afterwards(self._gathered_acks())
+                self._return_afterwards(self.gathering.take())
 
     def give_back(
         self, returned: Return, wait: bool = False, timeout: Duration | None = None
@@ -199,7 +183,7 @@ class Session:
         with self.lock:
             if prefetch > self.prefetch:
                 self.prefetch = prefetch
-                self.hurry = max(1, prefetch // 4)
+                self.gathering.fit(prefetch)
                 self._work.notify()
 
     def drain(self) -> None:
@@ -236,15 +220,14 @@ class Session:
         """With the lock: acks that wait for others are sent now, and void leases seen to."""
         if self.holding.void:
             self._work.notify()
-        if self._acked and not self._urged:
-            self._urged = True
+        if self.gathering.urge():
             self._work.notify()
 
     def _all_answered(self) -> bool:
         if self._over or self._thread is None:
             return not self.replies.busy
         quiet = all(request.returned.quiet for request in self._requests.values())
-        waiting = self._returns or self.replies.busy or any(run.acks for run in self._acked)
+        waiting = self._returns or self.replies.busy or any(run.acks for run in self.gathering.runs)
         return quiet and not waiting
 
     def close(self, timeout: float | None) -> None:
@@ -316,7 +299,7 @@ class Session:
         left += self._returns
         self._requests.clear()
         self._returns = []
-        return left + self._gathered_acks()
+        return left + self.gathering.take()
 
     def _release_unstarted(self) -> None:
         with self.lock:
@@ -422,6 +405,7 @@ class Session:
             stream.send({"op": "heartbeat", "request": 0})
 
     def _await_work(self, stream: Stream) -> None:
+        gathering = self.gathering
         while self._stream is stream and not self._over and not self.holding.void:
             now, busy = time.monotonic(), len(self._requests)
             wait = None
@@ -432,24 +416,16 @@ class Session:
                 if now < self._retry_at:
                     wait = min(wait, self._retry_at - now)
                 elif (self._returns and busy < _REQUESTS_MAX) or (
-                    not busy and (self._acks_due(now) or self._wanted_credit() > 0)
+                    not busy and (gathering.due(now, self._closing) or self._wanted_credit() > 0)
                 ):
                     return
-                elif self._acked and not busy:
-                    wait = min(wait, self._linger_until - now)
-            self.eager = self._known and not self._acked
-            if self.eager and self._acked:
+                elif gathering.runs and not busy:
+                    wait = min(wait, gathering.wait_s(now))
+            gathering.eager = self._known and not gathering.runs
+            if gathering.eager and gathering.runs:
                 continue  # It came in between, and found nobody eager.
             self._work.wait(wait)
-            self.eager = False
-
-    def _acks_due(self, now: float) -> bool:
-        """Whether single acks have waited for others long enough."""
-        if not self._acked:
-            return False
-        if not self._linger_until:
-            self._linger_until = now + _LINGER_S
-        return self._urged or self._closing or now >= self._linger_until
+            gathering.eager = False
 
     def _take_returns(self) -> list[Return]:
         if not self._known:
@@ -457,25 +433,8 @@ class Session:
         taken = merged(self._returns)
         self._returns = []
         if len(self._requests) < _REQUESTS_MAX:
-            taken += self._gathered_acks()
+            taken += self.gathering.take()
         return taken
-
-    def _gathered_acks(self) -> list[Return]:
-        """Acks of single messages, as one return."""
-        self.unsent, self._linger_until, self._urged = 0, 0.0, False
-        count = len(self._acked)
-        runs = self._acked[:count]
-        del self._acked[:count]
-        segments = []
-        for run in runs:
-            # Whoever acks after this lists the run anew.
-            run.listed = False
-            size = len(run.acks)
-            rows = run.acks[:size]
-            del run.acks[:size]
-            if rows:
-                segments.append((run, np.array(rows)))
-        return [Return("ack", None, segments)] if segments else []
 
     def _request(self, returned: Return) -> Request:
         self._request_number += 1
@@ -646,5 +605,5 @@ class Session:
                 request.returned.again = True
                 self._returns.append(request.returned)
         self._requests.clear()
-        self._custody.take_back([*self._returns, *self.replies.under_way()], self._acked)
+        self._custody.take_back([*self._returns, *self.replies.under_way()], self.gathering.runs)
         self.holding.drop_all()
