@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fasti import aio
 from fasti.client.client import Client
 from fasti.client.schedules import Occurrence
+from fasti.core.cron_commands import PutSchedules
 from fasti.errors import InvalidArgument, NotFound
 from fasti.testing.virtual import VirtualBroker
 
@@ -281,6 +283,38 @@ def test_deleting_a_cron_topic_takes_back_what_it_has_emitted_ahead(broker: Virt
     # A new topic of the name begins without them.
     client.create_topic("reports", kind="cron")
     assert client.schedules("reports").list() == []
+
+
+def test_one_that_means_nothing_any_more_holds_nothing_up(broker: VirtualBroker) -> None:
+    """A zone may leave the database, and a newer broker may write what an older one can't read."""
+    client = broker.client()
+    reports = client.schedules("reports")
+    strange = [
+        ("zone", '{"cron":"* * * * *","target":"emails","timezone":"Atlantis/Capital"}'),
+        ("newer", '{"cron":"* * * * *","target":"emails","moon":"full"}'),
+    ]
+    assert broker.shard.call(PutSchedules("reports", strange)).error is None
+    reports.put("good", cron="* * * * *", target="emails")
+    broker.advance("2m")
+    assert [message.headers["fasti-schedule"] for message in taken(client)] == ["good"] * 2
+    assert reports.get("zone").next is None
+    reports.delete("zone")
+    reports.delete("newer")
+
+
+def test_many_timings_and_zones(broker: VirtualBroker) -> None:
+    client = broker.client()
+    reports = client.schedules("reports")
+    zones = ["UTC", "Europe/Paris", "Asia/Kolkata", "America/New_York", "Australia/Lord_Howe"]
+    definitions = {
+        f"{zone}-{minute}": {"cron": f"{minute} * * * *", "timezone": zone, "target": "emails"}
+        for zone in zones
+        for minute in range(60)
+    }
+    reports.put_many(definitions)
+    broker.advance("2h")
+    found = Counter(message.headers["fasti-schedule"] for message in taken(client))
+    assert found == dict.fromkeys(definitions, 2)
 
 
 def test_from_an_event_loop(broker: VirtualBroker) -> None:

@@ -107,7 +107,11 @@ class _Described:
         }
 
     def _next(self, schedule: Schedule) -> Header | None:
-        timing = Timing.of(schedule)
+        try:
+            timing = Timing.of(schedule)
+        except InvalidArgument:
+            # It was good when it was put: its zone is no more.
+            return None
         occurrences = self._known.setdefault(timing, Occurrences(timing))
         at_us = occurrences.first_after(max(self._now_us, schedule.start_us - 1))
         if at_us is None or at_us > (schedule.end_us or DUE_MAX_US):

@@ -2,9 +2,10 @@
 
 It keeps every schedule of every cron topic in groups (schedule_groups.py) and a plan of when each
 group is next due, sleeps until then, and sends `Fire` commands, some thousand rows each. The engine
-decides; what it answered moves a schedule on here. Whatever goes wrong (a full disk, an answer that
-never came, an engine that was loaded again), schedules are read from the engine anew: it knows the
-last occurrence of each, and refuses one that it has had.
+decides. Several commands are under way at once, and a schedule is taken to have had what was sent for
+it; whatever goes wrong (a full disk, an answer that never came, an engine that was loaded again),
+schedules are read from the engine anew: it knows the last occurrence of each, and refuses one that
+it has had.
 
 Messages of schedules that may overlap are emitted 10 seconds ahead, so that at the moment itself
 there is nothing to be done but to hand them out. Those that ask whether the last one is finished are
@@ -18,7 +19,9 @@ from __future__ import annotations
 import heapq
 import logging
 import threading
+from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from fasti.broker.emission import Chunk, Member
 from fasti.broker.occurrences import Occurrences, Timing
 from fasti.broker.schedule_groups import Due, Group, GroupKey, waiting_for
 from fasti.core.cron import CronKind
-from fasti.core.cron_commands import Fire, ReadSchedules
+from fasti.core.cron_commands import Fire, ReadSchedules, SchedulesPage
 from fasti.core.schedule import Schedule
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound
 from fasti.model import MINUTE_US, SECOND_US, Outcome
@@ -36,16 +39,17 @@ from fasti.model import MINUTE_US, SECOND_US, Outcome
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
 
+Int64s = NDArray[np.int64]
+
 _log = logging.getLogger("fasti.broker.scheduler")
 
-_IN_FLIGHT_MAX = 4
+# So many commands share a few syncs.
+_IN_FLIGHT_MAX = 16
 _PAGE_ROWS = 2_000
 # The wall clock may be set while it sleeps.
 _NAP_S_MAX = 1.0
 _RETRY_US = SECOND_US // 5
 _TARGET_RETRY_US = 10 * SECOND_US
-
-Sent = tuple[Chunk, "NDArray[np.intp] | None", "Future[list[Any]]"]
 
 
 def cron_kind(shard: Shard) -> CronKind:
@@ -53,6 +57,19 @@ def cron_kind(shard: Shard) -> CronKind:
     kind = shard.engine.kind("cron")
     assert isinstance(kind, CronKind)
     return kind
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A command that is under way, and how to take back what was assumed of it."""
+
+    group: Group
+    chunk: Chunk
+    numbers: Int64s
+    places: NDArray[np.intp] | slice
+    before_us: Int64s
+    due: Due
+    answer: Future[list[Any]]
 
 
 class _Topic:
@@ -80,6 +97,7 @@ class Scheduler:
         self._occurrences: dict[Timing, Occurrences] = {}
         self._plan: list[tuple[int, int, Group]] = []
         self._order = 0
+        self._sent: deque[_Sent] = deque()
 
     # Any thread
 
@@ -110,8 +128,10 @@ class Scheduler:
         retry_us = 0
         while True:
             with self._wakeup:
-                if not self._stopping and not self._changed:
-                    self._wakeup.wait(self._seconds(retry_us))
+                if retry_us:
+                    self._wakeup.wait_for(lambda: self._stopping, retry_us / 1e6)
+                elif not self._stopping and not self._changed:
+                    self._wakeup.wait(self._seconds())
                 if self._stopping:
                     return
             retry_us = 0
@@ -127,9 +147,7 @@ class Scheduler:
                 _log.exception("the scheduler failed; schedules are read again")
                 retry_us = self._forget_all(_RETRY_US)
 
-    def _seconds(self, retry_us: int) -> float | None:
-        if retry_us:
-            return retry_us / 1e6
+    def _seconds(self) -> float | None:
         first = self.next_us()
         if first is None:
             return None
@@ -153,7 +171,10 @@ class Scheduler:
             now_us = self._shard.clock.now_us()
             first = self.next_us()
             if first is None or first > now_us:
-                return
+                if not self._sent:
+                    return
+                self._take_all()
+                continue
             _, _, group = heapq.heappop(self._plan)
             group.planned_us = None
             self._fire(group, now_us)
@@ -167,6 +188,7 @@ class Scheduler:
             # Another engine: it may know less than the one before it.
             self._topics, self._groups, self._plan = {}, {}, []
             self._occurrences = {}
+            self._sent.clear()
             self._changed, self._recoveries = True, shard.recoveries
         if not self._changed:
             return
@@ -201,27 +223,30 @@ class Scheduler:
                     self._remove(topic, number)
                 definition = page.definitions[row]
                 if definition is not None and not page.paused[row]:
-                    member = Member(
-                        number,
-                        int(page.versions[row]),
-                        int(page.last_us[row]),
-                        page.names[row],
-                        Schedule.from_json(definition),
-                    )
-                    touched.add(self._add(topic, member))
+                    key = self._add(topic, page, row)
+                    touched.update([key] if key is not None else [])
             topic.changes, more = page.changes, page.more
         for key in touched:
             if key in self._groups:
                 self._plan_group(self._groups[key])
 
-    def _add(self, topic: _Topic, member: Member) -> GroupKey:
-        key = GroupKey.of(topic.name, member.schedule)
+    def _add(self, topic: _Topic, page: SchedulesPage, row: int) -> GroupKey | None:
+        number, name = int(page.numbers[row]), page.names[row]
+        try:
+            schedule = Schedule.from_json(page.definitions[row] or "")
+            key = GroupKey.of(topic.name, schedule)
+        except FastiError as error:
+            # It was good when it was put: its zone is no more, or a newer version wrote it.
+            _log.warning("schedule %r of %r can't be fired: %s", name, topic.name, error)
+            self._counts.failed += 1
+            return None
         group = self._groups.get(key)
         if group is None:
             occurrences = self._occurrences.setdefault(key.timing, Occurrences(key.timing))
             group = self._groups[key] = Group(key, occurrences)
-        group.add(member)
-        topic.groups[member.number] = group
+        version, last_us = int(page.versions[row]), int(page.last_us[row])
+        group.add(Member(number, version, last_us, name, schedule))
+        topic.groups[number] = group
         return key
 
     def _remove(self, topic: _Topic, number: int) -> None:
@@ -243,65 +268,67 @@ class Scheduler:
     # Firing
 
     def _fire(self, group: Group, now_us: int) -> None:
+        group.not_before_us = 0
         for due in group.due(now_us):
-            group.not_before_us = 0
-            error = self._send_all(group, due)
-            if error is not None:
-                # The target is gone, or is no target any more: what is missed is judged later.
-                self._counts.failed += 1
-                group.not_before_us = now_us + _TARGET_RETRY_US
-                return
-            if self._changed or self._stopping:
+            for chunk in group.chunks:
+                which = waiting_for(chunk, due.at_us)
+                if which is None or len(which):
+                    self._send(group, chunk, which, due)
+            # What a refused command took back waits for another time.
+            if self._changed or self._stopping or group.not_before_us > now_us:
                 break
         group.occurrences.forget(now_us - MINUTE_US)
 
-    def _send_all(self, group: Group, due: Due) -> FastiError | None:
-        sent: list[Sent] = []
-        error = None
-        for chunk in group.chunks:
-            which = waiting_for(chunk, due.at_us)
-            if which is not None and not len(which):
-                continue
-            sent.append((chunk, which, self._send(group.key, chunk, which, due)))
-            if len(sent) >= _IN_FLIGHT_MAX:
-                error = self._take(sent.pop(0), due) or error
-        for each in sent:
-            error = self._take(each, due) or error
-        return error
-
-    def _send(
-        self, key: GroupKey, chunk: Chunk, which: NDArray[np.intp] | None, due: Due
-    ) -> Future[list[Any]]:
+    def _send(self, group: Group, chunk: Chunk, which: NDArray[np.intp] | None, due: Due) -> None:
+        """Its schedules have had the occurrence, as far as this thread is concerned."""
         at_us = due.at_us
         rows = chunk.rows(at_us, which)
         # One that was missed is sent at once.
         dues = np.full(len(chunk.numbers), at_us) if due.missed else chunk.due_us(at_us)
         if not due.emitted:
             dues = np.full(len(dues), -1)
-        numbers, versions = chunk.numbers, chunk.versions
-        if which is not None:
-            numbers, versions, dues = numbers[which], versions[which], dues[which]
+        places = slice(None) if which is None else which
+        numbers, versions = chunk.numbers[places], chunk.versions[places]
         moments = np.full(len(numbers), at_us, dtype=np.int64)
-        command = Fire(key.topic, key.target, numbers, versions, moments, dues, rows)
-        return self._shard.submit([command])
+        key = group.key
+        fire = Fire(key.topic, key.target, numbers, versions, moments, dues[places], rows)
+        before_us = chunk.last_us[places].copy()
+        answer = self._shard.submit([fire])
+        self._sent.append(_Sent(group, chunk, chunk.numbers, places, before_us, due, answer))
+        chunk.last_us[places] = at_us
+        if len(self._sent) >= _IN_FLIGHT_MAX:
+            self._take(self._sent.popleft())
 
-    def _take(self, sent: Sent, due: Due) -> FastiError | None:
+    def _take_all(self) -> None:
+        while self._sent:
+            self._take(self._sent.popleft())
+
+    def _take(self, sent: _Sent) -> None:
         """What became of one command; raises when schedules must be read anew."""
-        chunk, which, answer = sent
-        reply = answer.result()[0]
+        reply = sent.answer.result()[0]
         if isinstance(reply.error, (NotFound, InvalidArgument)):
-            return reply.error
+            self._wait_for_target(sent)
+            return
         if reply.error is not None:
             raise reply.error
-        # Those that are refused have changed, and are about to be read again.
-        if which is None:
-            chunk.last_us[:] = due.at_us
-        else:
-            chunk.last_us[which] = due.at_us
+        # Rows that are refused are of schedules that have changed, and are about to be read again.
         fired = int((reply.status == Outcome.OK).sum())
-        if due.missed:
+        if sent.due.missed:
             self._counts.misfired += fired
         elif fired:
-            late_us = max(self._shard.clock.now_us() - due.at_us, 0)
+            late_us = max(self._shard.clock.now_us() - sent.due.at_us, 0)
             self._counts.late.add_all(np.full(fired, late_us / 1e6))
-        return None
+
+    def _wait_for_target(self, sent: _Sent) -> None:
+        """The target is gone, or is no target any more: what is missed is judged later."""
+        self._counts.failed += 1
+        group, chunk = sent.group, sent.chunk
+        if chunk.numbers is not sent.numbers:
+            # Its schedules have changed meanwhile.
+            self._recoveries = -1
+            return
+        chunk.last_us[sent.places] = np.minimum(chunk.last_us[sent.places], sent.before_us)
+        group.not_before_us = self._shard.clock.now_us() + _TARGET_RETRY_US
+        if len(group):
+            group.last_us()
+            self._plan_group(group)

@@ -207,9 +207,9 @@ class CronKind(Kind):
         """
         book: CronBook = topic.body
         after_us = work.now_us if after_us is None else after_us
-        entries = book.all_ahead()
-        wanted = np.isin(entries.number, numbers) & (entries.occurrence_us > after_us)
-        entries = entries.only(wanted)
+        entries = book.ahead_of(numbers, after_us)
+        if not len(entries.id):
+            return
         out = self._states(entries.target, entries.id) != State.SCHEDULED
         kept_until = np.full(book.size, after_us, dtype=np.int64)
         np.maximum.at(kept_until, entries.number[out], entries.occurrence_us[out])
@@ -240,6 +240,15 @@ class CronKind(Kind):
         topic = work.topic(command.topic)
         book: CronBook = topic.body
         self._check_put(work, topic, command)
+        changed = [
+            number
+            for name, definition in command.schedules
+            if (number := book.by_name.get(name)) is not None
+            and command.version in (-1, int(book.version[number]))
+            and book.definitions[number] != definition
+        ]
+        if changed:
+            self._take_back(work, topic, np.array(changed))
         outcomes = [
             self._put_one(work, topic, book, name, definition, command.version)
             for name, definition in command.schedules
@@ -294,7 +303,6 @@ class CronKind(Kind):
             assert before is not None
             if before == definition:
                 return Outcome.OK, current
-            self._take_back(work, topic, np.array([number]))
             last_us = int(book.last_us[number])
             if Schedule.from_json(before).timing != Schedule.from_json(definition).timing:
                 last_us = max(last_us, work.now_us)

@@ -201,9 +201,18 @@ class CronBook:
 
     def all_ahead(self) -> Ahead:
         """All of them, as one."""
-        none = np.zeros(0, dtype=np.int64)
-        parts = [[getattr(entries, name) for entries in self.ahead] for name in _AHEAD]
-        return Ahead(*(np.concatenate([*part, none]) for part in parts))
+        return _joined(list(self.ahead))
+
+    def ahead_of(self, numbers: Int64s, after_us: int) -> Ahead:
+        """Those of some schedules, for occurrences after a moment."""
+        mine = np.zeros(self.size, dtype=np.bool_)
+        mine[numbers] = True
+        found = [
+            entries.only(wanted)
+            for entries in self.ahead
+            if (wanted := mine[entries.number] & (entries.occurrence_us > after_us)).any()
+        ]
+        return _joined(found)
 
     # Checkpoints
 
@@ -245,6 +254,12 @@ class CronBook:
             self.first_ahead_us = int(entries.occurrence_us.min())
         self.changes = size
         self.changed_at[:size] = np.arange(1, size + 1)
+
+
+def _joined(pieces: list[Ahead]) -> Ahead:
+    none = np.zeros(0, dtype=np.int64)
+    parts = [[getattr(entries, name) for entries in pieces] for name in _AHEAD]
+    return Ahead(*(np.concatenate([*part, none]) for part in parts))
 
 
 class _Texts:
