@@ -22,7 +22,8 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core import log_commands as lo
 from fasti.core.keys import Keys, Rows
-from fasti.core.log_group import ACKED, LEASED, GroupPartition
+from fasti.core.log_group import GroupPartition
+from fasti.core.log_window import ACKED, LEASED
 from fasti.core.replies import Deliver
 from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
 from fasti.storage.files import Files

@@ -18,8 +18,9 @@ from fasti.core import group_events as ge
 from fasti.core.capsule import Capsule
 from fasti.core.events import Event
 from fasti.core.lifecycle import Verb
-from fasti.core.log_group import ACKED, Group, Groups
+from fasti.core.log_group import Group, Groups
 from fasti.core.log_group_capsule import capture, restore
+from fasti.core.log_window import ACKED
 from fasti.core.names import Names
 from fasti.core.replies import Frame
 from fasti.core.undo import Undo

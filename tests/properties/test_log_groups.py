@@ -24,7 +24,7 @@ from tests.properties.groups_rig import TOPIC, Rig, int64s, words
 
 from fasti.core import commands as co
 from fasti.core import log_commands as lo
-from fasti.core import log_dead, log_group, log_order, log_serving, log_turns
+from fasti.core import log_dead, log_order, log_serving, log_turns, log_window
 from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
 
 WINDOW_ROWS = 12
@@ -41,10 +41,10 @@ SPANS_US = [0, 1, SECOND_US, 5 * SECOND_US, 30 * SECOND_US]
 def _small(request: Any) -> Any:
     """Bounds small enough that every run meets them."""
     patch = pytest.MonkeyPatch()
-    for module in (log_group, log_serving):
+    for module in (log_window, log_serving):
         patch.setattr(module, "WINDOW_ROWS", WINDOW_ROWS)
     for name, value in {"_ROWS_MIN": 4, "_ROWS_KEPT": 6, "_SCANNED_ROWS": 2}.items():
-        patch.setattr(log_group, name, value)
+        patch.setattr(log_window, name, value)
     for name, value in {"DEAD_MAX": DEAD_MAX, "_UNSORTED_MAX": 2, "_GAPS_MIN": 2}.items():
         patch.setattr(log_dead, name, value)
     patch.setattr(log_serving, "KEYS_AHEAD", 5)

@@ -1,20 +1,11 @@
 """A consumer group's place in one partition of a log.
 
-Everything below `committed` is finished for the group: acked, or dead. `next` is the next row that
-was never handed out. Between the two lies the *window*: a state, attempts and a lease for each row,
-in columns whose index is the offset less a base. A window has at most `WINDOW_ROWS` rows; when it
-is full, nothing new is handed out until its first row is finished.
+The window (log_window.py) has what became of the rows that are out. Rows that were given back stand
+in `again` with the time at which they may go out. A dead row counts as finished, so that `committed`
+always moves on (log_dead.py). Rows that retention took before they were finished are counted in
+`behind`: the group's consumers are told, and get nothing until the group is set anew.
 
-Rows that were given back stand in `again` with the time at which they may go out. A dead row counts
-as finished, so that `committed` always moves on; when it is made to live again it is a *stray*,
-wherever `committed` is by then: strays have slots of their own at the front of the same columns, so
-that one index names any row. Slot 0 is nobody's, and its state is `NOWHERE`.
-
-Rows that retention took before they were finished are counted in `behind`: the group's consumers
-are told, and get nothing until the group is set anew.
-
-All of it is changed only by events, except that the columns are laid out anew when they are full.
-The sequencer's thread only.
+All of it is changed only by events. The sequencer's thread only.
 """
 
 from __future__ import annotations
@@ -27,74 +18,29 @@ from numpy.typing import NDArray
 
 from fasti.core.log_dead import Dead
 from fasti.core.log_order import Order
+from fasti.core.log_window import ACKED, DEAD, LEASED, WAITING, Window
 from fasti.core.names import Names
 from fasti.core.pairs import sort_pairs
 from fasti.core.ready import Ready
-from fasti.core.reductions import every, highest, lowest, some
+from fasti.core.reductions import every, highest, lowest
 from fasti.core.undo import Undo
 from fasti.core.work import repeated
 
 Int64s = NDArray[np.int64]
-# Which slots of the columns: a range wherever it can be one.
-Slots = Int64s | slice
 
-WINDOW_ROWS = 1 << 20
 # Between topics' partitions and groups in the lease table's `partition`.
 GROUP_SHIFT = 12
-
-WAITING, LEASED, ACKED, DEAD, NOWHERE = (np.uint8(code) for code in range(5))
-_ROWS_MIN = 4_096
-# Columns longer than this are given back when nothing is out.
-_ROWS_KEPT = 65_536
 _ATTEMPTS_MAX = 65_534
-_SCANNED_ROWS = 4_096
-_COLUMNS: dict[str, type[np.generic]] = {
-    "state": np.uint8,
-    "attempts": np.uint16,
-    "lease": np.uint32,
-    # When a row that was given back may go out again. Says nothing about others.
-    "due": np.int64,
-}
-_ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-class GroupPartition:
+class GroupPartition(Window):
     """What became of each row, as far as one group is concerned."""
 
-    __slots__ = (
-        "_base",
-        "_free_strays",
-        "_room",
-        "again",
-        "attempts",
-        "behind",
-        "committed",
-        "dead",
-        "due",
-        "lease",
-        "leased",
-        "next",
-        "odd_turn",
-        "open",
-        "order",
-        "state",
-        "strays",
-    )
+    __slots__ = ("again", "behind", "dead", "odd_turn", "order")
 
     def __init__(self, offset: int, ordered: bool = False) -> None:
-        self.committed = self.next = self._base = offset
-        self.state = np.full(1, NOWHERE, dtype=np.uint8)
-        self.attempts = np.zeros(1, dtype=np.uint16)
-        self.lease = np.zeros(1, dtype=np.uint32)
-        self.due = np.zeros(1, dtype=np.int64)
-        # Slots of strays, by offset; the window begins at slot `_room`.
-        self.strays: dict[int, int] = {}
-        self._free_strays: list[int] = []
-        self._room = 1
-        # Unfinished rows of the window, and leased rows of the window and among strays.
-        self.open = 0
-        self.leased = 0
+        super().__init__(offset)
         self.again = Ready()
         self.dead = Dead()
         self.behind = 0
@@ -108,39 +54,6 @@ class GroupPartition:
     def waiting(self) -> int:
         """How many rows were handed out, are not finished, and nobody has."""
         return self.open + len(self.strays) - self.leased
-
-    @property
-    def room(self) -> int:
-        """How many rows more the window can hold."""
-        return WINDOW_ROWS - (self.next - self.committed)
-
-    @property
-    def size_bytes(self) -> int:
-        """What the columns take."""
-        return (len(self.state) - 1) * _ROW_BYTES
-
-    def slots(self, offsets: Int64s) -> Slots:
-        """Where rows lie in the columns; slot 0 for those that are finished or not out yet."""
-        first, last = int(offsets[0]), int(offsets[-1])
-        shift = self._room - self._base
-        if self.committed <= first and last < self.next and is_range(offsets):
-            rows = slice(first + shift, last + shift + 1)
-            if not self.strays or not some(self.state[rows] == DEAD):
-                return rows
-        here = (offsets >= self.committed) & (offsets < self.next)
-        slots: Int64s = np.where(here, offsets + shift, 0)
-        if self.strays:
-            self._put_strays(offsets, slots)
-        return slots
-
-    def _put_strays(self, offsets: Int64s, slots: Int64s) -> None:
-        """The slots of strays among rows. In the window, if they are there, they are dead."""
-        states = self.state.take(slots)
-        perhaps = np.flatnonzero((states == NOWHERE) | (states == DEAD))
-        for row, offset in zip(perhaps.tolist(), offsets[perhaps].tolist(), strict=True):
-            stray = self.strays.get(offset)
-            if stray is not None:
-                slots[row] = stray
 
     def take_again(self, count: int, now_us: int) -> Int64s:
         """Removes and returns up to `count` rows whose time to go out again has come."""
@@ -165,8 +78,7 @@ class GroupPartition:
 
     def open_rows(self) -> tuple[Int64s, NDArray[np.bool_]]:
         """Unfinished rows of the window, and which are leased or wait for their own time."""
-        shift = self._room - self._base
-        states = self.state[self.committed + shift : self.next + shift]
+        states = self.state[self.rows]
         rows = np.flatnonzero(states < ACKED)
         offsets = rows + self.committed
         return offsets, (states[rows] == LEASED) | np.isin(offsets, self.again.pairs()[1])
@@ -177,7 +89,7 @@ class GroupPartition:
         """Rows are leased, under these slots of the lease table."""
         end = highest(offsets) + 1
         if end > self.next:
-            self._reach(end)
+            self.reach(end)
         slots = self.slots(offsets)
         assert every(self.state[slots] == WAITING), "a row is handed to one at a time"
         self.state[slots] = LEASED
@@ -189,28 +101,28 @@ class GroupPartition:
         """Leased rows are done, or dead."""
         slots = self.slots(offsets)
         if undo.active:
-            self._note(slots, undo)
+            self.note(slots, undo)
         self.state[slots] = state
         self.lease[slots] = 0
         own = offsets
         if self.strays and not isinstance(slots, slice):
-            own = offsets[slots >= self._room]
-            self._end_strays(offsets, undo)
+            own = offsets[~self.is_stray(slots)]
+            self.end_strays(offsets, undo)
         self.leased -= len(offsets)
         self.open -= len(own)
         if self.order is not None:
             # The next rows of their keys may go. Strays have lost their place.
             undo.once_settled(partial(self.order.finished, own))
         if lowest(offsets) <= self.committed:
-            self._advance()
-        if not self.open and len(self.state) > _ROWS_KEPT + self._room and not undo.active:
-            self._lay_out(self._room, _ROWS_MIN)
+            self.advance()
+        if not undo.active:
+            self.give_memory_back()
 
     def give_back(self, offsets: Int64s, due_us: Int64s, uncount: bool, undo: Undo) -> None:
         """Leased rows wait to be handed out again, from `due_us` on."""
         slots = self.slots(offsets)
         if undo.active:
-            self._note(slots, undo)
+            self.note(slots, undo)
         self.state[slots] = WAITING
         self.lease[slots] = 0
         self.due[slots] = due_us
@@ -221,42 +133,34 @@ class GroupPartition:
 
     def revive(self, offsets: Int64s, due_us: Int64s) -> None:
         """Rows that were dead wait to be handed out again, with no attempts counted."""
-        missing = len(offsets) - len(self._free_strays)
-        if missing > 0:
-            used = self._room
-            self._lay_out(used + max(missing, used), len(self.state) - used)
-            self._free_strays += range(used, self._room)
-        for offset in offsets.tolist():
-            slot = self._free_strays.pop()
-            self.strays[offset] = slot
-            self.state[slot], self.attempts[slot], self.lease[slot] = WAITING, 0, 0
+        self.add_strays(offsets)
         self.due[self.slots(offsets)] = due_us
         self.again.push(*sort_pairs(due_us, offsets))
 
     def trim(self, first: int, reasons: Names) -> Int64s:
         """Rows below are gone. Counts what was lost; returns the leases that ended with it."""
-        held = [self._drop_strays(first)]
+        held, lost = self.drop_strays(first)
+        self.behind += lost
         if self.committed < first:
-            held.append(self._drop_window(first))
+            more, lost = self.drop(first)
+            held = np.concatenate([held, more])
+            self.behind += lost
         self.dead.forgotten += self._unbury(self.dead.where(0, first), reasons)
-        return np.concatenate(held)
+        return held
 
     def reset(self, offset: int, reasons: Names) -> Int64s:
         """The group goes on from here, as if new. Returns the leases that ended with it."""
-        shift = self._room - self._base
-        window = slice(self.committed + shift, self.next + shift)
-        leased = self.lease[window][self.state[window] == LEASED].astype(np.int64)
-        held = np.concatenate([leased, self._drop_strays(self.next)])
+        leased = self.lease[self.rows][self.state[self.rows] == LEASED].astype(np.int64)
+        held = np.concatenate([leased, self.drop_strays(self.next)[0]])
         self._unbury(self.dead.where(offset, self.next), reasons)
-        self.committed = self.next = self._base = offset
-        self.open = self.leased = self.behind = 0
-        self._free_strays, self._room = [], 1
-        for name in _COLUMNS:
-            setattr(self, name, getattr(self, name)[:1].copy())
+        self.clear(offset)
+        self.behind = 0
         self.again = Ready()
         if self.order is not None:
             self.order = Order(offset)
         return held
+
+    # The dead
 
     def bury(self, offsets: Int64s, reason: int, at_us: int, reasons: Names, undo: Undo) -> None:
         """Leased rows are dead; if there are too many, the oldest are forgotten."""
@@ -295,109 +199,15 @@ class GroupPartition:
 
     def count_reasons(self, reasons: Names) -> None:
         """Read back from a checkpoint: names of reasons are in use."""
-        for number, count in zip(*np.unique(self._reasons(), return_counts=True), strict=True):
+        numbers = self.dead.take("reason", self.dead.where(0, self.next))
+        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             reasons.use(int(number), int(count))
-
-    def _reasons(self) -> NDArray[Any]:
-        return self.dead.take("reason", self.dead.where(0, self.next))
 
     def _unbury(self, positions: Int64s, reasons: Names) -> int:
         if len(positions):
             reasons.unuse_all(self.dead.take("reason", positions))
             self.dead.remove(positions)
         return len(positions)
-
-    def _drop_window(self, first: int) -> Int64s:
-        shift, end = self._room - self._base, min(first, self.next)
-        rows = slice(self.committed + shift, end + shift)
-        states = self.state[rows]
-        held = self.lease[rows][states == LEASED].astype(np.int64)
-        lost = int(np.count_nonzero(states < ACKED))
-        self.open -= lost
-        self.leased -= len(held)
-        self.behind += lost + first - end
-        self.committed = first
-        if self.next < first:
-            self.next = self._base = first
-        self._advance()
-        return held
-
-    def _drop_strays(self, below: int) -> Int64s:
-        gone = [offset for offset in self.strays if offset < below]
-        slots = np.array([self.strays.pop(offset) for offset in gone], dtype=np.int64)
-        self._free_strays += slots.tolist()
-        held = self.lease.take(slots)[self.state.take(slots) == LEASED].astype(np.int64)
-        self.leased -= len(held)
-        self.behind += len(gone)
-        return held
-
-    def _end_strays(self, offsets: Int64s, undo: Undo) -> None:
-        ended = {
-            offset: self.strays.pop(offset) for offset in offsets.tolist() if offset in self.strays
-        }
-        self._free_strays += ended.values()
-
-        def take_back() -> None:
-            del self._free_strays[len(self._free_strays) - len(ended) :]
-            self.strays.update(ended)
-
-        if ended:
-            undo.note(take_back)
-
-    def _note(self, slots: Slots, undo: Undo) -> None:
-        before = [getattr(self, name)[slots].copy() for name in _COLUMNS]
-        numbers = self.committed, self.open, self.leased
-
-        def take_back() -> None:
-            self.committed, self.open, self.leased = numbers
-            for name, values in zip(_COLUMNS, before, strict=True):
-                getattr(self, name)[slots] = values
-
-        undo.note(take_back)
-
-    def _advance(self) -> None:
-        """Moves `committed` to the first row that is not finished."""
-        if not self.open:
-            self.committed = self.next
-            return
-        shift = self._room - self._base
-        begin, end, rows = self.committed + shift, self.next + shift, _SCANNED_ROWS
-        while begin < end:
-            unfinished = self.state[begin : min(begin + rows, end)] < ACKED
-            first = int(unfinished.argmax())
-            if unfinished[first]:
-                begin += first
-                break
-            begin += len(unfinished)
-            rows *= 2
-        self.committed = begin - shift
-
-    # Columns
-
-    def _reach(self, end: int) -> None:
-        """The window ends here now; its new rows wait."""
-        assert end - self.committed <= WINDOW_ROWS, "the window is full"
-        if end - self._base + self._room > len(self.state):
-            self._lay_out(self._room, max(_ROWS_MIN, 2 * (end - self.committed)))
-        shift = self._room - self._base
-        rows = slice(self.next + shift, end + shift)
-        self.state[rows] = WAITING
-        self.attempts[rows] = 0
-        self.lease[rows] = 0
-        self.open += end - self.next
-        self.next = end
-
-    def _lay_out(self, strays: int, rows: int) -> None:
-        """New columns with room for so many strays and rows; the window begins at its base."""
-        shift = self._room - self._base
-        window = slice(self.committed + shift, self.next + shift)
-        live = self.next - self.committed
-        for name, kind in _COLUMNS.items():
-            old, new = getattr(self, name), np.zeros(strays + max(rows, live), dtype=kind)
-            new[: self._room] = old[: self._room]
-            new[strays : strays + live] = old[window]
-            setattr(self, name, new)
-        self._room, self._base = strays, self.committed
 
     # Checkpoints
 
@@ -412,16 +222,14 @@ class GroupPartition:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Copies of what is durable of each row. Leases are the lease table's to keep."""
-        shift = self._room - self._base
-        window = slice(self.committed + shift, self.next + shift)
         due_us, again = self.again.pairs()
         if len(again):
             good = self._is_waiting(due_us, again)
             due_us, again = due_us[good], again[good]
         slots = np.array(list(self.strays.values()), dtype=np.int64)
         columns: dict[str, NDArray[Any]] = {
-            "state": self.state[window].copy(),
-            "attempts": self.attempts[window].copy(),
+            "state": self.state[self.rows].copy(),
+            "attempts": self.attempts[self.rows].copy(),
             "again": again,
             "due": due_us,
             "stray": np.array(list(self.strays), dtype=np.int64),
@@ -433,27 +241,22 @@ class GroupPartition:
 
     def restore_numbers(self, numbers: list[int]) -> None:
         """Back from `numbers`, into a new one."""
-        self.committed = self.next = self._base = numbers[0]
+        self.clear(numbers[0])
         self.behind, self.dead.forgotten = numbers[2:]
         if self.order is not None:
             self.order = Order(self.committed)
 
     def restore(self, numbers: list[int], columns: dict[str, NDArray[Any]]) -> None:
         """Back from `columns`, after `restore_numbers`. Slots of leases follow."""
-        committed, end = numbers[:2]
-        strays = columns["stray"]
-        if len(strays):
-            self.revive(strays, np.zeros(len(strays), dtype=np.int64))
+        if len(columns["stray"]):
+            self.add_strays(columns["stray"])
             slots = np.array(list(self.strays.values()), dtype=np.int64)
             self.state[slots] = columns["stray_state"]
             self.attempts[slots] = columns["stray_attempts"]
-            self.again = Ready()
-        if end > committed:
-            self._reach(end)
-            shift = self._room - self._base
-            window = slice(committed + shift, end + shift)
-            self.state[window] = columns["state"]
-            self.attempts[window] = columns["attempts"]
+        if numbers[1] > self.next:
+            self.reach(numbers[1])
+            self.state[self.rows] = columns["state"]
+            self.attempts[self.rows] = columns["attempts"]
         self.open = int(np.count_nonzero(columns["state"] < ACKED))
         leased = [columns["state"] == LEASED, columns["stray_state"] == LEASED]
         self.leased = sum(int(np.count_nonzero(mask)) for mask in leased)
@@ -509,11 +312,3 @@ class Groups:
         while number in self.by_number:
             number += 1
         return number
-
-
-def is_range(offsets: Int64s) -> bool:
-    """Whether offsets count up by one."""
-    count = len(offsets)
-    return count == 1 or (
-        int(offsets[-1]) - int(offsets[0]) == count - 1 and every(offsets[1:] - offsets[:-1] == 1)
-    )

@@ -24,8 +24,9 @@ from fasti.core import log_group_capsule, log_group_commands, log_leasing
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Columns, Handler
 from fasti.core.lifecycle import Verb
-from fasti.core.log_group import ACKED, GROUP_SHIFT, Group, GroupPartition, Groups
+from fasti.core.log_group import GROUP_SHIFT, Group, GroupPartition, Groups
 from fasti.core.log_turns import LogTurns
+from fasti.core.log_window import ACKED
 from fasti.core.reductions import every, lowest
 from fasti.model import PARTITIONS_MAX
 

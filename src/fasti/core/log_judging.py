@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from fasti.core import codes
 from fasti.core.leases import LeaseTable
-from fasti.core.log_group import DEAD, LEASED, NOWHERE, WAITING, Group, GroupPartition, Groups
+from fasti.core.log_group import Group, GroupPartition, Groups
+from fasti.core.log_window import DEAD, LEASED, NOWHERE, WAITING
 from fasti.core.reductions import every
 from fasti.core.replies import Reply
 from fasti.core.state import Topic

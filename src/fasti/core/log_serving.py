@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from fasti.core import group_events as ge
 from fasti.core.lines import Waiting
-from fasti.core.log_group import WINDOW_ROWS, Group, GroupPartition
+from fasti.core.log_group import Group, GroupPartition
 from fasti.core.log_order import KEYS_AHEAD, LoadKeys, Order
 from fasti.core.log_partition import LogPartition
+from fasti.core.log_window import WINDOW_ROWS
 from fasti.core.replies import Deliver
 from fasti.core.state import Topic
 from fasti.core.work import Work

@@ -7,7 +7,7 @@ go out only later is planned in a heap.
 
 Rows that go out again and fresh ones are served side by side: when there are both, each gets half
 of a turn, so that neither holds the other up, however slow or broken a row is. Fresh rows stop at
-the window's end (log_group.py).
+the window's end (log_window.py).
 
 A group that lost rows to retention gives nothing: those who wait are ended with `gone`, and so is
 everybody who comes, until the group is set anew.

@@ -13,7 +13,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core import group_events as ge
 from fasti.core import log_commands as lo
-from fasti.core import log_dead, log_group, log_serving
+from fasti.core import log_dead, log_serving, log_window
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import ConsumerReplaced, Deliver, Step
 from fasti.errors import AlreadyExists, Gone, InvalidArgument, NotFound, Overloaded
@@ -143,7 +143,7 @@ def test_with_room_for_one_row_a_broken_one_holds_nothing_up() -> None:
 
 
 def test_a_full_window_stops_new_rows_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (log_group, log_serving):
+    for module in (log_window, log_serving):
         monkeypatch.setattr(module, "WINDOW_ROWS", 8)
     groups = Groups()
     groups.produce(20)
