@@ -34,7 +34,9 @@ def test_from_sending_to_consuming(tickets: Shell, tmp_path: Path) -> None:
     ]
     assert "priority" in tickets("messages", "list", "tickets").out
     assert "priority" in tickets("messages", "get", "tickets", "--key", "sweep").out
-    assert tickets("consume", "tickets").out.split() == ["fire", "sweep", "own", "next"]
+    shown = tickets("consume", "tickets", "--format", "{priority}:{payload}", "-n", "3").out
+    assert shown.split() == ["0:fire", "1:sweep", "2:own"]
+    assert '"priority": 3' in tickets("consume", "tickets", "--json").out
 
 
 def test_a_payload_and_a_priority_together(tickets: Shell) -> None:

@@ -17,11 +17,13 @@ class Message:
     id: int = 7
     key: str | None = "user-7"
     due_us: int = 1_798_131_600_000_000
+    priority: int = 5
     attempts: int = 2
     version: int = 3
     created: datetime = datetime(2026, 12, 24, 16, 58, 20, tzinfo=UTC)
     headers: dict[str, str] = field(default_factory=lambda: {"lang": "en"})
     content_type: str | None = None
+    subject: str | None = None
     payload: bytes = b"hello"
 
 
@@ -34,11 +36,13 @@ def test_text_raw_and_json() -> None:
         "id": 7,
         "key": "user-7",
         "due": "2026-12-24T17:00:00.000000Z",
+        "priority": 5,
         "attempts": 2,
         "version": 3,
         "created": "2026-12-24T16:58:20.000000Z",
         "headers": {"lang": "en"},
         "content_type": None,
+        "subject": None,
         "payload": "hello",
     }
 
