@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 from fasti.cli.exits import ErrorsAsExits
 
@@ -30,7 +30,8 @@ class Lazy:
         """The command itself."""
         found = getattr(import_module(f"fasti.cli.{self.module}"), self.name)
         if isinstance(found, typer.Typer):
-            made = get_command(found)
+            # Also of a single command: it stays below the group's name.
+            made: Any = get_group(found)
         else:
             alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
             alone.command(command)(found)
