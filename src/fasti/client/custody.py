@@ -127,6 +127,6 @@ class Custody:
         if len(fresh) == run.rows:
             return run
         batch = run.batch.take(pa.array(fresh, type=pa.int64()))
-        rest = Run(run.session, run.token, batch, run.ranked, int(run.turn_us[:1].min(initial=0)))
+        rest = Run(run.session, run.token, batch, run.ranked, int(run.turn_us[0]))
         rest.came_us, rest.until_us = run.came_us, run.until_us
         return rest
