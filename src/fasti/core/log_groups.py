@@ -99,6 +99,8 @@ class LogGroups:
         """A partition begins at this offset now."""
         for group in _groups(topic).by_number.values():
             place = group.partitions[partition]
+            if place.committed >= first_offset and not place.strays and not place.dead.count:
+                continue
             self._end_leases(place.trim(first_offset, self.memory.reasons))
             if place.behind:
                 group.is_behind = True
