@@ -21,7 +21,6 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,17 +28,16 @@ from numpy.typing import NDArray
 
 from fasti.broker.emission import Chunk, Member
 from fasti.broker.occurrences import Occurrences, Timing
+from fasti.broker.parcels import Parcel, Piece
 from fasti.broker.schedule_groups import Due, Group, GroupKey, waiting_for
 from fasti.core.cron import CronKind
-from fasti.core.cron_commands import Fire, ReadSchedules, SchedulesPage
+from fasti.core.cron_commands import ReadSchedules, SchedulesPage
 from fasti.core.schedule import Schedule
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound
 from fasti.model import MINUTE_US, SECOND_US, Outcome
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
-
-Int64s = NDArray[np.int64]
 
 _log = logging.getLogger("fasti.broker.scheduler")
 
@@ -57,19 +55,6 @@ def cron_kind(shard: Shard) -> CronKind:
     kind = shard.engine.kind("cron")
     assert isinstance(kind, CronKind)
     return kind
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A command that is under way, and how to take back what was assumed of it."""
-
-    group: Group
-    chunk: Chunk
-    numbers: Int64s
-    places: NDArray[np.intp] | slice
-    before_us: Int64s
-    due: Due
-    answer: Future[list[Any]]
 
 
 class _Topic:
@@ -97,7 +82,8 @@ class Scheduler:
         self._occurrences: dict[Timing, Occurrences] = {}
         self._plan: list[tuple[int, int, Group]] = []
         self._order = 0
-        self._sent: deque[_Sent] = deque()
+        self._parcels: dict[tuple[str, ...], Parcel] = {}
+        self._sent: deque[tuple[Parcel, Future[list[Any]]]] = deque()
 
     # Any thread
 
@@ -171,9 +157,9 @@ class Scheduler:
             now_us = self._shard.clock.now_us()
             first = self.next_us()
             if first is None or first > now_us:
-                if not self._sent:
+                if not (self._parcels or self._sent):
                     return
-                self._take_all()
+                self._finish()
                 continue
             _, _, group = heapq.heappop(self._plan)
             group.planned_us = None
@@ -188,6 +174,7 @@ class Scheduler:
             # Another engine: it may know less than the one before it.
             self._topics, self._groups, self._plan = {}, {}, []
             self._occurrences = {}
+            self._parcels.clear()
             self._sent.clear()
             self._changed, self._recoveries = True, shard.recoveries
         if not self._changed:
@@ -282,52 +269,67 @@ class Scheduler:
     def _send(self, group: Group, chunk: Chunk, which: NDArray[np.intp] | None, due: Due) -> None:
         """Its schedules have had the occurrence, as far as this thread is concerned."""
         at_us = due.at_us
-        rows = chunk.rows(at_us, which)
+        batch = chunk.rows(at_us, which).batch
         # One that was missed is sent at once.
         dues = np.full(len(chunk.numbers), at_us) if due.missed else chunk.due_us(at_us)
         if not due.emitted:
             dues = np.full(len(dues), -1)
         places = slice(None) if which is None else which
-        numbers, versions = chunk.numbers[places], chunk.versions[places]
-        moments = np.full(len(numbers), at_us, dtype=np.int64)
-        key = group.key
-        fire = Fire(key.topic, key.target, numbers, versions, moments, dues[places], rows)
         before_us = chunk.last_us[places].copy()
-        answer = self._shard.submit([fire])
-        self._sent.append(_Sent(group, chunk, chunk.numbers, places, before_us, due, answer))
+        numbers, versions = chunk.numbers, chunk.versions[places]
+        piece = Piece(group, chunk, numbers, versions, places, before_us, due, dues[places], batch)
         chunk.last_us[places] = at_us
+        key = (group.key.topic, group.key.target, *batch.schema.names)
+        parcel = self._parcels.get(key)
+        if parcel is not None and not parcel.takes(piece):
+            self._submit(self._parcels.pop(key))
+            parcel = None
+        if parcel is None:
+            parcel = self._parcels[key] = Parcel(group.key.topic, group.key.target)
+        parcel.add(piece)
+
+    def _submit(self, parcel: Parcel) -> None:
+        self._sent.append((parcel, self._shard.submit([parcel.command()])))
         if len(self._sent) >= _IN_FLIGHT_MAX:
-            self._take(self._sent.popleft())
+            self._take(*self._sent.popleft())
 
-    def _take_all(self) -> None:
+    def _finish(self) -> None:
+        """Nothing is held back or under way."""
+        while self._parcels:
+            self._submit(self._parcels.pop(next(iter(self._parcels))))
         while self._sent:
-            self._take(self._sent.popleft())
+            self._take(*self._sent.popleft())
 
-    def _take(self, sent: _Sent) -> None:
+    def _take(self, parcel: Parcel, answer: Future[list[Any]]) -> None:
         """What became of one command; raises when schedules must be read anew."""
-        reply = sent.answer.result()[0]
+        reply = answer.result()[0]
         if isinstance(reply.error, (NotFound, InvalidArgument)):
-            self._wait_for_target(sent)
+            for piece in parcel.pieces:
+                self._wait_for_target(piece)
             return
         if reply.error is not None:
             raise reply.error
         # Rows that are refused are of schedules that have changed, and are about to be read again.
-        fired = int((reply.status == Outcome.OK).sum())
-        if sent.due.missed:
-            self._counts.misfired += fired
-        elif fired:
-            late_us = max(self._shard.clock.now_us() - sent.due.at_us, 0)
-            self._counts.late.add_all(np.full(fired, late_us / 1e6))
+        begin, now_us = 0, self._shard.clock.now_us()
+        for piece in parcel.pieces:
+            end = begin + len(piece.due_us)
+            fired = int((reply.status[begin:end] == Outcome.OK).sum())
+            begin = end
+            if piece.due.missed:
+                self._counts.misfired += fired
+            elif fired:
+                late_us = max(now_us - piece.due.at_us, 0)
+                self._counts.late.add_all(np.full(fired, late_us / 1e6))
 
-    def _wait_for_target(self, sent: _Sent) -> None:
+    def _wait_for_target(self, piece: Piece) -> None:
         """The target is gone, or is no target any more: what is missed is judged later."""
         self._counts.failed += 1
-        group, chunk = sent.group, sent.chunk
-        if chunk.numbers is not sent.numbers:
+        group, chunk = piece.group, piece.chunk
+        if chunk.numbers is not piece.numbers:
             # Its schedules have changed meanwhile.
             self._recoveries = -1
             return
-        chunk.last_us[sent.places] = np.minimum(chunk.last_us[sent.places], sent.before_us)
+        chunk.last_us[piece.places] = np.minimum(chunk.last_us[piece.places], piece.before_us)
         group.not_before_us = self._shard.clock.now_us() + _TARGET_RETRY_US
         if len(group):
             group.last_us()
