@@ -18,26 +18,42 @@ _RETRY_US = 1_000_000
 
 
 class Followed:
-    """A log that somebody follows. Any thread."""
+    """A log that somebody follows: which of its partitions have grown. Any thread."""
 
-    __slots__ = ("_changed", "followers", "seen", "topic")
+    __slots__ = ("_changed", "_everywhere", "_grown", "followers", "seen", "topic")
 
     def __init__(self, topic: int) -> None:
         self.topic = topic
         self.followers = 0
         # How often it has grown: to be read before looking, and given to `wait` after it.
         self.seen = 0
+        # What `seen` was when a partition last grew, and when all may have.
+        self._grown: dict[int, int] = {}
+        self._everywhere = 0
         self._changed = threading.Condition()
+
+    def grown(self, partition: int, seen: int) -> bool:
+        """Whether the partition may have more than when `seen` was read."""
+        return self._grown.get(partition, 0) > seen or self._everywhere > seen
 
     def wait(self, seen: int, timeout: float, over: Callable[[], bool]) -> bool:
         """Sleeps until it has grown since, or `over` holds; False if neither in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self.seen != seen or over(), timeout)
 
-    def wake(self) -> None:
-        """It has grown, or whoever follows it is to look up."""
+    def grow(self, partition: int | None) -> None:
+        """A partition has more rows; None: any may have."""
         with self._changed:
             self.seen += 1
+            if partition is None:
+                self._everywhere = self.seen
+            else:
+                self._grown[partition] = self.seen
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Whoever waits looks whether it is over."""
+        with self._changed:
             self._changed.notify_all()
 
 
@@ -65,13 +81,13 @@ class Feed:
                 if type(event) is LogAppended:
                     followed = self._followed.get(event.topic)
                     if followed is not None:
-                        followed.wake()
+                        followed.grow(event.partition)
 
     def reset(self) -> None:
         """The engine was dropped: what is durable is what the journal has."""
         self.rings.reset()
         for followed in list(self._followed.values()):
-            followed.wake()
+            followed.grow(None)
 
     # Any thread
 

@@ -106,21 +106,27 @@ class LogFollower:
             yield self._said(kind="error", request=None, error=problem), None
 
     def _pages(self) -> Iterator[Written]:
+        # Of each partition, how much was seen to have grown when it was last read to its end.
+        looked = dict.fromkeys((cursor.partition for cursor in self._cursors), -1)
         while True:
             # Before looking: what grows from now on is not missed.
             seen = self._followed.seen
-            idle = True
+            rest = False
             for cursor in self._cursors:
+                if not self._followed.grown(cursor.partition, looked[cursor.partition]):
+                    continue
                 for batch in cursor.page():
                     if self._ended:
                         return
-                    idle = False
                     header = self._said(kind="rows", partition=cursor.partition, end=cursor.end)
                     yield header, batch
-                idle = idle and not cursor.moving
+                if cursor.moving or cursor.offset < cursor.end:
+                    rest = True
+                else:
+                    looked[cursor.partition] = seen
             if self._ended:
                 return
-            if idle and not self._followed.wait(seen, IDLE_S, self._is_over):
+            if not rest and not self._followed.wait(seen, IDLE_S, self._is_over):
                 yield self._said(kind="idle"), None
 
     def _is_over(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from fasti.broker import log_follow
 from fasti.broker.feed import Feed
 from fasti.client.client import Client
+from fasti.core.log_commands import ReadLog
 from fasti.core.log_events import LogAppended
 from fasti.core.replies import Frame
 from fasti.errors import Gone, Overloaded, Unavailable
@@ -48,10 +49,16 @@ def test_a_topic_that_grows_wakes_those_who_follow_it() -> None:
     seen, unseen = followed.seen, other.seen
     feed.durable([appended(7)])
     assert followed.wait(seen, 0, lambda: False) is True
+    assert (followed.grown(0, seen), followed.grown(1, seen)) == (True, False)
     assert other.wait(unseen, 0, lambda: False) is False
     assert other.wait(unseen, 60, lambda: True) is True
     feed.reset()
     assert other.wait(unseen, 0, lambda: False) is True
+    assert other.grown(5, unseen) is True
+    # Waking those who wait is no growth.
+    seen = followed.seen
+    followed.wake()
+    assert followed.wait(seen, 0, lambda: False) is False
 
 
 def test_what_grows_between_looking_and_waiting_is_not_missed() -> None:
@@ -109,6 +116,37 @@ def test_it_says_idle_when_nothing_comes(
     assert batch.column("offset").to_pylist() == [0, 1, 2]
     session.finish()
     assert session.next() is None
+    broker.service.leave(session)
+
+
+def test_only_partitions_that_have_grown_are_looked_at(
+    broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = broker.client()
+    client.create_topic("wide", kind="log", partitions=200)
+    session = broker.service.exchange({"version": 1, "call": "follow", "topic": "wide"})
+    producer = client.producer("wide")
+    producer.send(b"first", partition=7).result()
+    assert session.next()[0]["partition"] == 7
+    reads: list[int] = []
+    command = broker.service.command
+
+    def counted(asked: Any) -> Any:
+        if isinstance(asked, ReadLog):
+            reads.append(asked.partition)
+        return command(asked)
+
+    monkeypatch.setattr(broker.service, "command", counted)
+    for partition in (150, 3):
+        producer.send(b"more", partition=partition).result()
+        assert session.next()[0]["partition"] == partition
+    # The rest of the first round, and then one for each.
+    assert reads.count(150) + reads.count(3) <= 4
+    assert len(reads) < 2 * 200
+    reads.clear()
+    producer.send(b"more", partition=150).result()
+    assert session.next()[0]["partition"] == 150
+    assert set(reads) <= {3, 150}
     broker.service.leave(session)
 
 
