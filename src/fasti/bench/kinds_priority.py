@@ -27,6 +27,7 @@ Show = Callable[[str], None]
 # Of the timeline's rate: produce, and lease with ack.
 ASKED = {"of_timeline": 0.7}
 _WINDOW = 16
+_ROUNDS = 3
 # By topic: how many different priorities, and the settings.
 _TOPICS: dict[str, tuple[int, dict[str, Any]]] = {
     "timeline": (0, {}),
@@ -37,27 +38,35 @@ _TOPICS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def measure(directory: Path | None, rows: int, show: Show, limits: Figures) -> Figures:
-    """100-byte payloads in batches of 5,000: in, and out with acks, each topic on its own broker."""
-    figures: Figures = {}
-    for topic, (priorities, settings) in _TOPICS.items():
-        with broker(directory) as process:
-            with fasti.connect(process.address) as client:
-                client.create_topic(topic, **settings)
-            show(f"priority: {topic.replace('_', ' ')}, produce")
-            given = {"topic": topic, "rows": rows, "priorities": priorities}
-            produced = run_job("kinds_priority:produce", process.address, **given)
-            show(f"priority: {topic.replace('_', ' ')}, lease and ack")
-            acked = run_job("consume_batches", process.address, topic=topic, rows=rows)
-        figures[topic] = {
-            "produce": beside(produced, limits),
-            "lease_ack": beside(acked, limits),
-        }
-    for topic in _TOPICS:
-        for name in ("produce", "lease_ack"):
+    """100-byte payloads in batches of 5,000: in, and out with acks, each topic on its own broker.
+
+    The best of several rounds in turn: what else the machine does makes a round slower, never
+    faster, and a ratio of two rounds is worth no more than the worse of them.
+    """
+    figures: Figures = {topic: {} for topic in _TOPICS}
+    for turn in range(_ROUNDS):
+        for topic in _TOPICS:
+            show(f"priority: {topic.replace('_', ' ')}, round {turn + 1} of {_ROUNDS}")
+            for name, found in _round(directory, topic, rows).items():
+                before = figures[topic].get(name, found)
+                figures[topic][name] = max(before, found, key=lambda f: f["messages_per_s"])
+    for topic, found in figures.items():
+        for name, figure in found.items():
             peer = figures["timeline"][name]["messages_per_s"]
-            rate = figures[topic][name]["messages_per_s"]
-            figures[topic][name]["of_timeline"] = round(rate / peer, 3)
+            ratio = round(figure["messages_per_s"] / peer, 3)
+            figures[topic][name] = {**beside(figure, limits), "of_timeline": ratio}
     return {**figures, "asked": ASKED}
+
+
+def _round(directory: Path | None, topic: str, rows: int) -> Figures:
+    priorities, settings = _TOPICS[topic]
+    with broker(directory) as process:
+        with fasti.connect(process.address) as client:
+            client.create_topic(topic, **settings)
+        given = {"topic": topic, "rows": rows, "priorities": priorities}
+        produced = run_job("kinds_priority:produce", process.address, **given)
+        acked = run_job("consume_batches", process.address, topic=topic, rows=rows)
+    return {"produce": produced, "lease_ack": acked}
 
 
 def produce(address: str, topic: str, rows: int, priorities: int) -> Figures:
