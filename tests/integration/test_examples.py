@@ -50,6 +50,14 @@ pending: 1
 indexed 'Draft' of version 4
 indexed in all: 1
 """,
+    "ledger.py": """\
+balances: {'anna': 75, 'ben': 0, 'cleo': 20}
+mails: {'anna': 3, 'ben': 2, 'cleo': 1}
+lag of the mailer: 0 of the archive: 6
+after the second day: {'anna': 150, 'ben': 0, 'cleo': 40}
+the archive is behind by 6 events
+it goes on with 6
+""",
     "carts.py": """\
 anna goes on shopping: ok
 anna pays: ordered
