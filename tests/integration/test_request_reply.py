@@ -357,6 +357,16 @@ def test_tasks_call_and_reply() -> None:
             outcome = await message.reply(b"!")
             assert outcome is not None
             assert outcome.status == "dead"
+            await client.create_topic("silent")
+            given_up = asyncio.create_task(client.call("silent", b"?", timeout="5s"))
+            silent = client.messages("silent")
+            while not (await silent.count())["ready"]:
+                pass
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            while not (await silent.count())["cancelled"]:
+                pass
 
     with VirtualBroker() as broker:
         asyncio.run(story(broker))

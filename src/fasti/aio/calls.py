@@ -9,18 +9,22 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fasti.aio.home import Home, settle, within
 from fasti.aio.producer import Producer
+from fasti.aio.receipts import Receipt
 from fasti.client import calls as sync
 from fasti.client.calls import Answer, Calls
 from fasti.client.durations import Duration
+from fasti.client.outcomes import Outcome
 from fasti.client.transport import BrokerClock
-from fasti.errors import FastiError
+from fasti.errors import Closed, FastiError
 
 _PRODUCERS_MAX = 64
+_WITHDRAW_S = 5.0
 
 
 class LoopPending(sync.Pending):
@@ -83,22 +87,35 @@ class LoopCalls:
         begun = self._calls.begin(inbox, length_us, headers, partial(LoopPending, self._home))
         pending = begun.pending
         assert isinstance(pending, LoopPending)
+        receipt: Receipt | None = None
         try:
-            sent = self._sent(topic, payload, owner, headers=begun.headers, **given)
+            receipt = await self._producer(topic, owner).send(
+                payload, headers=begun.headers, **given
+            )
+            # The caller is told, in time or not; later calls have nothing to do with it.
+            receipt.disown()
             # Real time, whatever the broker's clock does: only for a broker that doesn't answer.
-            outcome = await within(timeout, sent, lambda: sync.not_sent(topic, timeout))
+            taken = within(timeout, _awaited(receipt), lambda: sync.not_sent(topic, timeout))
+            outcome = sync.accepted(topic, await taken)
             await pending.settled(self._clock)
+        except asyncio.CancelledError:
+            # Nobody wants the answer any more: a request that nobody has taken is not handled.
+            if receipt is not None:
+                with suppress(Closed):
+                    self._home.submit(partial(self._withdraw, topic, receipt, owner))
+            raise
         finally:
             inbox.book.take(begun.name)
         if pending.answer is not None:
             return pending.answer
         return await self._home.run(self._calls.conclude, pending, topic, outcome, timeout, owner)
 
-    async def _sent(self, topic: str, payload: bytes, owner: str | None, **given: Any) -> Any:
-        receipt = await self._producer(topic, owner).send(payload, **given)
-        # The caller is told, in time or not; later calls have nothing to do with it.
-        receipt.disown()
-        return sync.accepted(topic, await receipt)
+    def _withdraw(self, topic: str, receipt: Receipt, owner: str | None) -> None:
+        """In a thread: as soon as the broker has the request."""
+        with suppress(FastiError):
+            outcome = receipt.wait(_WITHDRAW_S)
+            if outcome.ok:
+                self._calls.withdraw(topic, outcome.id, owner)
 
     def _producer(self, topic: str, owner: str | None) -> Producer:
         name = (topic, owner)
@@ -109,3 +126,7 @@ class LoopCalls:
                 self._producers.popitem(last=False)
         self._producers.move_to_end(name)
         return made
+
+
+async def _awaited(receipt: Receipt) -> Outcome:
+    return await receipt

@@ -306,8 +306,8 @@ class Client:
 
             answer = await client.call("prices", b"...", timeout="5s")
 
-        As `fasti.Client.call`; any number of tasks may call at once. If the task is cancelled the
-        request is handled all the same, and its reply is dead.
+        As `fasti.Client.call`; any number of tasks may call at once. If the task is cancelled, a
+        request that nobody has taken is withdrawn; of any other the reply is dead.
         """
         self._check_open()
         if self._calls is None:

@@ -112,6 +112,10 @@ class Receipt:
             lambda: TimedOut(f"no receipt within {timeout}; the send is still under way"),
         )
 
+    def wait(self, timeout_s: float) -> Outcome:
+        """The outcome, for a thread that may block. Raises as `result`."""
+        return self._receipt.result(timeout_s)
+
     def disown(self) -> None:
         """What becomes of it is nobody's business any more: a failure is raised nowhere."""
         self._receipt.disown()

@@ -334,16 +334,7 @@ class Calls:
 
     def _too_late(self, topic: str, id: int, timeout: Duration, owner: str | None) -> TimedOut:
         """Takes the request back, if nobody has it yet, and says what became of it."""
-        client = self._client()
-        name = (client.owner if client is not None else "") if owner is None else owner
-        status, by = "unknown", None
-        with suppress(FastiError):
-            part = pa.RecordBatch.from_arrays([pa.array([id], type=pa.int64())], ["id"])
-            header, _ = self._transport.call(
-                "cancel", {"topic": topic, "owner": name}, [part], timeout=_WITHDRAW_S
-            )
-            status = header["status"][0][0]
-            by = header.get("by", {}).get("0")
+        status, by = self.withdraw(topic, id, owner)
         told = {
             "ok": "nobody took the request, which is withdrawn",
             "leased": f"{by or 'a consumer'} has the request; its reply will be dead",
@@ -354,6 +345,19 @@ class Calls:
             f"no answer from {topic!r} within {timeout}: {told}",
             details={"topic": topic, "request": id, "status": status},
         )
+
+    def withdraw(self, topic: str, id: int, owner: str | None) -> tuple[str, str | None]:
+        """Takes a request back, if nobody has it yet; what it is otherwise, and who has it."""
+        client = self._client()
+        name = (client.owner if client is not None else "") if owner is None else owner
+        try:
+            part = pa.RecordBatch.from_arrays([pa.array([id], type=pa.int64())], ["id"])
+            header, _ = self._transport.call(
+                "cancel", {"topic": topic, "owner": name}, [part], timeout=_WITHDRAW_S
+            )
+            return header["status"][0][0], header.get("by", {}).get("0")
+        except FastiError:
+            return "unknown", None
 
     def close(self, timeout: Duration | None) -> None:
         """Calls that wait are told; the inbox goes. Called once, by the client."""
