@@ -206,7 +206,10 @@ class KvRig:
             if entry.is_live(self.now_us)
         }
         assert self.seen() == expected
+        # Told before this very step removes more of what has expired.
+        told = len(self.watched)
         described = self._describe()
+        assert told == described["entries"] + described["expired"]
         assert described["entries"] == len(expected)
         mortal = sum(expires_us is not None for _, _, expires_us in expected.values())
         assert described["expiring"] - described["expired"] == mortal
@@ -216,7 +219,6 @@ class KvRig:
             assert self.watched[key] == (value, version)
         # What expired may not be removed yet, but nobody is told of more.
         assert set(self.watched) >= set(expected)
-        assert len(self.watched) == described["entries"] + described["expired"]
 
 
 def compare(reply: Reply, expected: Sequence[Answer]) -> None:
