@@ -49,9 +49,11 @@ def test_read_prints_rows_in_order(events: Shell) -> None:
 
 
 def test_read_follows(events: Shell) -> None:
-    follow = ("log", "read", "events", "-f", "--timeout", "50ms")
-    assert sorted(lines(events, *follow)) == [f"{p}/{n}" for p in range(2) for n in range(3)]
+    follow = ("log", "read", "events", "-f", "--timeout", "20s")
+    everything = [f"{p}/{n}" for p in range(2) for n in range(3)]
+    assert sorted(lines(events, *follow, "-n", "6")) == everything
     assert lines(events, *follow, "-n", "1") == ["0/0"]
+    assert lines(events, "log", "read", "events", "-f", "--timeout", "1ms", "--from", "end") == []
 
 
 @pytest.mark.parametrize(
