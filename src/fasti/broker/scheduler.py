@@ -101,7 +101,6 @@ class Scheduler:
             self._wakeup.notify()
         if self._thread is not None:
             self._thread.join()
-        self._shard.on_schedules = None
 
     def _note(self, topic: int) -> None:
         with self._wakeup:
