@@ -224,6 +224,41 @@ def test_rows_that_can_not_be(client: Client, action: str) -> None:
         attack(client, action, header, parts, number)
 
 
+IDS = [-(1 << 63), -1, 0, 1, 2, (1 << 51) - 1, 1 << 51, 4095 << 51, 1 << 62, (1 << 63) - 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_tokens_that_can_not_be(client: Client, kind: str) -> None:
+    named_ids, tokens = rows(id=IDS), rows(id=IDS, token=IDS[::-1], started_us=IDS)
+    for group in ({}, {"group": "g"}, {"group": "nobody"}):
+        for action, more, part in (
+            ("get", {}, named_ids),
+            ("cancel", {}, named_ids),
+            ("move", {}, rows(id=IDS, delay_us=[0] * len(IDS))),
+            ("update", {}, rows(id=IDS, priority=[1] * len(IDS))),
+            ("redrive", {}, named_ids),
+            ("purge", {}, named_ids),
+            ("ack", {}, tokens),
+            ("nack", {"reason": "x"}, tokens),
+            ("reject", {"reason": "x"}, tokens),
+            ("release", {"delay_us": 0}, tokens),
+            ("extend", {"length_us": 5_000_000}, tokens),
+        ):
+            attack(client, action, {"topic": kind, **more, **group}, [part], (kind, group))
+    for number in IDS:
+        for action, header in (
+            ("offsets", {"time_us": number}),
+            ("truncate", {"partition": 0, "before": number}),
+            ("reset_group", {"group": "g", "partition": 0, "offset": number}),
+            ("create_group", {"group": f"n{number}", "offsets": {"0": number}}),
+            ("dead", {"group": "g", "after_id": number}),
+            ("forecast", {"from_us": number, "to_us": number, "bucket_us": number}),
+            ("redrive_dead", {"after_id": number, "due_from_us": number, "delay_us": number}),
+            ("redrive_dead", {"to": "log", "due_us": number}),
+        ):
+            attack(client, action, {"topic": kind, **header}, [], (kind, number))
+
+
 SCHEDULE_FIELDS = (
     *("cron", "every_us", "timezone", "start_us", "end_us", "jitter_us", "target", "payload"),
     *("headers", "content_type", "subject", "priority", "gap", "fold", "misfire", "misfire_max"),
