@@ -51,6 +51,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
 # No zone ever leapt by more at once.
 _LEAP_US_MAX = 25 * 3_600 * SECOND_US
+_WALKED_US_MAX = 600 * SECOND_US
 _LAST_US = (_EPOCH.replace(year=9999) - _EPOCH) // _MICROSECOND
 
 
@@ -144,7 +145,9 @@ class Occurrences:
 
     def first_after(self, us: int) -> int | None:
         """The next one after a moment; None if there is none any more. Remembered."""
-        if self._coming is None or us < self._from_us:
+        known_us = self._moments[-1] if self._moments else self._from_us
+        # After a long downtime nobody walks through all that was missed.
+        if self._coming is None or us < self._from_us or us - known_us > _WALKED_US_MAX:
             self._from_us, self._moments, self._coming = us, [], self.after(us)
         while not self._moments or self._moments[-1] <= us:
             found = next(self._coming, None)

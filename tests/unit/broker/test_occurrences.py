@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
@@ -228,6 +229,25 @@ def test_what_was_worked_out_is_remembered_and_forgotten() -> None:
     assert len(occurrences._moments) < 40
     # An earlier question than what is remembered is answered all the same.
     assert occurrences.first_after(begin) == begin + 1_000_000
+
+
+def test_a_leap_over_years_is_no_walk_through_them() -> None:
+    occurrences = Occurrences(Timing.of(Schedule("t", cron="* * * * * *", timezone=PARIS)))
+    begin, later = us("2000-01-01T00:00:00"), us("2026-01-01T00:00:00")
+    assert occurrences.first_after(begin) == begin + 1_000_000
+    walked = 0
+    after = occurrences.after
+
+    def counted(moment: int) -> Iterator[int]:
+        nonlocal walked
+        for found in after(moment):
+            walked += 1
+            yield found
+
+    occurrences.after = counted  # type: ignore[method-assign]
+    assert occurrences.first_after(later) == later + 1_000_000
+    assert next(occurrences.until(later)) == later
+    assert walked < 10
 
 
 _ZONES = ["UTC", PARIS, "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca"]
