@@ -148,7 +148,7 @@ def check_schedule(schedule: Schedule, limits: Limits) -> None:
         raise InvalidArgument("the end lies before the start", field="end")
     _check_range("jitter", schedule.jitter_us, 0, DAY_US)
     _check_range("misfire_max", schedule.misfire_max, 1, _MISFIRES_MAX)
-    _check_range("misfire_grace", schedule.misfire_grace_us, 0, DUE_MAX_US)
+    _check_range("misfire_grace", schedule.misfire_grace_us, 0, DAY_US)
     _check_range("priority", schedule.priority, 0, _PRIORITY_MAX)
     for name, words in _CHOICES.items():
         if getattr(schedule, name) not in words:
