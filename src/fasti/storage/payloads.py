@@ -36,12 +36,14 @@ _CACHED_BATCHES = 4096
 _TAKE = pc.get_function("array_take")
 _UNCHECKED = pc.TakeOptions(boundscheck=False)
 _FEW = 256
+# From how many places on values of one length are gathered by numpy.
+_MANY = 8
 
 
 class _Stored:
     """A frame's or block's rows as they were written. Never changed."""
 
-    __slots__ = ("_widest", "at_us", "batch", "columns")
+    __slots__ = ("_even", "_widest", "at_us", "batch", "columns")
 
     def __init__(self, batch: pa.RecordBatch, at_us: int) -> None:
         self.batch = batch
@@ -51,6 +53,13 @@ class _Stored:
             zip(batch.schema.names, batch.columns, strict=True)
         )
         self._widest = 0
+        self._even: dict[str, NDArray[np.void] | None] = {}
+
+    def even(self, name: str) -> NDArray[np.void] | None:
+        """A column's values as an array, if all have the same length; None if they haven't."""
+        if name not in self._even:
+            self._even[name] = _even(self.columns[name]) if name in self.columns else None
+        return self._even[name]
 
     @property
     def widest(self) -> int:
@@ -285,6 +294,10 @@ def _joined(
         if name == "created_us":
             return _put_back(pa.array(_written_us(places)), order)
         return _nulls(field, len(rows))
+    if len(places) > _MANY:
+        even = _joined_evenly(field, places, rows, order)
+        if even is not None:
+            return even
     wanted = pa.array(rows)
     arrays = []
     for place in places:
@@ -297,6 +310,44 @@ def _joined(
     if name == "created_us" and joined.null_count:
         joined = pc.coalesce(joined, pa.array(_written_us(places)))
     return _put_back(joined, order)
+
+
+def _joined_evenly(
+    field: pa.Field, places: list[_Place], rows: Int64s, order: NDArray[np.intp] | None
+) -> pa.Array | None:
+    """The same for values of one length: of many places by numpy, whose calls cost less.
+
+    None where they are not.
+    """
+    views = [place.stored.even(field.name) for place in places]
+    first = views[0]
+    if first is None or len(rows) * first.itemsize >= 1 << 31:
+        return None
+    taken = np.empty(len(rows), dtype=first.dtype)
+    for place, view in zip(places, views, strict=True):
+        if view is None or view.dtype != first.dtype:
+            return None
+        end = place.begin + place.count
+        view.take(rows[place.begin : end], out=taken[place.begin : end], mode="clip")
+    if order is not None:
+        sorted_, taken = taken, np.empty_like(taken)
+        taken[order] = sorted_
+    ends = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(first.itemsize)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(taken)]
+    return pa.Array.from_buffers(field.type, len(rows), buffers)
+
+
+def _even(column: pa.Array) -> NDArray[np.void] | None:
+    if column.null_count or not (
+        pa.types.is_binary(column.type) or pa.types.is_string(column.type)
+    ):
+        return None
+    ends = _offsets(column)
+    width = int(ends[-1] - ends[0]) // max(1, len(column))
+    if not width or not (np.diff(ends) == width).all():
+        return None
+    data = np.frombuffer(column.buffers()[2], dtype=np.uint8)[int(ends[0]) : int(ends[-1])]
+    return data.view(f"V{width}")
 
 
 def _written_us(places: list[_Place]) -> Int64s:

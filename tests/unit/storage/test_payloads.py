@@ -174,3 +174,35 @@ def test_only_the_columns_that_are_named(places: Any) -> None:
         read = payloads.gather(in_frame(sequence, int64s(*rows)), names=("key", "headers"))
         assert read.schema.names == ["key", "headers"]
         assert read.column("key").to_pylist() == [["x", "y"][row] for row in rows]
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 100])
+@pytest.mark.parametrize("odd", [None, "shorter", "null", "missing"])
+def test_values_of_one_length_from_many_places(width: int, odd: str | None) -> None:
+    """Gathered in another way than others, and one frame that isn't like the rest is enough."""
+    journal = MemoryJournal()
+    payloads = Payloads(journal, MemoryBlocks())
+    expected: dict[int, tuple[bytes, str | None]] = {}
+    for n in range(20):
+        contents = [bytes([65 + n]) * width for _ in range(9)]
+        keys: list[str | None] = [f"{n:03}{row}" for row in range(9)]
+        if n == 13 and odd == "shorter":
+            contents[4] = b"x"
+        if n == 13 and odd == "null":
+            keys[4] = None
+        columns = {} if n == 13 and odd == "missing" else {"key": keys}
+        # A slice, so that offsets don't begin with 0.
+        batch = Rows.of([b"before", *contents], **({"key": ["b", *keys]} if columns else {})).batch
+        sequence = journal.last_sequence + 1
+        append(journal, Rows(batch.slice(1)))
+        for row in range(9):
+            key = keys[row] if columns else None
+            expected[int(in_frame(sequence, row))] = contents[row], key
+    for seed in range(5):
+        chosen = random.Random(seed).choices(list(expected), k=300)
+        if seed == 0:
+            chosen.sort()
+        read = payloads.gather(int64s(*chosen))
+        read.validate(full=True)
+        found = zip(read.column("payload").to_pylist(), read.column("key").to_pylist(), strict=True)
+        assert list(found) == [expected[location] for location in chosen]
