@@ -178,10 +178,12 @@ class Ready:
             of_runs=True,
         )
         due, sequence = due[:count], sequence[:count]
-        last_us, last = int(due[-1]), int(sequence[-1])
+        last_us, last = due[-1], sequence[-1]
         for (run, _), (its_due, its_sequence) in zip(sources, peeked, strict=True):
-            begin, end = np.searchsorted(its_due, [last_us, last_us + 1]).tolist()
-            begin += int(np.searchsorted(its_sequence[begin:end], last, side="right"))
+            begin = int(its_due.searchsorted(last_us))
+            if begin < len(its_due) and its_due[begin] == last_us:
+                end = int(its_due.searchsorted(last_us, side="right"))
+                begin += int(its_sequence[begin:end].searchsorted(last, side="right"))
             run.move(begin)
             self.entries -= begin
         return due, sequence
