@@ -75,6 +75,12 @@ PAGES = (
         ),
     ),
     Page(
+        "changes",
+        "The change feed",
+        "Everything that happened, in order. Guide: [the change feed](../guides/changes.md).",
+        ("fasti.Changes", "fasti.Position", "fasti.client.changes.FeedBounds"),
+    ),
+    Page(
         "messages",
         "Pending messages and outcomes",
         "Reading and changing what a topic holds. Guide: [changing what is pending](../guides/changing.md).",
@@ -139,6 +145,7 @@ PAGES = (
             "fasti.aio.PendingBatch",
             "fasti.aio.Consumer",
             "fasti.aio.Reader",
+            "fasti.aio.Changes",
             "fasti.aio.Log",
             "fasti.aio.Groups",
             "fasti.aio.KeyValues",

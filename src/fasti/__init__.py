@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fasti.app.verdicts import Retry as Retry
     from fasti.client.bindings import Bindings as Bindings
     from fasti.client.calls import Answer as Answer
+    from fasti.client.changes import Changes as Changes
+    from fasti.client.changes import Position as Position
     from fasti.client.client import Client as Client
     from fasti.client.client import connect as connect
     from fasti.client.consumer import Consumer as Consumer
@@ -48,6 +50,7 @@ _HOMES = {
     "Backoff": "fasti.client.topics",
     "Batch": "fasti.client.message",
     "Bindings": "fasti.client.bindings",
+    "Changes": "fasti.client.changes",
     "Client": "fasti.client.client",
     "Consumer": "fasti.client.consumer",
     "DeadOutcomes": "fasti.client.dead",
@@ -60,6 +63,7 @@ _HOMES = {
     "Messages": "fasti.client.messages",
     "Outcome": "fasti.client.outcomes",
     "Outcomes": "fasti.client.outcomes",
+    "Position": "fasti.client.changes",
     "Producer": "fasti.client.producer",
     "Reader": "fasti.client.reader",
     "Receipt": "fasti.client.receipts",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fasti.errors import InvalidArgument
-from fasti.model import Limits
+from fasti.model import DAY_US, Limits
 
 
 class Durability(StrEnum):
@@ -36,12 +36,19 @@ class ShardSettings:
     checkpoint_bytes: int = 256 << 20
     checkpoint_bytes_per_s: int = 80 << 20
     inbox_rows_max: int = 1_000_000
+    # How far back the change feed reaches at least: the journal is kept so long, and no longer than
+    # up to so many bytes.
+    feed_age_us: int = 7 * DAY_US
+    feed_bytes: int = 1 << 30
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         for name in ("sync_interval_ms", "checkpoint_bytes", "checkpoint_bytes_per_s"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive", field=name, limit=1)
+        for name in ("feed_age_us", "feed_bytes"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} can't be negative", field=name, limit=0)
         if self.inbox_rows_max < self.limits.batch_rows_max:
             raise InvalidArgument(
                 "inbox_rows_max must hold a whole batch",

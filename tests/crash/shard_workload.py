@@ -35,7 +35,7 @@ from fasti.model import (
 from fasti.storage.checkpoint import Plan, Written
 from fasti.storage.files import Files
 
-SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=4096)
+SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=4096, feed_bytes=0)
 START_US = 1_700_000_000 * SECOND_US
 LONG_US = 24 * 60 * MINUTE_US
 KEYS = [f"key-{n}" for n in range(12)]

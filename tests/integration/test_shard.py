@@ -149,7 +149,7 @@ def test_a_slow_consumer_finds_what_checkpoints_moved() -> None:
 
 
 def test_readers_while_checkpoints_move_everything() -> None:
-    settings = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096)
+    settings = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0)
     with serving(SharedFiles(), settings, clock=FakeClock()) as shard:
         make_topic(shard)
         ids = produce(shard, *(b"%d" % n for n in range(300)), due_us=NOW_US + 10**12)
@@ -346,6 +346,7 @@ def test_closing_answers_everybody() -> None:
 def test_checkpoints_happen_by_themselves_and_trim_the_journal() -> None:
     settings = ShardSettings(
         segment_bytes=1 << 14,
+        feed_bytes=0,
         memory_bytes=64 << 20,
         leases_max=4096,
         checkpoint_bytes=1 << 15,

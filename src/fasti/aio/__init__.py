@@ -15,6 +15,7 @@ receive and keep leases alive whatever the event loop does; results reach the lo
 """
 
 from fasti.aio.bindings import Bindings
+from fasti.aio.changes import Changes
 from fasti.aio.client import Client, connect
 from fasti.aio.consumer import Consumer
 from fasti.aio.groups import Groups
@@ -30,6 +31,7 @@ from fasti.aio.transaction import Transaction
 
 __all__ = [
     "Batch",
+    "Changes",
     "Bindings",
     "Client",
     "Consumer",

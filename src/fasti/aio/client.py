@@ -16,6 +16,7 @@ from typing import Any
 
 from fasti.aio.bindings import Bindings
 from fasti.aio.calls import LoopCalls
+from fasti.aio.changes import Changes
 from fasti.aio.consumer import Consumer
 from fasti.aio.groups import Groups
 from fasti.aio.home import Home
@@ -29,6 +30,7 @@ from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
 from fasti.client.calls import Answer
+from fasti.client.changes import FeedBounds
 from fasti.client.definitions import Change
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.log_place import Start
@@ -256,6 +258,37 @@ class Client:
             topic, start=start, partition=partition, follow=follow, timeout=timeout
         )
         return Reader(self._home, found)
+
+    async def changes(
+        self,
+        *,
+        start: Any = "earliest",
+        topic: str | None = None,
+        payload: bool = False,
+        follow: bool = False,
+        timeout: Duration | None = None,
+    ) -> Changes:
+        """Everything that happened to every message, in order, as Arrow tables.
+
+            async for table in await client.changes(topic="emails"): ...
+
+        Arguments as for `fasti.Client.changes`.
+        """
+        self._check_open()
+        make = partial(
+            self._client.changes,
+            start=start,
+            topic=topic,
+            payload=payload,
+            follow=follow,
+            timeout=timeout,
+        )
+        return Changes(self._home, await self._home.run(make))
+
+    async def feed(self) -> FeedBounds:
+        """Where the change feed begins and ends now."""
+        self._check_open()
+        return await self._home.run(self._client.feed)
 
     def log(self, topic: str) -> Log:
         """A log as a whole: where its partitions begin and end, truncation."""

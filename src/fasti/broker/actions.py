@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fasti.broker import (
+    changes,
     cron_actions,
     dead_actions,
     kv_actions,
@@ -308,6 +309,7 @@ def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 _MORE = (
+    changes,
     cron_actions,
     dead_actions,
     kv_actions,

@@ -85,9 +85,11 @@ class Committer:
         answer: Callable[[Work], None],
         fail: Callable[[FastiError, list[Work]], None],
         wrote: Callable[[], None],
+        synced: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
-        self._show, self._answer, self._fail, self._wrote = show, answer, fail, wrote
+        self._show, self._answer, self._fail = show, answer, fail
+        self._wrote, self._synced = wrote, synced
         self._waiting: deque[Work] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -224,6 +226,9 @@ class Committer:
             self.sync_times.add(seconds)
         with self._changed:
             self._changed.notify_all()
+        if not self._at_once:
+            # Answers have left before; who follows what is durable is told now.
+            self._synced()
 
     def _give_up(self, error: FastiError, batch: list[Work], commit: Commit) -> None:
         commit.settle(False)

@@ -15,6 +15,8 @@ from fasti.core.replies import Frame
 from fasti.errors import Overloaded
 
 _RETRY_US = 1_000_000
+# No topic's number: who follows this follows all that happens.
+EVERYTHING = 0
 
 
 class Followed:
@@ -76,12 +78,20 @@ class Feed:
         self.rings.durable(frames)
         if not self._followed:
             return
+        if frames:
+            self.synced()
         for frame in frames:
             for event in frame.events:
                 if type(event) is LogAppended:
                     followed = self._followed.get(event.topic)
                     if followed is not None:
                         followed.grow(event.partition)
+
+    def synced(self) -> None:
+        """There is more that is durable. With durability `interval` that is told apart."""
+        everything = self._followed.get(EVERYTHING)
+        if everything is not None:
+            everything.grow(None)
 
     def reset(self) -> None:
         """The engine was dropped: what is durable is what the journal has."""

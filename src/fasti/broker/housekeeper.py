@@ -22,7 +22,7 @@ from fasti.broker.memory import give_memory_back
 from fasti.core.commands import RunsInstalled
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked
-from fasti.errors import Closed, StorageFailed
+from fasti.errors import Closed, StorageFailed, StorageFull
 from fasti.storage.checkpoint import Plan, Written
 from fasti.storage.log_blocks import log_kind
 from fasti.storage.store import ShardStore
@@ -139,6 +139,12 @@ class Housekeeper:
                 with self._working():
                     while self._shard.store.journal.prepare_spare():
                         pass
+            except StorageFull as error:
+                self.last_error = error
+                wait = _RETRY_S
+                with self._working():
+                    if self._shard.store.give_up_feed():
+                        wait = 0.0
             except Exception as error:
                 self.last_error = error
                 wait = _RETRY_S
@@ -212,7 +218,7 @@ class Housekeeper:
         snapshots = shard.run(lambda: list(engine.snapshots)).result()
         with self._working():
             if shard.store is store:
-                store.clean_up(snapshots)
+                store.clean_up(snapshots, shard.clock.now_us())
         self._tidy_up(engine)
         give_memory_back()
         self.checkpoints += 1

@@ -6,25 +6,22 @@ beyond that the answer is `gone`, unless nothing at all has happened to the topi
 group of frames did comes in one batch, so that a transaction is never seen in halves.
 
 When the shard recovers the ring begins anew, and a watcher goes on by the journal: it has seen
-only what was durable. One thread calls `next`, another `take` and `finish`; `stop` and `close` are
-for any.
+only what was durable.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from fasti.broker import requests
+from fasti.broker.follower import IDLE_S, Follower, Header, Written
 from fasti.broker.kv_changes import changes_batch
 from fasti.broker.rings import Moment, Ring, happened_to
 from fasti.core.kv_commands import KvDescribe
-from fasti.errors import Closed, FastiError, Gone, InvalidArgument
-from fasti.protocol.problems import error_to_json
+from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.protocol.schemas import CHANGES
 from fasti.storage.event_codec import decode_about
 from fasti.storage.journal import StoredFrame
@@ -32,10 +29,7 @@ from fasti.storage.journal import StoredFrame
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
-Header = dict[str, Any]
-Written = tuple[Header, pa.RecordBatch | None]
 
-IDLE_S = 5.0
 # What one batch holds, unless a single moment is larger.
 _BATCH_ROWS = 5_000
 _BATCH_BYTES = 4 << 20
@@ -43,22 +37,20 @@ _BATCH_BYTES = 4 << 20
 _PAUSE_S = 0.05
 
 
-class KvWatcher:
+class KvWatcher(Follower):
     """One watcher of one topic."""
 
     schema = CHANGES
 
     def __init__(self, service: Service, descriptor: Header) -> None:
+        super().__init__(service)
         fields = requests.checked(descriptor, topic=str, position=None, prefix="")
-        self._service, self._shard = service, service.shard
+        self._shard = service.shard
         self._topic: str = fields["topic"]
         self._prefix: str = fields["prefix"] or ""
         wanted = requests.integer(fields, "position")
         if wanted is not None and wanted < 0:
             raise InvalidArgument("a position can't be negative", field="position", limit=0)
-        self._lock = threading.Lock()
-        self._ended = self._left = False
-        self._error: FastiError | None = None
         self._number: int = self._describe()["topic"]
         self._shard.feed.enter(self._shard.settings.limits.watchers_max)
         self._ring: Ring = self._shard.feed.rings.open(self._number)
@@ -69,66 +61,29 @@ class KvWatcher:
             self.close()
             raise
         self._read_through = 0
-        self._written = self._write()
 
     @property
     def topic(self) -> str:
         """Whose changes it gets."""
         return self._topic
 
-    # The thread that reads from the wire
-
-    def take(self, metadata: Header, batch: pa.RecordBatch | None) -> None:
-        """A watcher has nothing to say."""
-        self.stop(InvalidArgument("a watcher writes nothing but its end", field="op"))
-
-    def finish(self) -> None:
-        """Nobody wants more."""
-        self._end()
-
-    # Any thread
-
-    def stop(self, error: FastiError) -> None:
-        """The broker ends it, with a reason."""
-        self._error = error
-        self._end()
-
-    def close(self) -> None:
-        """The wire is gone, or done."""
-        self._end()
-        with self._lock:
-            left, self._left = self._left, True
-        if not left:
-            self._shard.feed.rings.close(self._ring)
-            self._shard.feed.leave()
-
-    def _end(self) -> None:
-        self._ended = True
+    def wake(self) -> None:
+        """To look whether it is over."""
         self._ring.wake()
 
-    def _is_over(self) -> bool:
-        return self._ended
+    def leave(self) -> None:
+        """One fewer watches."""
+        self._shard.feed.rings.close(self._ring)
+        self._shard.feed.leave()
 
-    # The thread that writes to the wire
-
-    def next(self) -> Written | None:
-        """What to write next, when there is something; None when it is over."""
-        return next(self._written, None)
-
-    def _write(self) -> Iterator[Written]:
-        try:
-            # At once: the watcher knows where it stands, whatever happens to the wire.
-            yield self._said("idle"), None
-            yield from self._batches()
-        except FastiError as error:
-            self._error = error
-        if self._error is not None:
-            problem = error_to_json(self._error)
-            header = {"kind": "error", "request": None, "error": problem}
-            yield {**header, "now_us": self._shard.clock.now_us()}, None
+    def pages(self) -> Iterator[Written]:
+        """Changes as they become durable."""
+        # At once: the watcher knows where it stands, whatever happens to the wire.
+        yield self._said("idle"), None
+        yield from self._batches()
 
     def _batches(self) -> Iterator[Written]:
-        while not self._ended:
+        while not self.ended:
             found = self._ring.after(self._position)
             if found is None:
                 yield from self._older()
@@ -136,10 +91,10 @@ class KvWatcher:
             latest, reached = found
             for moments in _pieces(iter(latest)):
                 yield from self._batch(moments, moments[-1].position)
-                if self._ended:
+                if self.ended:
                     return
             self._position = max(self._position, reached)
-            if not latest and not self._ring.wait(self._position, IDLE_S, self._is_over):
+            if not latest and not self._ring.wait(self._position, IDLE_S, self.is_over):
                 yield self._said("idle"), None
 
     def _batch(self, moments: list[Moment], position: int) -> Iterator[Written]:
@@ -151,7 +106,7 @@ class KvWatcher:
             yield self._said("changes"), batch
 
     def _said(self, kind: str) -> Header:
-        return {"kind": kind, "position": self._position, "now_us": self._shard.clock.now_us()}
+        return self.said(kind=kind, position=self._position)
 
     # What the ring has not
 
@@ -164,7 +119,7 @@ class KvWatcher:
         try:
             for moments in _pieces(self._stored(base)):
                 yield from self._batch(moments, moments[-1].position)
-                if self._ended:
+                if self.ended:
                     return
             self._position = max(self._position, min(base, self._read_through))
         except Closed:
@@ -172,7 +127,7 @@ class KvWatcher:
             if self._shard.failed:
                 raise
         if self._position == before < base:
-            self._ring.wait(base, _PAUSE_S, self._is_over)
+            self._ring.wait(base, _PAUSE_S, self.is_over)
 
     def _stored(self, through: int) -> Iterator[Moment]:
         """What the journal tells; `_read_through` is how far it was read in the end."""
@@ -225,7 +180,7 @@ class KvWatcher:
         return position
 
     def _describe(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._service.command(KvDescribe(self._topic)).value
+        found: dict[str, Any] = self.service.command(KvDescribe(self._topic)).value
         return found
 
 

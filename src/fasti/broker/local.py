@@ -65,7 +65,7 @@ class LocalShard:
             self.step([*inputs, finished], now_us, tick)
         finally:
             self.engine.release_snapshot(plan.snapshot.number)
-        self.store.clean_up(self.engine.snapshots)
+        self.store.clean_up(self.engine.snapshots, now_us)
 
     def close(self) -> None:
         """Everything is durable already."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from fasti.broker import requests
 from fasti.broker.actions import ACTIONS
+from fasti.broker.changes import ChangeFollower, ChangeReads
 from fasti.broker.intake import Intake
 from fasti.broker.kv_reads import KvReads
 from fasti.broker.kv_watch import KvWatcher
@@ -72,11 +73,17 @@ class Service:
         self.stopping = False
         self.kv = KvReads(self)
         # Reads that stream, and exchanges, by the call that opens them.
-        self.reads: dict[str, Reads] = {"list": self.listings, "log": LogReads(self), "kv": self.kv}
+        self.reads: dict[str, Reads] = {
+            "list": self.listings,
+            "log": LogReads(self),
+            "kv": self.kv,
+            "changes": ChangeReads(self),
+        }
         self.exchanges: dict[str, Callable[[Service, Header], Exchange]] = {
             "consume": Subscription,
             "follow": LogFollower,
             "watch": KvWatcher,
+            "changes": ChangeFollower,
         }
         self.scheduler = Scheduler(shard, threaded=threaded)
         self.scheduler.start()

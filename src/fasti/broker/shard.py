@@ -146,7 +146,12 @@ class Shard:
             self.store.load(self.engine)
             self.engine.start(self._ticks.now())
             self.committer = Committer(
-                self.store, self._show, self._answer, self._fail, self.housekeeper.look
+                self.store,
+                self._show,
+                self._answer,
+                self._fail,
+                self.housekeeper.look,
+                self.feed.synced,
             )
         except BaseException:
             self.store.close()
@@ -387,7 +392,7 @@ class Shard:
         if self.store.journal.room_bytes() >= needed:
             return True
         try:
-            while self.store.journal.room_bytes() < needed and self.store.journal.prepare_spare():
+            while self.store.journal.room_bytes() < needed and self._make_room():
                 pass
             # More than is prepared ahead: new segments are made for it, beside the reserve.
             missing = needed - self.store.journal.room_bytes()
@@ -400,6 +405,14 @@ class Shard:
             return False
         except FastiError:
             return True  # The journal is broken: the committer will find out and say so.
+
+    def _make_room(self) -> bool:
+        try:
+            return self.store.journal.prepare_spare()
+        except StorageFull:
+            if self.store.give_up_feed():
+                return True
+            raise
 
     # Around the sync: the committer's thread
 

@@ -46,6 +46,11 @@ class Commands(LazyGroup):
             "schedules",
             "Schedules of cron topics: see, make, preview, pause, run and delete them.",
         ),
+        "changes": Lazy(
+            "changes",
+            "Print every transition of every message, in order; with `-f` go on until Ctrl-C.",
+            "changes",
+        ),
         "storage": Lazy("storage", "Look into a data directory, and repair it."),
         "token": Lazy("token", "Make, list and revoke the tokens of a broker."),
         "bench": Lazy("bench", "Measure Fasti on this machine, beside the machine's own limits."),

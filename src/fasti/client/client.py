@@ -30,6 +30,7 @@ from fasti.model import Limits
 if TYPE_CHECKING:
     from fasti.client.bindings import Bindings
     from fasti.client.calls import Answer, Calls
+    from fasti.client.changes import Changes, FeedBounds
     from fasti.client.definitions import Change
     from fasti.client.groups import Groups
     from fasti.client.kv import KeyValues
@@ -146,7 +147,7 @@ class Client:
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._abandoned: list[Outbox] = []
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader | Changes] = weakref.WeakSet()
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._calls: Calls | None = None
         # Those of consumers that were thrown away end by themselves, if they get the time.
@@ -449,6 +450,47 @@ class Client:
         for box in self._boxes():
             box.flush(self._timeout_s)
 
+    # The change feed
+
+    def changes(
+        self,
+        *,
+        start: Any = "earliest",
+        topic: str | None = None,
+        payload: bool = False,
+        follow: bool = False,
+        timeout: Duration | None = None,
+    ) -> Changes:
+        """Everything that happened to every message, in order, as Arrow tables.
+
+            for table in client.changes(topic="emails"): ...
+
+        `start` is `"earliest"`, `"latest"`, an aware datetime, or a position as `changes.position`
+        gives it (or its text). Without `follow` it ends with what has happened by now; with it, it
+        goes on, and ends when nothing happened for `timeout`. The columns stand in the guide to the
+        change feed; `payload` comes only if asked for.
+        """
+        from fasti.client.changes import Changes
+
+        self._check_open()
+        made = Changes(
+            self.transport,
+            start=start,
+            topic=topic,
+            payload=payload,
+            follow=follow,
+            timeout=timeout,
+        )
+        self._readers.add(made)
+        return made
+
+    def feed(self) -> FeedBounds:
+        """Where the change feed begins and ends now."""
+        from fasti.client.changes import feed_bounds
+
+        self._check_open()
+        return feed_bounds(self.transport)
+
     # Stages
 
     def publish(self, stage: str, *, skip_conflicts: bool = False) -> tuple[int, list[int]]:
@@ -487,7 +529,7 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        following: list[Reader | Watch] = [*self._readers, *self._watches]
+        following: list[Reader | Changes | Watch] = [*self._readers, *self._watches]
         for follower in following:
             follower.close()
         if self._calls is not None:

@@ -1,4 +1,4 @@
-"""The broker's rows on their way to a reader that follows a log.
+"""What the broker writes, on its way to somebody who follows: a log, a key-value topic, all changes.
 
 The stream's reading thread puts batches in, as long as there is room; when there is none it waits,
 and the wire holds the broker up. One thread takes. The end of a stream comes behind its rows, so
@@ -22,13 +22,17 @@ from fasti.protocol.problems import error_from_json
 _BYTES_MAX = 16 << 20
 
 
+# What the broker said, and the rows that came with it.
+Arrived = tuple[Header, pa.RecordBatch | None]
+
+
 class Following:
     """What one reader has with the broker: a stream at a time."""
 
-    def __init__(self, transport: Transport, topic: str) -> None:
-        self._transport, self._topic = transport, topic
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._changed = threading.Condition()
-        self._arrived: deque[pa.RecordBatch | FastiError] = deque()
+        self._arrived: deque[Arrived | FastiError] = deque()
         self._bytes = 0
         self._stream: Stream | None = None
         self._number = 0
@@ -40,16 +44,15 @@ class Following:
         """Whether there is a stream whose end has not been taken."""
         return self._stream is not None
 
-    def begin(self, offsets: dict[int, int]) -> None:
-        """Opens a stream from these offsets on. Raises what refused it."""
+    def begin(self, descriptor: Header) -> None:
+        """Opens a stream from where the descriptor says. Raises what refused it."""
         with self._changed:
             self._number += 1
             number = self._number
             self._arrived.clear()
             self._bytes = 0
-        named = {str(partition): offset for partition, offset in offsets.items()}
         stream = self._transport.consume(
-            {"call": "follow", "topic": self._topic, "offsets": named},
+            descriptor,
             lambda header, batch: self._take_in(number, header, batch),
             lambda error: self._put(number, error or Closed("the broker ended the stream")),
         )
@@ -62,17 +65,16 @@ class Following:
     # The stream's reading thread
 
     def _take_in(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
-        kind = header.get("kind")
-        if kind == "rows" and batch is not None and batch.num_rows:
-            self._put(number, batch)
-        elif kind == "error":
+        if header.get("kind") == "error":
             self._put(number, error_from_json(header["error"]))
+        else:
+            self._put(number, (header, batch))
 
-    def _put(self, number: int, item: pa.RecordBatch | FastiError) -> None:
+    def _put(self, number: int, item: Arrived | FastiError) -> None:
         with self._changed:
             if not isinstance(item, FastiError):
                 self._changed.wait_for(lambda: self._has_room(number))
-                self._bytes += item.nbytes
+                self._bytes += _size(item)
             if number == self._number and not self.closed:
                 self._arrived.append(item)
                 self._changed.notify_all()
@@ -82,8 +84,8 @@ class Following:
 
     # The thread that reads
 
-    def take(self, until: float | None) -> pa.RecordBatch | FastiError | None:
-        """The next rows, or why there are no more; None at `until` (monotonic) or when closed."""
+    def take(self, until: float | None) -> Arrived | FastiError | None:
+        """The next that came, or why there are no more; None at `until` (monotonic) or when closed."""
         with self._changed:
             left = None if until is None else until - time.monotonic()
             self._changed.wait_for(lambda: self._arrived or self.closed, left)
@@ -91,7 +93,7 @@ class Following:
                 return None
             item = self._arrived.popleft()
             if not isinstance(item, FastiError):
-                self._bytes -= item.nbytes
+                self._bytes -= _size(item)
                 self._pauses.well()
                 self._changed.notify_all()
                 return item
@@ -125,3 +127,7 @@ class Following:
         """Ends it for good; whoever takes gets nothing more."""
         self.closed = True
         self.end()
+
+
+def _size(item: Arrived) -> int:
+    return item[1].nbytes if item[1] is not None else 0

@@ -69,7 +69,7 @@ class Reader:
         self._rows: Rows | None = None
         self._row = 0
         self._plain: Generator[pa.RecordBatch, None, None] | None = None
-        self._following = Following(transport, topic)
+        self._following = Following(transport)
         self._gone = weakref.finalize(self, self._following.close)
         self._gone.atexit = False
 
@@ -257,11 +257,13 @@ class Reader:
             try:
                 if not following.open:
                     anew = dict.fromkeys(self._anew, EARLIEST)
-                    following.begin(self._position | anew)
+                    at = {str(number): offset for number, offset in (self._position | anew).items()}
+                    following.begin({"call": "follow", "topic": self.topic, "offsets": at})
                 found = following.take(until)
                 if isinstance(found, FastiError):
                     raise found
-                return found
+                if found is None or (found[1] is not None and found[1].num_rows):
+                    return None if found is None else found[1]
             except FastiError as error:
                 following.end()
                 if following.closed:

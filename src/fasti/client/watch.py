@@ -7,12 +7,9 @@ was lost is still given; the next stream goes on behind it.
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -21,12 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.client.durations import Duration, as_datetime, seconds
-from fasti.client.transport import Header, Stream, Transport
+from fasti.client.following import Following
+from fasti.client.transport import Header, Transport
 from fasti.errors import Closed, FastiError, IllegalTransition
-from fasti.protocol.problems import error_from_json
-
-_BYTES_MAX = 16 << 20
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +77,7 @@ class Watch:
         self.topic = topic
         self._transport, self._prefix = transport, prefix
         self._timeout_s = None if timeout is None else seconds(timeout)
-        self._changed = threading.Condition()
-        # Rows with the position behind them, or why a stream ended.
-        self._arrived: deque[tuple[pa.RecordBatch | None, int] | FastiError] = deque()
-        self._bytes = 0
-        self._closed = False
-        self._number = 0
-        self._tries = 0
-        self._stream: Stream | None = None
+        self._following = Following(transport)
         # What was taken from there: whole batches, and rows of the one that is being given.
         self._batches: deque[pa.RecordBatch] = deque()
         self._rows: deque[Change] = deque()
@@ -103,50 +90,11 @@ class Watch:
         self._came = position
         self._open()
 
-    # The stream
-
     def _open(self) -> None:
-        with self._changed:
-            self._number += 1
-            number = self._number
         descriptor: Header = {"call": "watch", "topic": self.topic, "position": self._came}
         if self._prefix is not None:
             descriptor["prefix"] = self._prefix
-        stream = self._transport.consume(
-            descriptor,
-            lambda header, batch: self._take_in(number, header, batch),
-            lambda error: self._put(number, error or Closed("the broker ended the stream")),
-        )
-        with self._changed:
-            self._stream = stream
-            closed = self._closed
-        if closed:
-            stream.cancel()
-
-    def _take_in(self, number: int, header: Header, batch: pa.RecordBatch | None) -> None:
-        """In the stream's own thread: whatever the broker writes."""
-        kind = header.get("kind")
-        if kind == "error":
-            self._put(number, error_from_json(header["error"]))
-        elif kind in ("changes", "idle"):
-            with self._changed:
-                size = 0 if batch is None else batch.nbytes
-                self._changed.wait_for(lambda: self._has_room(number))
-                if number == self._number and not self._closed:
-                    self._bytes += size
-                    self._came = int(header["position"])
-                    self._tries = 0
-                    self._arrived.append((batch, self._came))
-                    self._changed.notify_all()
-
-    def _put(self, number: int, error: FastiError) -> None:
-        with self._changed:
-            if number == self._number and not self._closed:
-                self._arrived.append(error)
-                self._changed.notify_all()
-
-    def _has_room(self, number: int) -> bool:
-        return self._bytes < _BYTES_MAX or number != self._number or self._closed
+        self._following.begin(descriptor)
 
     def _again(self, error: FastiError, until: float | None) -> bool:
         """Opens the next stream where the last one ended, after a pause that grows.
@@ -154,16 +102,8 @@ class Watch:
         False when the time is up or it was closed; what is no matter of connections is raised.
         """
         while error.retryable or isinstance(error, Closed):
-            pause = min(_PAUSE_FIRST_S * 2 ** min(self._tries, 10), _PAUSE_MAX_S)
-            self._tries += 1
-            with self._changed:
-                if until is not None:
-                    pause = min(pause, max(0.0, until - time.monotonic()))
-                self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1.0))
-                if self._closed or (until is not None and time.monotonic() >= until):
-                    # Whoever asks again begins with this.
-                    self._arrived.appendleft(error)
-                    return False
+            if not self._following.pause(error, until):
+                return False
             try:
                 self._open()
                 return True
@@ -227,35 +167,27 @@ class Watch:
         return True
 
     def _fill(self, until: float | None) -> bool:
-        with self._changed:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            self._changed.wait_for(lambda: self._arrived or self._closed, left)
-            if self._closed or not self._arrived:
-                return False
-            item = self._arrived.popleft()
-            if isinstance(item, tuple) and item[0] is not None:
-                self._bytes -= item[0].nbytes
-                self._changed.notify_all()
+        if not self._following.open and not self._following.closed:
+            # The time was up while it was to be opened again.
+            return self._again(Closed("the stream was lost"), until)
+        item = self._following.take(until)
+        if item is None:
+            return False
         if isinstance(item, FastiError):
             return self._again(item, until)
-        batch, position = item
+        header, batch = item
+        self._came = int(header["position"])
         if batch is not None and batch.num_rows:
             self._batches.append(batch)
         else:
-            self.position = max(self.position, position)
+            self.position = max(self.position, self._came)
         return True
 
     # Any thread
 
     def close(self) -> None:
         """Ends it; whoever iterates gets nothing more."""
-        with self._changed:
-            self._closed = True
-            stream, self._stream = self._stream, None
-            self._changed.notify_all()
-        if stream is not None:
-            with suppress(FastiError):
-                stream.cancel()
+        self._following.close()
 
     def __enter__(self) -> Watch:
         return self

@@ -46,6 +46,7 @@ def capture(state: ShardState) -> Capsule:
         "stages": [_capture_stage(*item, columns) for item in state.stages.items()],
         "producers": _capture_producers(state, columns),
         "consumers": _capture_leases(state, columns),
+        "directory": state.directory.capture(),
     }
     bitmaps = memory.marks.bitmaps()
     columns["marks.block"] = np.array(list(bitmaps), dtype=np.int64)
@@ -66,6 +67,11 @@ def restore(state: ShardState, capsule: Capsule) -> None:
     memory.reasons.restore(head["reasons"])
     for described in head["topics"]:
         _restore_topic(state, described, columns)
+    if "directory" in head:
+        state.directory.restore(head["directory"])
+    else:
+        # Written before there was a change feed.
+        state.directory.topics.update((t.number, t.name) for t in state.topics.values())
     for described in head["stages"]:
         _restore_stage(state, described, columns)
     _restore_producers(state, head["producers"], columns)

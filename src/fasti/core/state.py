@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.directory import NAMING, Directory
 from fasti.core.lifecycle import Verb
 from fasti.core.location import in_frame
 from fasti.core.memory import Memory
@@ -63,6 +64,7 @@ class ShardState:
         # Topics that go when nobody uses them for a while; those that are new or changed.
         self.mortal: dict[int, Topic] = {}
         self.mortal_news: list[int] = []
+        self.directory = Directory()
         self.next_topic = 1
         self.producers = Producers()
         self.stages: dict[str, Stage] = {}
@@ -133,6 +135,8 @@ class ShardState:
         """
         self._tick, self._found = tick, slots
         self._apply[type(event)](event, frame)
+        if type(event) in NAMING:
+            self.directory.note(event, frame)
         self.last_at_us = max(self.last_at_us, event.at_us)
         if self.mortal:
             used = self.mortal.get(getattr(event, "topic", 0))

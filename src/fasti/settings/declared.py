@@ -149,6 +149,18 @@ SHARD: tuple[Setting, ...] = (
         "How fast a checkpoint writes, per second, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_size`.",
     ),
     _shard(
+        "feed_age",
+        "feed_age_us",
+        Length("us"),
+        "How far back the change feed reaches: the journal is kept for so long after it is needed for anything else, if `feed_size` allows it. See [the change feed](guides/changes.md).",
+    ),
+    _shard(
+        "feed_size",
+        "feed_bytes",
+        Size(least=0),
+        "How much of the journal is kept for the change feed at most. When the disk is full it is given up first.",
+    ),
+    _shard(
         "leases_max",
         "leases_max",
         Count(),
@@ -191,7 +203,9 @@ LIMITS: tuple[Setting, ...] = (
     _limit("bindings_max", "bindings_max", Count(), "Bindings of one topic."),
     _limit("groups_max", "groups_max", Count(), "Consumer groups of one log."),
     _limit("schedules_max", "schedules_max", Count(), "Schedules of one topic."),
-    _limit("schedule_max", "schedule_bytes_max", Size(), "Bytes of one schedule, payload included."),
+    _limit(
+        "schedule_max", "schedule_bytes_max", Size(), "Bytes of one schedule, payload included."
+    ),
     _limit("watchers_max", "watchers_max", Count(), "Follow-readers and watchers of the broker."),
 )
 

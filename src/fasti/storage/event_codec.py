@@ -119,6 +119,11 @@ def decode_rows(body: memoryview) -> tuple[Rows | None, int]:
     return _read_rows(body, offset, head), at_us
 
 
+def read_head(body: memoryview) -> dict[str, Any]:
+    """The head of a body: its events' codes, scalars and how their columns are packed."""
+    return _read_head(body)[0]
+
+
 def _read_head(body: memoryview) -> tuple[dict[str, Any], int]:
     (length,) = _HEAD.unpack_from(body)
     end = _HEAD.size + length

@@ -43,6 +43,7 @@ from fasti.storage.frames import (
     MARK,
     Frame,
     Header,
+    Sealed,
     StoredFrame,
     body_bytes,
     body_checksum,
@@ -401,6 +402,16 @@ class FileJournal:
                     self._spares.recycle(segment.name, size)
                 else:
                     self._spares.discard(segment.name)
+
+    def sealed(self) -> list[Sealed]:
+        return self._table.sealed()
+
+    @property
+    def finished_sequence(self) -> int:
+        return self._table.finished(self._synced)
+
+    def at_us(self, sequence: int) -> int:
+        return self._table.read(sequence)[0].at_us
 
     def prepare_spare(self) -> bool:
         self._check_usable()

@@ -80,6 +80,16 @@ class Frame:
     checksum: int | None = None
 
 
+class Sealed(NamedTuple):
+    """A piece of a journal that is complete: its last frame, its bytes on the disk, and a moment at
+    which all of it was decided.
+    """
+
+    last_sequence: int
+    size_bytes: int
+    until_us: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFrame:
     """A frame as it is read again; ``body`` is a view of the stored bytes where possible."""

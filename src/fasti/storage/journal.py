@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from fasti.storage.file_journal import DEFAULT_SEGMENT_BYTES, FileJournal
-from fasti.storage.frames import Frame, StoredFrame
+from fasti.storage.frames import Frame, Sealed, StoredFrame
 
-__all__ = ["DEFAULT_SEGMENT_BYTES", "FileJournal", "Frame", "Journal", "StoredFrame"]
+__all__ = ["DEFAULT_SEGMENT_BYTES", "FileJournal", "Frame", "Journal", "Sealed", "StoredFrame"]
 
 
 class Journal(Protocol):
@@ -78,6 +78,16 @@ class Journal(Protocol):
 
     def trim(self, through: int) -> None:
         """Frames up to ``through`` may go; whole segments do."""
+
+    def sealed(self) -> list[Sealed]:
+        """What `trim` could take, oldest first: pieces that go as a whole."""
+
+    @property
+    def finished_sequence(self) -> int:
+        """The last durable frame that ends a group: `replay` shows all up to it."""
+
+    def at_us(self, sequence: int) -> int:
+        """When a frame was decided; `Gone` if trimmed, `NotFound` if new."""
 
     def prepare_spare(self) -> bool:
         """Do slow work ahead of need, in a background thread; True if it did something.

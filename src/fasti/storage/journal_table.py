@@ -26,12 +26,13 @@ from fasti.storage.frames import (
     HEADER_BYTES,
     VOID,
     Header,
+    Sealed,
     StoredFrame,
     decode_header,
     stored_body,
 )
 from fasti.storage.journal_recovery import corrupt_frame
-from fasti.storage.journal_segment import Segment, read_through, walk
+from fasti.storage.journal_segment import SEGMENT_HEADER_BYTES, Segment, read_through, walk
 
 
 class SegmentTable:
@@ -93,6 +94,20 @@ class SegmentTable:
             if self._segments[1].header.first_sequence - 1 > through:
                 return None
             return self._segments.pop(0)
+
+    def sealed(self) -> list[Sealed]:
+        """All segments but the last."""
+        with self._lock:
+            segments = list(self._segments)
+            views = [segment.view[:] for segment in segments]
+        found = []
+        for place, segment in enumerate(segments[:-1]):
+            after = segments[place + 1].header.first_sequence
+            # A segment is born with its first frame; what lies before it was decided before.
+            begun = decode_header(views[place + 1], SEGMENT_HEADER_BYTES)
+            until_us = begun.at_us if begun is not None and begun.sequence == after else 0
+            found.append(Sealed(after - 1, len(segment.view), until_us))
+        return found
 
     def close(self) -> None:
         """Let go of all files; views that were given out stay good."""
@@ -156,6 +171,13 @@ class SegmentTable:
         with self._lock:
             if segment.places is None:
                 segment.adopt(found.places, verified=False)
+
+    def finished(self, through: int) -> int:
+        """The last frame up to there that ends a group; the one before the first if none does."""
+        sequence, first = through, self.first_sequence
+        while sequence >= first and not self.read(sequence)[0].flags & END:
+            sequence -= 1
+        return sequence
 
     def replay(self, after: int, through: int) -> Iterator[StoredFrame]:
         """The frames of finished groups above ``after`` and up to ``through``, in order."""

@@ -26,7 +26,7 @@ from fasti.errors import (
 )
 from fasti.storage.blocks import checked_block_name
 from fasti.storage.files import flattened
-from fasti.storage.frames import Frame, StoredFrame, frame_bytes
+from fasti.storage.frames import Frame, Sealed, StoredFrame, frame_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -156,12 +156,15 @@ class MemoryJournal:
 
     def body(self, sequence: int) -> memoryview:
         with self._lock:
-            self._check_open()
-            if sequence < self._first:
-                raise Gone(f"frame {sequence}: the journal begins with {self._first}")
-            if sequence > self.last_sequence:
-                raise NotFound(f"frame {sequence}: it ends with {self.last_sequence}")
-            return self._frames[sequence - self._first].body
+            return self._frame(sequence).body
+
+    def _frame(self, sequence: int) -> StoredFrame:
+        self._check_open()
+        if sequence < self._first:
+            raise Gone(f"frame {sequence}: the journal begins with {self._first}")
+        if sequence > self.last_sequence:
+            raise NotFound(f"frame {sequence}: it ends with {self.last_sequence}")
+        return self._frames[sequence - self._first]
 
     def trim(self, through: int) -> None:
         with self._lock:
@@ -169,6 +172,26 @@ class MemoryJournal:
             gone, self._frames = self._frames[:count], self._frames[count:]
             self._first += len(gone)
             self._used -= sum(frame_bytes(len(frame.body)) for frame in gone)
+
+    def sealed(self) -> list[Sealed]:
+        with self._lock:
+            return [
+                Sealed(frame.sequence, frame_bytes(len(frame.body)), frame.at_us)
+                for frame in self._frames
+                if frame.sequence <= self._synced
+            ]
+
+    @property
+    def finished_sequence(self) -> int:
+        with self._lock:
+            sequence = self._synced
+            while sequence >= self._first and not self._frame(sequence).ends_group:
+                sequence -= 1
+            return sequence
+
+    def at_us(self, sequence: int) -> int:
+        with self._lock:
+            return self._frame(sequence).at_us
 
     def prepare_spare(self) -> bool:
         return False

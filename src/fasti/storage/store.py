@@ -85,6 +85,8 @@ class ShardStore:
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
         self._uncertain: set[str] = set()
+        # Up to here the journal is needed by nobody but the change feed.
+        self._unneeded = 0
         # Who answers what the engine asks for.
         self._answers: dict[type[Asked], Callable[[Any], Any]] = {
             LoadSlice: lambda wanted: self.load_slice(wanted),
@@ -121,6 +123,7 @@ class ShardStore:
 
     def load(self, engine: Engine) -> int:
         """Brings a fresh engine up to date; returns how many frames were replayed."""
+        self._unneeded = self.manifest.position
         recover(engine, self.blocks, self.manifest, self.version)
         replayed = replay(engine, self.journal, self.manifest, self._count_tail)
         delete_leftovers(self.blocks, self.manifest)
@@ -153,6 +156,7 @@ class ShardStore:
 
     def begin_checkpoint(self, engine: Engine, now_us: int) -> Plan:
         """In the sequencer, between two steps."""
+        engine.state.directory.prune(self.journal.first_sequence)
         plan = checkpoints.begin(engine, self._unwritten, now_us)
         self._unwritten = plan.unwritten
         return plan
@@ -216,11 +220,11 @@ class ShardStore:
         log_kind(engine).trimmed_bytes -= written.trimmed_bytes
         return [*written.installs, *written.log_installs]
 
-    def clean_up(self, snapshots: Collection[int] = ()) -> None:
+    def clean_up(self, snapshots: Collection[int] = (), now_us: int = 0) -> None:
         """After the engine has learned the new places: deletes what nobody needs any more.
 
         `snapshots` are the numbers of those that are open. They keep what was in force when they
-        were taken; younger ones know the new places only.
+        were taken; younger ones know the new places only. `now_us` judges the feed's age.
         """
         for condemned in self._condemned:
             if condemned.needed_by is None:
@@ -239,7 +243,30 @@ class ShardStore:
                 with suppress(NotFound):
                     self.blocks.delete(name)
             self._condemned.remove(condemned)
-        self.journal.trim(position)
+        self._unneeded = max(self._unneeded, position)
+        self.trim_feed(now_us)
+
+    def trim_feed(self, now_us: int) -> None:
+        """Lets go of journal that nobody needs but the change feed, and that is too old or too
+        much for it.
+        """
+        pieces = [piece for piece in self.journal.sealed() if piece.last_sequence <= self._unneeded]
+        kept_bytes = sum(piece.size_bytes for piece in pieces)
+        through = 0
+        for piece in pieces:
+            old = piece.until_us <= now_us - self.settings.feed_age_us
+            if not old and kept_bytes <= self.settings.feed_bytes:
+                break
+            kept_bytes -= piece.size_bytes
+            through = piece.last_sequence
+        if through:
+            self.journal.trim(through)
+
+    def give_up_feed(self) -> bool:
+        """The disk is full: the change feed makes room for messages. False if it had none."""
+        before = self.journal.first_sequence
+        self.journal.trim(self._unneeded)
+        return self.journal.first_sequence > before
 
     # What the engine asks for
 

@@ -26,7 +26,7 @@ from fasti.storage import blocks, event_codec, manifest, runs
 from fasti.storage.blocks import FileBlocks
 from fasti.testing.disk import SimulatedFiles
 
-SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=1024)
+SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=1024, feed_bytes=0)
 NOW_US = 1_700_000_000_000_000
 
 

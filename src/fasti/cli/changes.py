@@ -1,0 +1,109 @@
+"""`fasti changes`: everything that happened, as it stands in the journal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import moments, payloads
+from fasti.cli.connection import with_client
+from fasti.cli.terminating import terminated_softly
+from fasti.client.changes import Position
+from fasti.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+
+_SHOWN = ("id", "offset", "key", "due_us", "version", "consumer", "group", "reason", "details")
+
+
+@with_client
+def changes(
+    client: Client,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, a position, or a time: 2026-12-24T18:00+01:00, -1h.",
+        ),
+    ] = "earliest",
+    topic: Annotated[str | None, typer.Option(help="One topic only.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what happens later.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many.")
+    ] = None,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=moments.length,
+            metavar="TIME",
+            help="With -f: end when nothing has happened for so long.",
+        ),
+    ] = None,
+    payload: Annotated[bool, typer.Option(help="Show payloads too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+) -> None:
+    """Print every transition of every message, in order; with `-f` go on until Ctrl-C.
+
+    The position of a line is printed with `--json`; `--from` takes it to go on behind it.
+
+    [dim]fasti changes --topic emails --from -1h[/dim]
+
+    [dim]fasti changes -f --json | jq 'select(.op == "rejected")'[/dim]
+    """
+    shown = _as_json if as_json else _as_text
+    left = count
+    with (
+        terminated_softly(),
+        client.changes(
+            start=_start(start), topic=topic, payload=payload, follow=follow, timeout=timeout
+        ) as found,
+    ):
+        for table in found:
+            rows = table if left is None else table.slice(0, left)
+            for row in rows.to_pylist():
+                sys.stdout.write(shown(row, found.position.shard) + "\n")
+            sys.stdout.flush()
+            if left is not None:
+                left -= rows.num_rows
+                if left <= 0:
+                    return
+
+
+def _start(text: str) -> Any:
+    if text in ("earliest", "latest"):
+        return text
+    try:
+        return Position.parse(text)
+    except InvalidArgument:
+        return moments.moment_or_distance(text)
+
+
+def _as_json(row: dict[str, Any], shard: str) -> str:
+    told = {name: value for name, value in row.items() if value is not None}
+    told["position"] = str(Position(shard, row["position"]))
+    told["at"] = moments.iso(told.pop("at_us"))
+    if "payload" in told:
+        told |= payloads.as_json(told.pop("payload"))
+    if "headers" in told:
+        told["headers"] = dict(told["headers"])
+    return json.dumps(told, ensure_ascii=False)
+
+
+def _as_text(row: dict[str, Any], shard: str) -> str:
+    parts = [moments.iso(row["at_us"]), f"{row['op']:<12}", row["topic"] or "-"]
+    for name in _SHOWN:
+        value = row[name]
+        if value is not None:
+            shown = moments.iso(value) if name == "due_us" else value
+            parts.append(f"{name.removesuffix('_us')}={shown}")
+    if row.get("payload") is not None:
+        parts.append(payloads.as_text(row["payload"]))
+    return " ".join(parts)

@@ -1,0 +1,396 @@
+"""Journal frames as rows: one for each thing that happened to each message, in order.
+
+This is what the change feed shows. A row says what its event says and no more: who wants to know
+what a message was before looks at the rows before it. Columns that an event doesn't have are null.
+Rows of one frame happened together; `position` is the frame and `row` the place in it, so that the
+pair names a row for ever.
+
+Pure: frames and names in, batches out. No clock, no files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.core import cron_events as cron
+from fasti.core import events as ev
+from fasti.core import group_events as groups
+from fasti.core.group_events import GroupDied, GroupReturned
+from fasti.core.keys import FIELDS, Rows
+from fasti.core.kv_events import KvProduced, Removed
+from fasti.core.lifecycle import Verb
+from fasti.core.log_events import LogAppended, LogTrimmed
+from fasti.core.priority_events import PriorityProduced, PriorityReplaced, Reprioritised
+from fasti.model import SEQUENCE_BITS
+from fasti.storage.event_codec import decode, read_head
+from fasti.storage.frames import StoredFrame
+
+Int64s = NDArray[np.int64]
+
+_NUMBERS = {
+    "partition": pa.int32(),
+    "id": pa.int64(),
+    "offset": pa.int64(),
+    "version": pa.int64(),
+    "due_us": pa.int64(),
+    "started_us": pa.int64(),
+    "token": pa.int64(),
+    "lease_us": pa.int64(),
+    "priority": pa.int32(),
+}
+_WORDS = ("op", "topic", "owner", "consumer", "group", "reason", "stage", "details")
+_CONTENTS = ("key", "headers", "content_type", "subject")
+
+TRANSITIONS = pa.schema(
+    [
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("row", pa.int32(), nullable=False),
+        pa.field("at_us", pa.int64(), nullable=False),
+        pa.field("op", pa.string(), nullable=False),
+        pa.field("topic", pa.string()),
+        *(pa.field(name, kind) for name, kind in _NUMBERS.items()),
+        *(pa.field(name, pa.string()) for name in _WORDS[2:]),
+        *(FIELDS[name] for name in _CONTENTS),
+    ]
+)
+WITH_PAYLOADS = TRANSITIONS.append(FIELDS["payload"].with_nullable(True))
+
+
+Show = Callable[["_Table", Any, Rows | None], None]
+
+
+class Names(Protocol):
+    """What numbers in events stand for."""
+
+    def topic(self, number: int) -> str: ...
+    def group(self, topic: int, number: int) -> str: ...
+
+
+@dataclass(slots=True)
+class _Contents:
+    """Rows of a frame that some of our rows have as their contents."""
+
+    begin: int
+    batch: pa.RecordBatch
+    rows: Int64s
+
+
+@dataclass(slots=True)
+class _Table:
+    """Columns that grow by events; what an event doesn't set stays null."""
+
+    names: Names
+    size: int = 0
+    positions: list[tuple[int, int]] = field(default_factory=list)
+    moments: list[tuple[int, int]] = field(default_factory=list)
+    numbers: dict[str, list[tuple[int, int, Any]]] = field(default_factory=dict)
+    words: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
+    contents: list[_Contents] = field(default_factory=list)
+
+    def add(self, event: ev.Event, op: str, count: int, **columns: Any) -> None:
+        """So many rows of an event. A column is a value for all of them, or an array."""
+        begin, self.size = self.size, self.size + count
+        self.moments.append((event.at_us, count))
+        columns["op"] = op
+        for name, value in columns.items():
+            if name in _NUMBERS:
+                self.numbers.setdefault(name, []).append((begin, count, value))
+            elif value:
+                self.words.setdefault(name, []).append((begin, count, value))
+
+    def bring(self, rows: Rows | None, which: Int64s) -> None:
+        """The last `len(which)` rows have these contents."""
+        if rows is not None:
+            self.contents.append(_Contents(self.size - len(which), rows.batch, which))
+
+    def end_frame(self, sequence: int, begin: int) -> None:
+        """What was added since `begin` is this frame's."""
+        if self.size > begin:
+            self.positions.append((sequence, self.size - begin))
+
+    def batch(self, payloads: bool) -> pa.RecordBatch:
+        """All of it."""
+        schema = WITH_PAYLOADS if payloads else TRANSITIONS
+        counts = np.array([count for _, count in self.positions], dtype=np.int64)
+        arrays: dict[str, pa.Array] = {
+            "position": pa.array(np.repeat(_column(self.positions), counts)),
+            "row": pa.array(_places(counts)),
+            "at_us": pa.array(
+                np.repeat(_column(self.moments), [count for _, count in self.moments])
+            ),
+        }
+        for schema_field in schema:
+            name = schema_field.name
+            if name in arrays:
+                continue
+            if name in _NUMBERS:
+                arrays[name] = self._number(name)
+            elif name in _WORDS:
+                arrays[name] = self._word(name)
+            else:
+                arrays[name] = self._content(schema_field)
+        return pa.RecordBatch.from_arrays([arrays[each.name] for each in schema], schema=schema)
+
+    def _number(self, name: str) -> pa.Array:
+        kind = _NUMBERS[name]
+        pieces = self.numbers.get(name)
+        if pieces is None:
+            return pa.nulls(self.size, kind)
+        values = np.zeros(self.size, dtype=np.int64)
+        missing = np.ones(self.size, dtype=np.bool_)
+        for begin, count, value in pieces:
+            values[begin : begin + count] = value
+            missing[begin : begin + count] = False
+        return pa.array(values, mask=missing).cast(kind)
+
+    def _word(self, name: str) -> pa.Array:
+        pieces = self.words.get(name)
+        if pieces is None:
+            return pa.nulls(self.size, pa.string())
+        known: dict[str, int] = {}
+        codes = np.zeros(self.size, dtype=np.int32)
+        missing = np.ones(self.size, dtype=np.bool_)
+        for begin, count, value in pieces:
+            codes[begin : begin + count] = known.setdefault(value, len(known))
+            missing[begin : begin + count] = False
+        indices = pa.array(codes, mask=missing)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(list(known))).dictionary_decode()
+
+    def _content(self, wanted: pa.Field) -> pa.Array:
+        pieces, at = [], 0
+        for contents in self.contents:
+            if wanted.name not in contents.batch.schema.names:
+                continue
+            if contents.begin > at:
+                pieces.append(pa.nulls(contents.begin - at, wanted.type))
+            column = contents.batch.column(wanted.name)
+            if not _is_range(contents.rows, len(column)):
+                column = column.take(pa.array(contents.rows))
+            pieces.append(column)
+            at = contents.begin + len(contents.rows)
+        if at < self.size or not pieces:
+            pieces.append(pa.nulls(self.size - at, wanted.type))
+        return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+
+
+def _column(pairs: Sequence[tuple[int, int]]) -> Int64s:
+    return np.array([value for value, _ in pairs], dtype=np.int64)
+
+
+def _places(counts: Int64s) -> NDArray[np.int32]:
+    """0, 1, 2, ... anew in each frame."""
+    ends = np.cumsum(counts)
+    return (np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)).astype(np.int32)
+
+
+def _is_range(rows: Int64s, count: int) -> bool:
+    return len(rows) == count and bool((rows == np.arange(count)).all())
+
+
+# How each event is shown
+
+
+def _messages(op: str, **columns: str) -> Show:
+    """A row per message of the event; `columns` name further fields of it."""
+
+    def show(table: _Table, event: Any, rows: Rows | None) -> None:
+        shown = {name: getattr(event, source) for name, source in columns.items()}
+        ids = event.sequence | event.partition << SEQUENCE_BITS
+        place = {"topic": table.names.topic(event.topic), "partition": event.partition, "id": ids}
+        table.add(event, op, len(ids), **place, **shown)
+        if "row" in type(event).__dataclass_fields__:
+            table.bring(rows, event.row)
+
+    return show
+
+
+def _produced(table: _Table, event: Any, rows: Rows | None) -> None:
+    count = len(event.due_us)
+    sequences = np.arange(event.first_sequence, event.first_sequence + count)
+    shown = {"due_us": event.due_us, "owner": event.owner, "stage": event.stage}
+    if isinstance(event, PriorityProduced):
+        shown["priority"] = event.priority
+    if isinstance(event, KvProduced):
+        op, shown["version"] = "put", event.version
+    else:
+        op, shown["version"] = "staged" if event.stage else "produced", 1
+    table.add(
+        event,
+        op,
+        count,
+        topic=table.names.topic(event.topic),
+        partition=event.partition,
+        id=sequences | event.partition << SEQUENCE_BITS,
+        **shown,
+    )
+    table.bring(rows, event.row)
+
+
+def _removed(table: _Table, event: Removed, rows: Rows | None) -> None:
+    _messages("expired_entry" if event.expired else "deleted")(table, event, rows)
+
+
+def _died(table: _Table, event: ev.Died, rows: Rows | None) -> None:
+    op = "exhausted" if event.exhausted else "rejected"
+    _messages(op, reason="reason", started_us="started_us")(table, event, rows)
+
+
+def _appended(table: _Table, event: LogAppended, rows: Rows | None) -> None:
+    offsets = np.arange(event.first_offset, event.first_offset + len(event.row))
+    _log_rows(table, event, "appended", offsets)
+    table.bring(rows, event.row)
+
+
+def _log_rows(table: _Table, event: Any, op: str, offsets: Any, **columns: Any) -> None:
+    table.add(
+        event,
+        op,
+        len(offsets),
+        topic=table.names.topic(event.topic),
+        partition=event.partition,
+        offset=offsets,
+        id=(offsets + 1) | event.partition << SEQUENCE_BITS,
+        **columns,
+    )
+
+
+def _of_group(op: str, **columns: str) -> Show:
+    def show(table: _Table, event: Any, rows: Rows | None) -> None:
+        shown = {name: getattr(event, source) for name, source in columns.items()}
+        group = table.names.group(event.topic, event.group)
+        _log_rows(table, event, op, event.offset, group=group, **shown)
+
+    return show
+
+
+def _returned(table: _Table, event: GroupReturned, rows: Rows | None) -> None:
+    op = {Verb.RELEASE: "released", Verb.NACK: "nacked", Verb.EXPIRE: "expired"}[Verb(event.verb)]
+    _of_group(op, reason="reason", due_us="due_us")(table, event, rows)
+
+
+def _group_died(table: _Table, event: GroupDied, rows: Rows | None) -> None:
+    op = "exhausted" if event.exhausted else "rejected"
+    _of_group(op, reason="reason")(table, event, rows)
+
+
+def _renewed(table: _Table, event: Any, rows: Rows | None) -> None:
+    group = table.names.group(event.topic, event.group) if hasattr(event, "group") else ""
+    topic = table.names.topic(event.topic)
+    table.add(event, "renewed", 1, topic=topic, consumer=event.consumer, group=group)
+
+
+def _once(op: str, *details: str) -> Show:
+    """One row for the event; its `details` as JSON."""
+
+    def show(table: _Table, event: Any, rows: Rows | None) -> None:
+        told = {name: _plain(getattr(event, name)) for name in details}
+        columns: dict[str, Any] = {}
+        for name in ("partition", "version", "stage"):
+            if name in type(event).__dataclass_fields__:
+                columns[name] = getattr(event, name)
+        if "topic" in type(event).__dataclass_fields__:
+            columns["topic"] = getattr(event, "name", "") or table.names.topic(event.topic)
+        table.add(event, op, 1, **columns, details=json.dumps(told) if told else "")
+
+    return show
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _hidden(table: _Table, event: Any, rows: Rows | None) -> None:
+    """Bookkeeping that tells of no message."""
+
+
+_SHOWN: dict[type[ev.Event], Show] = {
+    ev.TopicCreated: _once("topic_created", "settings"),
+    ev.TopicChanged: _once("topic_changed", "settings"),
+    ev.TopicDeleted: _once("topic_deleted"),
+    ev.BindingsChanged: _once("bindings_changed", "bindings"),
+    ev.Produced: _produced,
+    PriorityProduced: _produced,
+    KvProduced: _produced,
+    ev.Replaced: _messages("replaced", version="version", due_us="due_us"),
+    PriorityReplaced: _messages(
+        "replaced", version="version", due_us="due_us", priority="priority"
+    ),
+    ev.Updated: _messages("updated", version="version"),
+    Reprioritised: _messages("reprioritised", version="version", priority="priority"),
+    ev.Moved: _messages("moved", version="version", due_us="due_us"),
+    ev.Cancelled: _messages("cancelled"),
+    ev.Leased: _messages("leased", token="token", consumer="consumer", lease_us="length_us"),
+    ev.Resumed: _messages("resumed", token="token"),
+    ev.Extended: _messages("extended", lease_us="length_us"),
+    ev.Renewed: _renewed,
+    ev.Released: _messages("released", due_us="due_us", started_us="started_us"),
+    ev.Nacked: _messages("nacked", reason="reason", due_us="due_us", started_us="started_us"),
+    ev.Expired: _messages("expired"),
+    ev.Acked: _messages("acked", started_us="started_us"),
+    ev.Died: _died,
+    ev.Redriven: _messages("redriven", version="version", due_us="due_us"),
+    ev.Purged: _messages("purged"),
+    ev.Lapsed: _messages("lapsed", reason="reason"),
+    ev.Published: _once("published", "skipped"),
+    ev.StageDropped: _once("stage_dropped", "count"),
+    ev.ProducerAdvanced: _hidden,
+    ev.StageOpened: _hidden,
+    ev.Landed: _hidden,
+    LogAppended: _appended,
+    LogTrimmed: _once("log_trimmed", "first_offset", "why"),
+    groups.GroupMade: _once("group_made", "group", "ordered", "offsets"),
+    groups.GroupDropped: _once("group_dropped", "number"),
+    groups.GroupLeased: _of_group(
+        "leased", token="token", consumer="consumer", lease_us="length_us"
+    ),
+    groups.GroupResumed: _of_group("resumed", token="token"),
+    groups.GroupExtended: _of_group("extended", lease_us="length_us"),
+    groups.GroupRenewed: _renewed,
+    groups.GroupAcked: _of_group("acked"),
+    GroupReturned: _returned,
+    GroupDied: _group_died,
+    groups.GroupSet: _once("group_set", "group", "offset"),
+    groups.GroupRevived: _of_group("redriven", due_us="due_us"),
+    groups.GroupPurged: _of_group("purged"),
+    Removed: _removed,
+    cron.SchedulePut: _once("schedule_put", "name", "definition"),
+    cron.ScheduleDeleted: _once("schedule_deleted", "number"),
+    cron.SchedulePaused: _once("schedule_paused", "number", "paused"),
+    cron.Fired: _hidden,
+    cron.Unfired: _hidden,
+    cron.Passed: _hidden,
+}
+
+
+def transitions(
+    frames: Iterable[StoredFrame],
+    names: Names,
+    seed: tuple[int, int],
+    payloads: bool = False,
+    topics: frozenset[int] | None = None,
+) -> pa.RecordBatch:
+    """What these frames tell, of all topics or some of them (by number)."""
+    table = _Table(names)
+    for frame in frames:
+        events, rows = decode(frame.body, seed)
+        begin = table.size
+        for event in events:
+            if topics is None or getattr(event, "topic", None) in topics:
+                _SHOWN[type(event)](table, event, rows)
+        table.end_frame(frame.sequence, begin)
+    return table.batch(payloads)
+
+
+def count_rows(body: memoryview) -> int:
+    """About how many rows a frame has in the feed, by its head alone."""
+    return sum(
+        max((described[1] for described in packed), default=1)
+        for _, _, packed in read_head(body)["events"]
+    )
