@@ -210,12 +210,15 @@ class CronKind(Kind):
         entries = book.ahead_of(numbers, after_us)
         if not len(entries.id):
             return
-        out = self._states(entries.target, entries.id) != State.SCHEDULED
+        # What was in a topic that is gone is to be emitted again, into another one.
+        there = np.isin(entries.target, list(self.state.topics))
+        out = there & (self._states(entries.target, entries.id) != State.SCHEDULED)
         kept_until = np.full(book.size, after_us, dtype=np.int64)
         np.maximum.at(kept_until, entries.number[out], entries.occurrence_us[out])
-        entries = entries.only(~out & (entries.occurrence_us > kept_until[entries.number]))
+        wanted = ~out & (entries.occurrence_us > kept_until[entries.number])
+        entries, there = entries.only(wanted), there[wanted]
         if len(entries.id):
-            self._cancel(work, entries.target, entries.id)
+            self._cancel(work, entries.target[there], entries.id[there])
             last_us = kept_until[entries.number]
             work.emit(ev.Unfired(work.now_us, topic.number, entries.number, last_us))
             work.effects.append(SchedulesChanged(topic.number))

@@ -201,3 +201,27 @@ def test_a_cron_topic_has_no_messages() -> None:
     assert "cron" in rig.refused(co.Produce("c", Rows.of([b"x"])), InvalidArgument)
     assert "cron" in rig.refused(co.Lease("c", 1, "w", 1), InvalidArgument)
     assert not any(rig.good(co.Count("c")).states.values())
+
+
+def test_what_was_emitted_into_a_topic_that_is_gone_is_emitted_again() -> None:
+    rig = Rig()
+    rig.good(co.CreateTopic("u", TopicSettings()))
+    rig.put("a")
+    rig.fire([0], NOW + SECOND_US)
+    rig.good(co.DeleteTopic("t"))
+    rig.good(cc.PutSchedules("c", [("a", Schedule("u", every_us=60 * SECOND_US).to_json())]))
+    page = rig.page("a")
+    assert (int(page.fired[0]), int(page.last_us[0])) == (0, NOW)
+    reply = rig.fire([0], NOW + SECOND_US, versions=[2], target="u")
+    assert outcomes(reply) == [Outcome.OK]
+
+
+def test_what_somebody_cancelled_stays_cancelled() -> None:
+    rig = Rig()
+    rig.put("a")
+    sent = rig.fire([0], NOW + SECOND_US)
+    assert rig.good(co.Cancel("t", co.Target(ids=sent.ids))).all_ok
+    rig.good(
+        cc.PutSchedules("c", [("a", Schedule("t", every_us=60 * SECOND_US, priority=1).to_json())])
+    )
+    assert int(rig.page("a").last_us[0]) == NOW + SECOND_US
