@@ -113,6 +113,8 @@ def _lines(change: Change) -> list[str]:
     """`+ topic emails`, and below what it is or what differs."""
     where = "" if change.what == "topic" else f" of {change.topic}"
     note = ", not in the file: left alone" if change.action == "keep" else ""
+    if change.action == "delete" and change.messages:
+        note = f", with {_number(change.messages, 'message')}"
     lines = [f"{_SIGNS[change.action]} {change.what} {change.name}{where}{note}"]
     if change.action in ("keep", "delete") or change.what == "binding":
         return lines

@@ -13,7 +13,7 @@ difference. Any thread may use them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fasti.client.documents import (
@@ -35,6 +35,7 @@ from fasti.errors import InvalidArgument, NotFound, TopicMismatch
 if TYPE_CHECKING:
     from fasti.client.client import Client
 
+_FINISHED = ("done", "cancelled")
 _TIMING = ("cron", "every", "timezone")
 
 
@@ -43,7 +44,8 @@ class Change:
     """One thing that is not as the document says. `before` and `after` are as it writes them.
 
     `action` is `create`, `change`, `delete`, or `keep`: there, not in the document, and left alone.
-    `what` is `topic`, `binding` (named `pattern -> target`) or `schedule`.
+    `what` is `topic`, `binding` (named `pattern -> target`) or `schedule`. `messages` is how many
+    messages, rows or entries would go with a topic that is deleted.
     """
 
     action: str
@@ -52,6 +54,7 @@ class Change:
     name: str
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
+    messages: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -73,6 +76,7 @@ def _present(client: Client) -> dict[str, TopicDefinition]:
         if topic.name.startswith("_"):
             continue
         its = found[topic.name] = TopicDefinition(topic.settings)
+        its.messages = sum(n for state, n in topic.counts.items() if state not in _FINISHED)
         its.bindings = [(each.pattern, each.target) for each in client.bindings(topic.name).list()]
         if topic.settings.kind == "cron":
             schedules = client.schedules(topic.name).list()
@@ -105,11 +109,12 @@ def difference(client: Client, document: Document, prune: bool = False) -> list[
     _check_times(client, made)
     for name, topic in present.items():
         if name not in wanted:
-            gone.append(Change("delete", "topic", name, name, topic_to_document(topic)))
+            before, held = topic_to_document(topic), topic.messages
+            gone.append(Change("delete", "topic", name, name, before, messages=held))
     # Who points at something goes before what is pointed at.
     gone.sort(key=lambda change: ("schedule", "binding", "topic").index(change.what))
     if not prune:
-        gone = [Change("keep", c.what, c.topic, c.name, c.before, c.before) for c in gone]
+        gone = [replace(change, action="keep", after=change.before) for change in gone]
     return made + gone
 
 

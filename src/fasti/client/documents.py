@@ -32,6 +32,8 @@ class TopicDefinition:
     settings: TopicSettings
     bindings: list[Binding] = field(default_factory=list)
     schedules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # What it holds, where that is known.
+    messages: int = 0
 
 
 # Files

@@ -162,7 +162,7 @@ def test_nothing_is_deleted_unless_it_is_said(bare_shell: Shell, file: Path) -> 
     told = shell("topics", "apply", str(file), "--prune", "--dry-run")
     assert told.code == 1
     assert "- schedule ping of reports" in told.out
-    assert "- topic tickets" in told.out
+    assert "- topic tickets, with 1 message\n" in told.out
     assert shell("topics", "describe", "tickets").code == 0
     assert changes(shell.good("topics", "apply", str(file), "--prune")) == [
         ("delete", *each) for each in gone
