@@ -39,9 +39,11 @@ def frame() -> Frame:
         ge.GroupResumed(AT_US, *where, 10, int64s(0, 2)),
         ge.GroupExtended(AT_US, *where, 60_000_000, int64s(0)),
         ge.GroupRenewed(AT_US, 1, 2, "worker"),
-        ge.GroupAcked(AT_US, *where, int64s(4, 2)),
-        ge.GroupReturned(AT_US, *where, int(Verb.NACK), "why", int64s(5, 7), int64s(AT_US, 8)),
-        ge.GroupDied(AT_US, *where, "schlecht", 1, int64s(6)),
+        ge.GroupAcked(AT_US, *where, int64s(4, 2), int64s(AT_US, 0)),
+        ge.GroupReturned(
+            AT_US, *where, int(Verb.NACK), "why", int64s(5, 7), int64s(AT_US, 8), int64s(3, 9)
+        ),
+        ge.GroupDied(AT_US, *where, "schlecht", 1, int64s(6), int64s(AT_US)),
         ge.GroupRevived(AT_US, *where, int64s(6), int64s(AT_US)),
         ge.GroupPurged(AT_US, *where, int64s(8)),
         ge.GroupSet(AT_US, *where, 1 << 40),

@@ -18,7 +18,9 @@ from fasti.storage.files import File
 from fasti.testing.disk import SimulatedFiles
 
 NOW_US = 1_700_000_000_000_000
-SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0)
+SETTINGS = ShardSettings(
+    segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0
+)
 
 
 class SharedFiles(SimulatedFiles):

@@ -149,7 +149,9 @@ def test_a_slow_consumer_finds_what_checkpoints_moved() -> None:
 
 
 def test_readers_while_checkpoints_move_everything() -> None:
-    settings = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0)
+    settings = ShardSettings(
+        segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0
+    )
     with serving(SharedFiles(), settings, clock=FakeClock()) as shard:
         make_topic(shard)
         ids = produce(shard, *(b"%d" % n for n in range(300)), due_us=NOW_US + 10**12)

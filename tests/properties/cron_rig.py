@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fasti.broker.emission import one_row
+from fasti.broker.emission import occurrence_text, one_row
 from fasti.broker.fire_counts import FireCounts
 from fasti.broker.local import LocalShard
 from fasti.broker.scheduler import Scheduler
@@ -118,8 +118,12 @@ class CronRig:
 
     def run_now(self, name: str) -> None:
         schedule = self.model.known[name].schedule
+        # No two are asked for at the same moment: their payloads tell them apart.
+        self.now_us += 1
+        self._move_to(self.now_us)
         reply = self._ok(cc.RunSchedule("c", name, one_row(name, schedule, self.now_us)))
-        expected = Outcome.OK if self.model.run_now(name) else Outcome.CONFLICT
+        asked = self.model.run_now(name, self.now_us)
+        expected = Outcome.OK if asked else Outcome.CONFLICT
         assert reply.outcome() == expected
 
     def advance(self, seconds: int) -> None:
@@ -176,7 +180,8 @@ class CronRig:
     def _find(self, text: str) -> Emitted:
         name, _, occurrence = text.partition(" ")
         for message in self.model.of_state("ready"):
-            if message.schedule == name and shown(message.occurrence, occurrence):
+            at_us = message.mark or message.occurrence * SECOND_US
+            if message.schedule == name and occurrence_text(at_us) == occurrence:
                 return message
         raise AssertionError(f"{text!r} is ready, but the model has {self._ready()}")
 
@@ -219,12 +224,3 @@ class CronRig:
         for topic in TARGETS:
             left = self.shard.call(co.Count(topic)).states
             assert left["scheduled"] == left["ready"] == left["leased"] == 0
-
-
-def shown(occurrence: int, text: str) -> bool:
-    """Whether a payload's time is this occurrence; one that was asked for has its own."""
-    from datetime import UTC, datetime
-
-    if occurrence == 0:
-        return "." in text
-    return text == datetime.fromtimestamp(occurrence, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

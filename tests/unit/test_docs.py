@@ -19,8 +19,8 @@ import fasti
 import fasti.aio
 from fasti.config import ShardSettings
 from fasti.core.arena import BYTES_PER_ROW, COLUMNS
-from fasti.core.journaled import EVENTS
 from fasti.core.hashing import PUBLIC_SEED, hash_keys
+from fasti.core.journaled import EVENTS
 from fasti.core.lifecycle import draw
 from fasti.model import Limits, Outcome, RetryPolicy, TopicSettings
 from fasti.storage.runs import ROW_SCHEMA

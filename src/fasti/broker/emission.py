@@ -113,8 +113,7 @@ class Chunk:
 
     def _build_headers(self, members: list[Member]) -> None:
         headers = [
-            {**m.schedule.headers, NAME_HEADER: m.name, OCCURRENCE_HEADER: ""}
-            for m in members
+            {**m.schedule.headers, NAME_HEADER: m.name, OCCURRENCE_HEADER: ""} for m in members
         ]
         ends = [0, *accumulate(len(each) for each in headers)]
         self._offsets = pa.array(ends, type=pa.int32())

@@ -86,6 +86,7 @@ class GroupAcked(Event):
     partition: int
     group: int
     offset: Int64s
+    started_us: Int64s
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ class GroupReturned(Event):
     reason: str
     offset: Int64s
     due_us: Int64s
+    started_us: Int64s
 
 
 @dataclass(slots=True)
@@ -113,6 +115,7 @@ class GroupDied(Event):
     reason: str
     exhausted: int
     offset: Int64s
+    started_us: Int64s
 
 
 @dataclass(slots=True)

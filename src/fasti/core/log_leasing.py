@@ -34,10 +34,11 @@ Decide = Callable[[Topic, Group, GroupPiece], None]
 
 def ack(work: Work, command: Ack) -> Reply:
     """Done, for this group."""
+    started = column(command.started_us, len(command.ids), "started")
 
     def decide(topic: Topic, group: Group, piece: GroupPiece) -> None:
         where = topic.number, piece.number, group.number
-        work.emit(ge.GroupAcked(work.now_us, *where, piece.offsets))
+        work.emit(ge.GroupAcked(work.now_us, *where, piece.offsets, started[piece.rows]))
 
     return _under_lease(work, command, decide)
 
@@ -45,9 +46,11 @@ def ack(work: Work, command: Ack) -> Reply:
 def release(work: Work, command: Release) -> Reply:
     """Given back to any time, the attempt not counted."""
     due = work.moments(command.when, len(command.ids))
+    started = column(command.started_us, len(command.ids), "started")
 
     def decide(topic: Topic, group: Group, piece: GroupPiece) -> None:
-        _give_back(work, topic, group, piece, Verb.RELEASE, "", due[piece.rows])
+        begun = started[piece.rows]
+        _give_back(work, topic, group, piece, Verb.RELEASE, "", due[piece.rows], begun)
 
     return _under_lease(work, command, decide)
 
@@ -56,19 +59,22 @@ def nack(work: Work, command: Nack) -> Reply:
     """Failed: again after the retry delay, or dead."""
     _check_reason(work, command.reason)
     count = len(command.ids)
+    started = column(command.started_us, count, "started")
 
     def decide(topic: Topic, group: Group, piece: GroupPiece) -> None:
+        begun = started[piece.rows]
         attempts = piece.place.attempts[piece.place.slots(piece.offsets)].copy()
         spent = _spent(topic, attempts)
         if spent.any():
-            _die(work, topic, group, piece.number, piece.offsets[spent], command.reason, True)
+            offsets, reason = piece.offsets[spent], command.reason
+            _die(work, topic, group, piece.number, offsets, reason, begun[spent], True)
         left = ~spent
         if left.any():
             rest = piece.only(left, count)
             ids = rest.offsets + 1 | piece.number << SEQUENCE_BITS
             delays = retry_delays(topic.settings.retry, ids, attempts[left])
             due = np.minimum(work.now_us + delays, DUE_MAX_US)
-            _give_back(work, topic, group, rest, Verb.NACK, command.reason, due)
+            _give_back(work, topic, group, rest, Verb.NACK, command.reason, due, begun[left])
 
     return _under_lease(work, command, decide)
 
@@ -76,9 +82,11 @@ def nack(work: Work, command: Nack) -> Reply:
 def reject(work: Work, command: Reject) -> Reply:
     """Failed for good."""
     _check_reason(work, command.reason)
+    started = column(command.started_us, len(command.ids), "started")
 
     def decide(topic: Topic, group: Group, piece: GroupPiece) -> None:
-        _die(work, topic, group, piece.number, piece.offsets, command.reason, False)
+        begun = started[piece.rows]
+        _die(work, topic, group, piece.number, piece.offsets, command.reason, begun, False)
 
     return _under_lease(work, command, decide)
 
@@ -124,15 +132,20 @@ def expire(work: Work, topic: Topic, group: Group, number: int, offsets: Int64s)
     place: GroupPartition = group.partitions[number]
     spent = _spent(topic, place.attempts[place.slots(offsets)])
     if spent.any():
-        _die(work, topic, group, number, offsets[spent], "the lease expired", True)
+        never = np.zeros(int(spent.sum()), dtype=np.int64)
+        _die(work, topic, group, number, offsets[spent], "the lease expired", never, True)
     if not spent.all():
         left = offsets[~spent]
         due = np.full(len(left), work.now_us, dtype=np.int64)
         where = topic.number, number, group.number
-        work.emit(ge.GroupReturned(work.now_us, *where, int(Verb.EXPIRE), "", left, due))
+        never = np.zeros(len(left), dtype=np.int64)
+        event = ge.GroupReturned(work.now_us, *where, int(Verb.EXPIRE), "", left, due, never)
+        work.emit(event)
 
 
-def ack_all(work: Work, topic: Topic, group: Group, ids: Int64s, tokens: Int64s) -> Reply | None:
+def ack_all(
+    work: Work, topic: Topic, group: Group, ids: Int64s, tokens: Int64s, started: Int64s
+) -> Reply | None:
     """The acks of several commands at once; None, and nothing done, if a row is not ok."""
     reply = blank(len(ids))
     reply.versions[:] = 1
@@ -145,7 +158,9 @@ def ack_all(work: Work, topic: Topic, group: Group, ids: Int64s, tokens: Int64s)
     for piece in pieces:
         where = topic.number, piece.number, group.number
         # What many consumers got one after another is a range again.
-        work.emit(ge.GroupAcked(work.now_us, *where, np.sort(piece.offsets)))
+        order = np.argsort(piece.offsets, kind="stable")
+        begun = started[piece.rows][order]
+        work.emit(ge.GroupAcked(work.now_us, *where, piece.offsets[order], begun))
     return reply
 
 
@@ -171,10 +186,18 @@ def _under_lease(
 
 
 def _give_back(
-    work: Work, topic: Topic, group: Group, piece: GroupPiece, verb: Verb, reason: str, due: Int64s
+    work: Work,
+    topic: Topic,
+    group: Group,
+    piece: GroupPiece,
+    verb: Verb,
+    reason: str,
+    due: Int64s,
+    started: Int64s,
 ) -> None:
     where = topic.number, piece.number, group.number
-    work.emit(ge.GroupReturned(work.now_us, *where, int(verb), reason, piece.offsets, due))
+    event = ge.GroupReturned(work.now_us, *where, int(verb), reason, piece.offsets, due, started)
+    work.emit(event)
 
 
 def _die(
@@ -184,10 +207,11 @@ def _die(
     partition: int,
     offsets: Int64s,
     reason: str,
+    started: Int64s,
     exhausted: bool,
 ) -> None:
     where = topic.number, partition, group.number
-    work.emit(ge.GroupDied(work.now_us, *where, reason, int(exhausted), offsets))
+    work.emit(ge.GroupDied(work.now_us, *where, reason, int(exhausted), offsets, started))
 
 
 def _spent(topic: Topic, attempts: UInt16s) -> NDArray[np.bool_]:

@@ -53,10 +53,10 @@ def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
         topic = work.topic(acks[0].topic)
         tokens = np.concatenate([column(ack.tokens, len(ack.ids), "token") for ack in acks])
         ids = np.concatenate([ack.ids for ack in acks])
-        if acks[0].group or not topic.partitions:
-            whole = _ack_in_group(work, topic, acks[0].group, ids, tokens)
-            return None if whole is None else _split(whole, acks)
         started = np.concatenate([column(ack.started_us, len(ack.ids), "started") for ack in acks])
+        if acks[0].group or not topic.partitions:
+            whole = _ack_in_group(work, topic, acks[0].group, ids, tokens, started)
+            return None if whole is None else _split(whole, acks)
     except FastiError:
         return None
     reply = blank(len(ids))
@@ -74,10 +74,13 @@ def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
     return _split(reply, acks)
 
 
-def _ack_in_group(work: Work, topic: Topic, name: str, ids: Int64s, tokens: Int64s) -> Reply | None:
+def _ack_in_group(
+    work: Work, topic: Topic, name: str, ids: Int64s, tokens: Int64s, started: Int64s
+) -> Reply | None:
     if topic.settings.kind != "log" or name not in topic.body.groups.by_name:
         return None
-    return log_leasing.ack_all(work, topic, topic.body.groups.by_name[name], ids, tokens)
+    group = topic.body.groups.by_name[name]
+    return log_leasing.ack_all(work, topic, group, ids, tokens, started)
 
 
 def _split(reply: Reply, acks: Sequence[Ack]) -> list[Reply]:

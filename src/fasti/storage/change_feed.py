@@ -36,9 +36,9 @@ class DirectoryNames:
         """Of a topic, also one that is gone."""
         return self._directory.topics.get(number, f"#{number}")
 
-    def group(self, topic: int, number: int) -> str:
-        """Of a group, also one that is gone."""
-        return self._directory.groups.get((topic, number), f"#{number}")
+    def group(self, topic: int, number: int, frame: int) -> str:
+        """Of a group as of a frame, also one that is gone."""
+        return self._directory.group(topic, number, frame) or f"#{number}"
 
 
 class ChangeFeed:

@@ -70,7 +70,7 @@ class Names(Protocol):
     """What numbers in events stand for."""
 
     def topic(self, number: int) -> str: ...
-    def group(self, topic: int, number: int) -> str: ...
+    def group(self, topic: int, number: int, frame: int) -> str: ...
 
 
 @dataclass(slots=True)
@@ -87,6 +87,8 @@ class _Table:
     """Columns that grow by events; what an event doesn't set stays null."""
 
     names: Names
+    # The frame that is being shown.
+    frame: int = 0
     size: int = 0
     positions: list[tuple[int, int]] = field(default_factory=list)
     moments: list[tuple[int, int]] = field(default_factory=list)
@@ -264,7 +266,7 @@ def _log_rows(table: _Table, event: Any, op: str, offsets: Any, **columns: Any) 
 def _of_group(op: str, **columns: str) -> Show:
     def show(table: _Table, event: Any, rows: Rows | None) -> None:
         shown = {name: getattr(event, source) for name, source in columns.items()}
-        group = table.names.group(event.topic, event.group)
+        group = table.names.group(event.topic, event.group, table.frame)
         _log_rows(table, event, op, event.offset, group=group, **shown)
 
     return show
@@ -272,16 +274,18 @@ def _of_group(op: str, **columns: str) -> Show:
 
 def _returned(table: _Table, event: GroupReturned, rows: Rows | None) -> None:
     op = {Verb.RELEASE: "released", Verb.NACK: "nacked", Verb.EXPIRE: "expired"}[Verb(event.verb)]
-    _of_group(op, reason="reason", due_us="due_us")(table, event, rows)
+    _of_group(op, reason="reason", due_us="due_us", started_us="started_us")(table, event, rows)
 
 
 def _group_died(table: _Table, event: GroupDied, rows: Rows | None) -> None:
     op = "exhausted" if event.exhausted else "rejected"
-    _of_group(op, reason="reason")(table, event, rows)
+    _of_group(op, reason="reason", started_us="started_us")(table, event, rows)
 
 
 def _renewed(table: _Table, event: Any, rows: Rows | None) -> None:
-    group = table.names.group(event.topic, event.group) if hasattr(event, "group") else ""
+    group = ""
+    if hasattr(event, "group"):
+        group = table.names.group(event.topic, event.group, table.frame)
     topic = table.names.topic(event.topic)
     table.add(event, "renewed", 1, topic=topic, consumer=event.consumer, group=group)
 
@@ -353,7 +357,7 @@ _SHOWN: dict[type[ev.Event], Show] = {
     groups.GroupResumed: _of_group("resumed", token="token"),
     groups.GroupExtended: _of_group("extended", lease_us="length_us"),
     groups.GroupRenewed: _renewed,
-    groups.GroupAcked: _of_group("acked"),
+    groups.GroupAcked: _of_group("acked", started_us="started_us"),
     GroupReturned: _returned,
     GroupDied: _group_died,
     groups.GroupSet: _once("group_set", "group", "offset"),
@@ -380,7 +384,7 @@ def transitions(
     table = _Table(names)
     for frame in frames:
         events, rows = decode(frame.body, seed)
-        begin = table.size
+        begin, table.frame = table.size, frame.sequence
         for event in events:
             if topics is None or getattr(event, "topic", None) in topics:
                 _SHOWN[type(event)](table, event, rows)

@@ -17,10 +17,14 @@ from fasti.model import SECOND_US
 
 @dataclass(slots=True, eq=False)
 class Emitted:
-    """A message: which schedule, which occurrence (0: it was asked for), and how it is."""
+    """A message: which schedule, which occurrence (0: it was asked for), and how it is.
+
+    `mark` is when it was asked for, to tell such messages apart.
+    """
 
     schedule: str
     occurrence: int
+    mark: int = 0
     state: str = "ready"
 
     @property
@@ -70,9 +74,9 @@ class CronModel:
             known.last = max(known.last, self.now)
         known.paused = paused
 
-    def run_now(self, name: str) -> bool:
+    def run_now(self, name: str, mark: int) -> bool:
         """One message, unless the last one is to be waited for."""
-        return self._emit(name, 0)
+        return self._emit(name, 0, mark)
 
     def advance(self, seconds: int) -> None:
         """The broker runs on."""
@@ -117,14 +121,14 @@ class CronModel:
         if not self._emit(name, second):
             known.skipped += 1
 
-    def _emit(self, name: str, occurrence: int) -> bool:
+    def _emit(self, name: str, occurrence: int, mark: int = 0) -> bool:
         known = self.known[name]
         last = known.message
         if last is not None and last.open and known.schedule.overlap == "skip":
             return False
         if last is not None and last.state == "ready" and known.schedule.overlap == "cancel":
             last.state = "cancelled"
-        known.message = Emitted(name, occurrence)
+        known.message = Emitted(name, occurrence, mark)
         known.fired += 1
         self.messages.append(known.message)
         return True

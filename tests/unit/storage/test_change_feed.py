@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
+from fasti.core.log_commands import DeleteGroup
 from fasti.errors import Gone, NotFound
-from fasti.model import DAY_US
+from fasti.model import DAY_US, TopicSettings
 from fasti.storage.change_feed import ChangeFeed, DirectoryNames
 from fasti.testing.disk import SimulatedFiles
 
@@ -171,3 +173,21 @@ def test_only_whole_groups_are_shown() -> None:
     shard.store.journal.sync()
     assert feed.last == 3
     assert read(feed, 1).num_rows == 70_000
+
+
+def test_a_groups_number_that_is_used_again_keeps_its_old_name_in_old_rows() -> None:
+    files = SimulatedFiles()
+    shard = opened(files)
+    shard.call(co.CreateTopic("log", TopicSettings(kind="log")), NOW_US, 0)
+    assert shard.call(co.Produce("log", Rows.of([b"x"])), NOW_US, 0).all_ok
+    for name in ("first", "second"):
+        shard.step([co.Lease("log", 1, "worker", 1, group=name)], NOW_US, 0)
+        shard.call(DeleteGroup("log", name), NOW_US, 0)
+    for again in range(2):
+        found = read(feed_of(shard), 0)
+        leased = found.filter(pc.field("op") == "leased")
+        assert leased.column("group").to_pylist() == ["first", "second"]
+        if not again:
+            shard.checkpoint(NOW_US, 0)
+            shard.close()
+            shard = opened(files)

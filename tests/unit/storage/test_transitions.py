@@ -35,7 +35,7 @@ class Names:
     def topic(self, number: int) -> str:
         return {1: "one", 2: "two"}[number]
 
-    def group(self, topic: int, number: int) -> str:
+    def group(self, topic: int, number: int, frame: int) -> str:
         return f"group-{topic}-{number}"
 
 
@@ -92,7 +92,9 @@ def test_payloads_stay_away_unless_asked_for() -> None:
 def test_rows_are_numbered_anew_in_each_frame() -> None:
     frames = [
         stored(4, [ev.Cancelled(AT_US, 1, 0, int64s(1, 2)), ev.Expired(AT_US, 1, 0, int64s(3))]),
-        stored(5, [ev.ProducerAdvanced(AT_US, "p", 1, 1, int64s().astype(np.uint8), *[int64s()] * 2)]),
+        stored(
+            5, [ev.ProducerAdvanced(AT_US, "p", 1, 1, int64s().astype(np.uint8), *[int64s()] * 2)]
+        ),
         stored(6, [ev.Acked(AT_US + 1, 2, 0, int64s(9), int64s(AT_US))]),
     ]
     found = shown(*frames)
@@ -131,7 +133,11 @@ def test_rows_of_logs_and_of_their_groups() -> None:
         stored(2, [groups.GroupLeased(AT_US, 1, 2, 4, 8, "c", 5, int64s(10, 11))]),
         stored(
             3,
-            [groups.GroupReturned(AT_US, 1, 2, 4, int(Verb.NACK), "why", int64s(11), int64s(99))],
+            [
+                groups.GroupReturned(
+                    AT_US, 1, 2, 4, int(Verb.NACK), "why", int64s(11), int64s(99), int64s(98)
+                )
+            ],
         ),
     ]
     found = shown(*frames)
@@ -144,7 +150,7 @@ def test_rows_of_logs_and_of_their_groups() -> None:
     ]
     assert found[0]["id"] == 2 << SEQUENCE_BITS | 11
     assert found[2]["group"] == "group-1-4"
-    assert (found[4]["reason"], found[4]["due_us"]) == ("why", 99)
+    assert (found[4]["reason"], found[4]["due_us"], found[4]["started_us"]) == ("why", 99, 98)
 
 
 def test_changes_of_topics_say_what_they_are_in_json() -> None:
