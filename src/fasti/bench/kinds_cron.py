@@ -1,7 +1,7 @@
 """Schedules over the wire: 100,000 that each happen once a minute, as a consumer sees them.
 
-Twice: spread over the minute (60 expressions, a sixtieth of the schedules at each second), and all at
-second 0. Messages are emitted ten seconds ahead, so that at the moment itself the broker only hands
+Twice: spread over the minute (60 expressions, a sixtieth of the schedules at each second, with a jitter
+of a second), and all at second 0. Messages are emitted ten seconds ahead, so that at the moment itself the broker only hands
 out. What is due at one instant is handed over by batches; one message at a time the consumers'
 Python alone takes longer than the moment may last, and that is shown beside it.
 
@@ -87,6 +87,8 @@ class _Case:
             second = number % self._period_s if spread else 0
             cron = f"{second}/{self._period_s} * * * * *"
             definitions[f"s{number}"] = {"cron": cron, "target": "due", "payload": _PAYLOAD}
+            if spread:
+                definitions[f"s{number}"]["jitter"] = "1s"
         assert all(each.ok for each in schedules.put_many(definitions))
 
     def _consume(self, first_us: int) -> tuple[list[Path], list[float], float]:
