@@ -32,7 +32,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "limits": "Bounds on what a caller may send: the table below.",
     },
     "TopicSettings": {
-        "kind": "`timeline` is the only kind so far.",
+        "kind": "`timeline`, `priority`, `cron`, `log` or `kv`; fixed once the topic is made.",
         "partitions": "Units of order and parallelism, 1 to 4,096; fixed once the topic is made.",
         "lease_us": "How long a lease lasts if nobody renews it.",
         "hold_us": "Renewals by heartbeat end this long after the lease began. At least `lease_us`.",
