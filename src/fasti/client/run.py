@@ -8,6 +8,7 @@ once. Columns become Python values only when somebody asks for them.
 from __future__ import annotations
 
 from array import array
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 Int64s = NDArray[np.int64]
 
 _FAR_US = 1 << 62
+
+
+@cache
+def prepare() -> None:
+    """Has Arrow do now what it does at the first conversion: it imports pandas, if there is one, and
+    the first message would wait for that.
+    """
+    pa.array([0], pa.int64()).to_numpy(zero_copy_only=False)
 
 
 class Run:

@@ -31,7 +31,7 @@ from fasti.client.outcomes import Outcomes
 from fasti.client.pauses import PASSING, Pauses
 from fasti.client.replies import Replies
 from fasti.client.returns import Request, Return, Waiter, merged
-from fasti.client.run import Run
+from fasti.client.run import Run, prepare
 from fasti.client.settling import Settling
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
@@ -109,6 +109,7 @@ class Session:
         """Connects, once. Raises `not_found` if there is no such topic."""
         if self._started():
             return
+        prepare()
         header, _ = self._transport.call("topic", {"topic": self.topic})
         with self.lock:
             if self._thread is None and not self._closing:
