@@ -55,7 +55,6 @@ class CronKind(Kind):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self._topics: dict[int, Topic] = {}
         # Until when a broker was known to run before this start; None once that is judged.
         self._ran_until_us: int | None = None
         self._next_passed_us = 0
@@ -86,11 +85,6 @@ class CronKind(Kind):
     def make(self, topic: Topic) -> None:
         """No messages of its own."""
         topic.partitions, topic.body = [], CronBook()
-        self._topics[topic.number] = topic
-
-    def drop(self, topic: Topic) -> None:
-        """The topic is gone."""
-        del self._topics[topic.number]
 
     def deleting(self, work: Work, topic: Topic) -> None:
         """The topic is about to go: so does what it emitted ahead."""
@@ -100,7 +94,7 @@ class CronKind(Kind):
 
     def topics(self) -> dict[int, str]:
         """Cron topics by number."""
-        return {number: topic.name for number, topic in self._topics.items()}
+        return {number: topic.name for number, topic in self.all_topics.items()}
 
     def totals(self) -> dict[str, tuple[int, int, int, int]]:
         """Of each topic: schedules, those that rest, messages emitted, occurrences passed over."""
@@ -115,7 +109,7 @@ class CronKind(Kind):
         }
 
     def _books(self) -> list[tuple[Topic, CronBook]]:
-        return [(topic, topic.body) for topic in self._topics.values()]
+        return [(topic, topic.body) for topic in self.all_topics.values()]
 
     # Events
 

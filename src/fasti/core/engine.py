@@ -90,9 +90,9 @@ class Engine:
         for kind in self.kinds:
             self._learn(kind)
         # Only those that have something to do there: every step passes here.
-        self._before = [k.before for k in self.kinds if type(k).before is not Kind.before]
-        self._after = [k.after for k in self.kinds if type(k).after is not Kind.after]
-        self._next_us = [k.next_us for k in self.kinds if type(k).next_us is not Kind.next_us]
+        self._before = [k for k in self.kinds if type(k).before is not Kind.before]
+        self._after = [k for k in self.kinds if type(k).after is not Kind.after]
+        self._next_us = [k for k in self.kinds if type(k).next_us is not Kind.next_us]
 
     def _learn(self, kind: Kind) -> None:
         self.state.learn(kind)
@@ -146,8 +146,9 @@ class Engine:
         step = Step(frames=work.frames, effects=work.effects)
         if tick >= self.memory.leases.expiry_bound:
             step.more |= self._grouped(work, leasing.expire)
-        for before in self._before:
-            step.more |= self._grouped(work, before)
+        for kind in self._before:
+            if kind.all_topics:
+                step.more |= self._grouped(work, kind.before)
         if len(inputs) > 1:
             step.replies += self._execute_all(work, inputs)
         else:
@@ -157,8 +158,9 @@ class Engine:
         if self.snapshots:
             self._drop_old_snapshots(now_us)
         step.more |= self.turns.serve(work)
-        for after in self._after:
-            step.more |= self._grouped(work, after)
+        for kind in self._after:
+            if kind.all_topics:
+                step.more |= self._grouped(work, kind.after)
         if self.state.mortal:
             step.more |= self._grouped(work, self.idle.look)
         step.more |= self.slices.ask(work)
@@ -377,8 +379,9 @@ class Engine:
 
     def _plan_wake(self, work: Work, step: Step) -> None:
         first_us = min(self.turns.next_us(), self.slices.next_us(), self.idle.next_us())
-        for next_us in self._next_us:
-            first_us = min(first_us, next_us())
+        for kind in self._next_us:
+            if kind.all_topics:
+                first_us = min(first_us, kind.next_us())
         if self.state.stages:
             first_us = min(first_us, staging.next_expiry_us(work))
         for snapshot in self.snapshots.values():

@@ -38,6 +38,8 @@ class Kind:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.state, self.limits = engine, engine.state, engine.limits
+        # The topics of this kind; while there are none, steps pass it by.
+        self.all_topics: dict[int, Topic] = {}
 
     def handlers(self) -> dict[type, Handler]:
         """Who decides commands on topics of this kind."""

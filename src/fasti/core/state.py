@@ -117,6 +117,7 @@ class ShardState:
         topic = Topic(number, name, settings, self.kinds[settings.kind])
         self.topics[number] = self.by_name[name] = topic
         self._note_mortal(topic)
+        topic.kind.all_topics[number] = topic
         return topic
 
     def _note_mortal(self, topic: Topic) -> None:
@@ -171,6 +172,7 @@ class ShardState:
         topic = self.topics.pop(event.topic)
         self.mortal.pop(event.topic, None)
         del self.by_name[topic.name]
+        del topic.kind.all_topics[topic.number]
         topic.kind.drop(topic)
         leases = self.memory.leases
         mine = leases.live()
