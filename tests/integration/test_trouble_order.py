@@ -8,6 +8,7 @@ from typing import Any
 from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
 
 from fasti.core import commands as co
+from fasti.testing.virtual import VirtualBroker
 
 
 def test_leases_that_are_given_again_come_before_the_answer_to_a_heartbeat() -> None:
@@ -40,3 +41,19 @@ def test_leases_that_are_given_again_come_before_the_answer_to_a_heartbeat() -> 
         # One more word through the same thread: what belongs to that step has arrived by then.
         shard.call(co.Count("t"), 20)
         assert heard == ["leases", "credit", "heartbeat", "fenced"]
+
+
+def test_a_session_that_has_ended_is_leased_nothing() -> None:
+    """Whoever closes gives back what came; a lease behind the end would last its whole length."""
+    with VirtualBroker() as broker:
+        client = broker.client()
+        client.create_topic("t")
+        descriptor = {"version": 1, "call": "consume", "topic": "t", "consumer": "worker"}
+        session = broker.service.exchange(descriptor)
+        session.take({"op": "credit", "count": 5}, None)
+        session.finish()
+        assert session.next() is None
+        client.producer("t").send(b"for somebody else").result()
+        counts = client.messages("t").count()
+        assert (counts["ready"], counts["leased"]) == (1, 0)
+        broker.service.leave(session)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from fasti.broker import requests
 from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
-from fasti.core.commands import Heartbeat, Lease
+from fasti.core.commands import Detach, Heartbeat, Lease
 from fasti.core.replies import ConsumerReplaced, Deliver, Reply
 from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
 from fasti.protocol import outcomes
@@ -74,7 +74,7 @@ class Subscription:
         self._changed = threading.Condition()
         self._unanswered = 0
         # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
-        self._finishing = self._ended = self._closed = False
+        self._finishing = self._ended = self._closed = self._detached = False
 
     @property
     def topic(self) -> str:
@@ -164,9 +164,24 @@ class Subscription:
         self._session.arrived.put(told)
 
     def finish(self) -> None:
-        """The consumer writes no more: what it asked is answered, then `next` says None."""
+        """The consumer writes no more: what it asked is answered, then `next` says None.
+
+        Its credit is taken back first. What was leased to it before comes before the end, so that
+        it can be given back; a lease that nobody hears of would last for its whole length.
+        """
         with self._changed:
             self._finishing = True
+        try:
+            detached = self._shard.submit([Detach(self._session.number)])
+        except FastiError:
+            self._credit_gone()
+        else:
+            detached.add_done_callback(lambda _: self._credit_gone())
+
+    def _credit_gone(self) -> None:
+        """Nothing more is leased to this session."""
+        with self._changed:
+            self._detached = True
             if self._unanswered:
                 return
         self._session.arrived.put(None)
@@ -287,7 +302,7 @@ class Subscription:
         with self._changed:
             self._unanswered -= 1
             self._changed.notify_all()
-            if self._finishing and not self._unanswered:
+            if self._detached and not self._unanswered:
                 self._session.arrived.put(None)
 
     def _stamped(self, header: Header) -> Header:
