@@ -68,6 +68,9 @@ def test_a_disk_that_fails_again_and_again() -> None:
             files.fail("sync")
             while shard.recoveries <= number:
                 told.wait_for(1)
+        # A pause takes back all that is not due yet: something must be.
+        while not client.messages("t").count()["ready"]:
+            told.wait_for(1)
         schedules.pause("ahead")
         found = occurrences(client)
         assert set(found.values()) == {1}
