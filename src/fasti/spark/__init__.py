@@ -1,0 +1,13 @@
+"""Fasti and Spark: topics as DataFrames, batch and streaming.
+
+    import fasti.spark
+
+    spark = fasti.spark.session()
+    emails = spark.read.format("fasti").option("topic", "emails").load()
+
+Needs the extra `fasti[spark]`.
+"""
+
+from fasti.spark.session import register, session
+
+__all__ = ["register", "session"]

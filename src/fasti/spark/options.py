@@ -1,0 +1,190 @@
+"""The options of `format("fasti")`: each declared once, checked before anything else happens.
+
+Spark hands options over as text, with names in any case. Unknown names, missing ones and values that
+make no sense are refused with what was expected, by `invalid_argument`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fasti.errors import InvalidArgument
+
+VIEWS = ("messages", "changes", "log", "kv")
+STREAMED = ("changes", "log")
+OPERATIONS = ("produce", "update", "move", "cancel", "put")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how its text is read, for what it is there, and what it means."""
+
+    name: str
+    read: Callable[[str], Any]
+    meaning: str
+    default: Any = None
+    # Where it may be given: views of reads, "stream" for streams only, "write".
+    views: tuple[str, ...] = VIEWS
+    writing: bool = False
+    shown: str = ""
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def _flag(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return value.lower() == "true"
+
+
+def _count(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise ValueError("a whole number from 1 on")
+    return number
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value not in words:
+            raise ValueError(" or ".join(words))
+        return value
+
+    return read
+
+
+def _offsets(value: str) -> Any:
+    if value in ("earliest", "latest"):
+        return value
+    try:
+        found = json.loads(value)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(
+            'earliest, latest, or JSON such as {"0": 12} or {"shard": ..., "frame": 5}'
+        )
+    return found
+
+
+def _moment(value: str) -> datetime:
+    """Milliseconds since 1970, as Kafka's source has them, or ISO 8601 with a zone."""
+    if value.lstrip("-").isdecimal():
+        return datetime.fromtimestamp(int(value) / 1000, UTC)
+    moment = datetime.fromisoformat(value)
+    if moment.tzinfo is None:
+        raise ValueError("milliseconds since 1970, or ISO 8601 with a zone")
+    return moment
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("address", _text, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas.", "127.0.0.1:7170", writing=True),
+    Option("token", _text, "The token of a broker that asks for one.", None, writing=True),
+    Option("topic", _text, "The topic. For `changes` it may be left out: then all.", None, writing=True),
+    Option("view", _one_of(*VIEWS), "What is read.", "messages"),
+    Option("columns", _names, "The columns that are read, with commas; all that there are by default. Spark doesn't tell a source which it needs.", None),
+    Option("payload", _flag, "Whether `changes` bring payloads.", False, ("changes",)),
+    Option("includeHeaders", _flag, "Whether there is a column `headers`.", True),
+    Option("state", _one_of("scheduled", "ready", "leased", "dead"), "Messages in one state.", None, ("messages",)),
+    Option("owner", _text, "Messages of one owner.", None, ("messages",)),
+    Option("startingOffsets", _offsets, "Where to begin: `earliest`, `latest`, or offsets as JSON.", "earliest", STREAMED),
+    Option("endingOffsets", _offsets, "Where a batch read ends: `latest`, or offsets as JSON.", "latest", STREAMED),
+    Option("startingTimestamp", _moment, "Where to begin, by time; instead of `startingOffsets`.", None, STREAMED),
+    Option("maxOffsetsPerTrigger", _count, "At most about so many rows in one micro-batch.", None, STREAMED),
+    Option("minPartitions", _count, "At least so many Spark partitions, where the read can be split.", None),
+    Option("failOnDataLoss", _flag, "Whether to fail when what comes next was dropped by retention; else it goes on with the earliest there is.", True, STREAMED),
+    Option("prefix", _text, "Entries whose key begins so.", None, ("kv",)),
+    Option("operation", _one_of(*OPERATIONS), "What a write does with each row.", "produce", (), writing=True),
+    Option("onConflict", _one_of("fail", "skip"), "When a key is taken: nothing is written, or that row is left out.", "fail", (), writing=True),
+    Option("sinkId", _text, "The sink that remembers what was written; by default the query's id, for batch writes a new one.", None, (), writing=True),
+    Option("txnAppId", _text, "With `txnVersion`: a batch write that is run again changes nothing.", None, (), writing=True),
+    Option("txnVersion", int, "A number that grows with each write of `txnAppId`.", None, (), writing=True),
+)  # fmt: skip
+_BY_NAME = {option.name.lower(): option for option in OPTIONS}
+# What Spark itself puts among the options.
+_SPARKS = {"path", "checkpointlocation", "mergeschema", "queryname"}
+
+
+class Options:
+    """Checked options, by their names as attributes of a dict."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def given(self, name: str) -> bool:
+        """Whether it has a value."""
+        return self._values.get(name) is not None
+
+    @classmethod
+    def reading(cls, raw: Mapping[str, str], stream: bool = False) -> Options:
+        """Of `spark.read` and `spark.readStream`. Raises `invalid_argument`."""
+        found = _read(raw)
+        view = found.get("view", "messages")
+        for name in found:
+            option = _BY_NAME[name.lower()]
+            if view not in option.views:
+                where = f"view {view!r}" if option.views else "reads"
+                raise InvalidArgument(f"option {name!r} is not for {where}", field=name)
+        if stream and view not in STREAMED:
+            raise InvalidArgument(
+                f"view {view!r} can't be streamed: only {' and '.join(STREAMED)}", field="view"
+            )
+        if view != "changes" and not found.get("topic"):
+            raise InvalidArgument("the option 'topic' is missing", field="topic")
+        if "startingTimestamp" in found and "startingOffsets" in found:
+            raise InvalidArgument(
+                "either startingOffsets or startingTimestamp", field="startingTimestamp"
+            )
+        return cls(_defaults(found, lambda option: view in option.views))
+
+    @classmethod
+    def writing(cls, raw: Mapping[str, str]) -> Options:
+        """Of `df.write` and `df.writeStream`. Raises `invalid_argument`."""
+        found = _read(raw)
+        for name in found:
+            if not _BY_NAME[name.lower()].writing:
+                raise InvalidArgument(f"option {name!r} is for reading", field=name)
+        if ("txnAppId" in found) != ("txnVersion" in found):
+            raise InvalidArgument("txnAppId and txnVersion go together", field="txnAppId")
+        return cls(_defaults(found, lambda option: option.writing))
+
+
+def _defaults(found: dict[str, Any], wanted: Callable[[Option], bool]) -> dict[str, Any]:
+    return {each.name: found.get(each.name, each.default) for each in OPTIONS if wanted(each)}
+
+
+def _read(raw: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, text in raw.items():
+        if name.lower() in _SPARKS:
+            continue
+        option = _BY_NAME.get(name.lower())
+        if option is None:
+            raise InvalidArgument(_unknown(name), field=name)
+        try:
+            found[option.name] = option.read(str(text))
+        except ValueError as error:
+            raise InvalidArgument(
+                f"option {option.name!r} can't be {text!r}: expected {error}", field=option.name
+            ) from error
+    return found
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
+    hint = f": did you mean {_BY_NAME[near[0]].name!r}?" if near else ""
+    return f"format 'fasti' has no option {name!r}{hint}"
