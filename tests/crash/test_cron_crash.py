@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from tests.properties.cron_rig import START, SteppedShard
 
-from fasti.broker.scheduler import Scheduler
+from fasti.broker.cron.scheduler import Scheduler
 from fasti.core import commands as co
-from fasti.core import cron_commands as cc
-from fasti.core.schedule import Schedule
+from fasti.core.cron import commands as cc
+from fasti.core.cron.schedule import Schedule
 from fasti.model import SECOND_US, TopicSettings
 from fasti.testing.disk import SimulatedFiles
 

@@ -18,9 +18,9 @@ import pytest
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core.bury import Bury
 from fasti.core.keys import Rows
 from fasti.core.replies import Deliver
+from fasti.core.timeline.bury import Bury
 from fasti.model import SECOND_US, SEQUENCE_BITS, State, TopicSettings
 from fasti.testing.disk import SimulatedFiles
 

@@ -20,10 +20,10 @@ from tests.crash.test_shard_crash import PhotographedFiles, differences
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core import log_commands as lo
 from fasti.core.keys import Keys, Rows
-from fasti.core.log_group import GroupPartition
-from fasti.core.log_window import ACKED, LEASED
+from fasti.core.log import commands as lo
+from fasti.core.log.group import GroupPartition
+from fasti.core.log.window import ACKED, LEASED
 from fasti.core.replies import Deliver
 from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
 from fasti.storage.files import Files

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 from tests.crash.test_shard_crash import PhotographedFiles, differences
 
-from fasti.broker.kv_requests import SEPARATOR, KvKeys
+from fasti.broker.kv.requests import SEPARATOR, KvKeys
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
-from fasti.core import kv
 from fasti.core.commands import CreateTopic, Transaction, When
 from fasti.core.keys import Rows
-from fasti.core.kv_commands import ANY_VERSION, KvDelete, KvDescribe, KvGet, KvPut
+from fasti.core.kv import kind as kv
+from fasti.core.kv.commands import ANY_VERSION, KvDelete, KvDescribe, KvGet, KvPut
 from fasti.model import DUE_MAX_US, SECOND_US, Outcome, TopicSettings
 from fasti.storage import checkpoint
 from fasti.storage.files import Files

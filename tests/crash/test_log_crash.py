@@ -18,7 +18,7 @@ from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
-from fasti.core.log_commands import DescribeLog, ReadLog, Truncate
+from fasti.core.log.commands import DescribeLog, ReadLog, Truncate
 from fasti.model import SECOND_US, TopicSettings
 from fasti.storage import log_blocks
 from fasti.storage.files import Files

@@ -15,8 +15,8 @@ from tests.golden.test_log_formats import joined
 from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
 
 from fasti.core.capsule import Capsule
-from fasti.core.cron_book import Ahead, CronBook
-from fasti.core.cron_events import (
+from fasti.core.cron.book import Ahead, CronBook
+from fasti.core.cron.events import (
     Fired,
     Passed,
     ScheduleDeleted,
@@ -24,9 +24,9 @@ from fasti.core.cron_events import (
     SchedulePut,
     Unfired,
 )
+from fasti.core.cron.schedule import Schedule
 from fasti.core.events import Event
 from fasti.core.replies import Frame
-from fasti.core.schedule import Schedule
 from fasti.storage import event_codec
 from fasti.storage.state_block import decode_state, encode_state
 

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
 
-from fasti.core import group_events as ge
 from fasti.core.capsule import Capsule
 from fasti.core.events import Event
 from fasti.core.lifecycle import Verb
-from fasti.core.log_group import Group, Groups
-from fasti.core.log_group_capsule import capture, restore
-from fasti.core.log_window import ACKED
-from fasti.core.names import Names
+from fasti.core.log import group_events as ge
+from fasti.core.log.group import Group, Groups
+from fasti.core.log.group_capsule import capture, restore
+from fasti.core.log.window import ACKED
 from fasti.core.replies import Frame
+from fasti.core.rows.names import Names
 from fasti.core.undo import Undo
 from fasti.storage import event_codec, state_block
 

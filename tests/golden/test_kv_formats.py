@@ -14,7 +14,7 @@ from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
 
 from fasti.core.events import Event, Replaced
 from fasti.core.keys import Rows
-from fasti.core.kv_events import KvProduced, Removed
+from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.replies import Frame
 from fasti.model import DUE_MAX_US
 from fasti.storage import event_codec

@@ -15,7 +15,7 @@ from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
 
 from fasti.core.events import Event
 from fasti.core.keys import Rows
-from fasti.core.log_events import LogAppended, LogTrimmed
+from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.replies import Frame
 from fasti.storage import event_codec
 from fasti.storage.log_blocks import LogBlock

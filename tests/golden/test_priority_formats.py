@@ -15,7 +15,7 @@ from tests.golden.test_shard_formats import AT_US, SEED, columns, int64s, same
 
 from fasti.core.events import Event
 from fasti.core.keys import Rows
-from fasti.core.priority_events import PriorityProduced, PriorityReplaced, Reprioritised
+from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.core.replies import Frame
 from fasti.storage import event_codec
 from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns, seal, unseal

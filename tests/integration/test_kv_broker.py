@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 from tests.integration.shard_rig import SETTINGS, SharedFiles, serving
 
-from fasti.broker import kv_order, kv_reads, rings
-from fasti.broker.metrics import Metrics
+from fasti.broker.kv import order as kv_order
+from fasti.broker.kv import reads as kv_reads
+from fasti.broker.kv import rings
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.config import Durability
 from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded

@@ -15,7 +15,7 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
-from fasti.core.log_commands import DescribeLog, ReadLog, Truncate
+from fasti.core.log.commands import DescribeLog, ReadLog, Truncate
 from fasti.errors import Gone, NotFound, StorageFull
 from fasti.model import HOUR_US, TopicSettings
 from fasti.storage.log_rows import read_piece

@@ -13,7 +13,7 @@ import pytest
 from fasti import aio
 from fasti.client.client import Client
 from fasti.client.schedules import Occurrence
-from fasti.core.cron_commands import PutSchedules
+from fasti.core.cron.commands import PutSchedules
 from fasti.errors import InvalidArgument, NotFound
 from fasti.testing.virtual import VirtualBroker
 

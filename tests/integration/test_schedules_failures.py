@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tests.integration.shard_rig import SharedFiles
 
-from fasti.broker.metrics import Metrics
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.client.client import Client

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from fasti.broker.emission import occurrence_text, one_row
-from fasti.broker.fire_counts import FireCounts
+from fasti.broker.cron.emission import occurrence_text, one_row
+from fasti.broker.cron.fire_counts import FireCounts
+from fasti.broker.cron.scheduler import Scheduler
 from fasti.broker.local import LocalShard
-from fasti.broker.scheduler import Scheduler
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core import cron_commands as cc
+from fasti.core.cron import commands as cc
+from fasti.core.cron.schedule import Schedule
 from fasti.core.replies import Deliver, SchedulesChanged, Step
-from fasti.core.schedule import Schedule
 from fasti.model import SECOND_US, Outcome, TopicSettings
 from fasti.storage.files import Files
 from fasti.storage.memory_files import MemoryFiles

@@ -16,15 +16,15 @@ import pyarrow as pa
 from tests.properties.fake_runs import FakeRuns
 
 from fasti.core import commands as co
-from fasti.core.arena import STATE_MASK
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
-from fasti.core.location import is_in_run, number_of, row_of
-from fasti.core.partition import FOREVER, Partition
-from fasti.core.priority import PriorityPartition
-from fasti.core.reads import READY, STATE_WORDS
+from fasti.core.priority.kind import PriorityPartition
 from fasti.core.replies import Buckets, ConsumerReplaced, Counts, Deliver, LoadSlice, Messages, Step
-from fasti.core.snapshot import live_rows_of, read_range
+from fasti.core.rows.arena import STATE_MASK
+from fasti.core.rows.location import is_in_run, number_of, row_of
+from fasti.core.rows.snapshot import live_rows_of, read_range
+from fasti.core.timeline.partition import FOREVER, Partition
+from fasti.core.timeline.reads import READY, STATE_WORDS
 from fasti.errors import FastiError
 from fasti.model import MINUTE_US, Outcome, State, make_id, partition_of
 from fasti.testing.model import Model

@@ -12,11 +12,11 @@ import pytest
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core import fanout
 from fasti.core.keys import Rows
-from fasti.core.matching import Matcher
 from fasti.core.replies import Deliver, Reply
-from fasti.core.routing_commands import Bind, ReadBindings, Unbind
+from fasti.core.routing import fanout
+from fasti.core.routing.commands import Bind, ReadBindings, Unbind
+from fasti.core.routing.matching import Matcher
 from fasti.errors import NotFound, Overloaded
 from fasti.model import SECOND_US, OnConflict, Outcome, State, TopicSettings
 from fasti.storage.files import Files

@@ -16,8 +16,8 @@ import pyarrow as pa
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core import log_commands as lo
 from fasti.core.keys import Keys, Rows
+from fasti.core.log import commands as lo
 from fasti.core.replies import ConsumerReplaced, Deliver, Step
 from fasti.errors import FastiError
 from fasti.model import SECOND_US, SEQUENCE_BITS, SEQUENCE_MASK, Outcome, TopicSettings

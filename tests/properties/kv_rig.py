@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.kv_changes import changes_batch
-from fasti.broker.kv_requests import SEPARATOR, KvKeys
+from fasti.broker.kv.changes import changes_batch
+from fasti.broker.kv.requests import SEPARATOR, KvKeys
+from fasti.broker.kv.rings import Moment, happened_to
 from fasti.broker.local import LocalShard
-from fasti.broker.rings import Moment, happened_to
 from fasti.config import ShardSettings
 from fasti.core.commands import Count, CreateTopic, Transaction, When
 from fasti.core.keys import Rows
-from fasti.core.kv_commands import KvDelete, KvDescribe, KvGet, KvPut, KvRows
+from fasti.core.kv.commands import KvDelete, KvDescribe, KvGet, KvPut, KvRows
 from fasti.core.replies import Frame, Reply, Step
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome, TopicSettings
 from fasti.storage.files import Files

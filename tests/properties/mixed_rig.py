@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.kv_requests import KvKeys
+from fasti.broker.kv.requests import KvKeys
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core.arena import STATE_MASK
 from fasti.core.capsule import capture
 from fasti.core.keys import Keys, Rows
-from fasti.core.kv_commands import KvDelete, KvGet, KvPut
-from fasti.core.log_commands import DescribeLog, ReadLog
-from fasti.core.partition import FOREVER
-from fasti.core.reads import READY
+from fasti.core.kv.commands import KvDelete, KvGet, KvPut
+from fasti.core.log.commands import DescribeLog, ReadLog
 from fasti.core.replies import Deliver
+from fasti.core.rows.arena import STATE_MASK
+from fasti.core.timeline.partition import FOREVER
+from fasti.core.timeline.reads import READY
 from fasti.model import SECOND_US, OnConflict, RetryPolicy, State, TopicSettings
 from fasti.storage.log_rows import read_piece
 from fasti.storage.memory_files import MemoryFiles

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasti.core import commands as co
-from fasti.core.bury import Bury
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Deliver
+from fasti.core.timeline.bury import Bury
 from fasti.model import SECOND_US, Outcome, State, TopicSettings
 
 SEED = (3, 5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from tests.properties.cron_rig import START, CronRig
 
-from fasti.core.schedule import Schedule
+from fasti.core.cron.schedule import Schedule
 from fasti.model import SECOND_US
 
 NAMES = ("a", "b", "c")

@@ -21,21 +21,14 @@ from hypothesis.stateful import (
 )
 from tests.properties.engine_rig import Op, Rig
 
-from fasti.core import (
-    calendar,
-    histogram,
-    index,
-    leasing,
-    marks,
-    outcomes,
-    partition,
-    priority,
-    ready,
-    slices,
-    staging,
-    turns,
-)
 from fasti.core import commands as co
+from fasti.core.calendar import histogram, ready, slices
+from fasti.core.calendar import wheel as calendar
+from fasti.core.columns import index
+from fasti.core.delivery import leasing, turns
+from fasti.core.priority import kind as priority
+from fasti.core.rows import marks, outcomes
+from fasti.core.timeline import partition, staging
 from fasti.model import (
     DAY_US,
     HOUR_US,

@@ -9,7 +9,7 @@ import random
 import pytest
 from tests.properties.fanout_rig import KEYS, PATTERNS, SOURCES, TARGETS, Rig
 
-from fasti.core import fanout
+from fasti.core.routing import fanout
 from fasti.storage.memory_files import MemoryFiles
 
 WORK = {

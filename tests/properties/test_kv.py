@@ -15,7 +15,12 @@ from hypothesis.stateful import (
 )
 from tests.properties.kv_rig import KvRig, Op
 
-from fasti.core import calendar, index, kv, marks, partition, slices
+from fasti.core.calendar import slices
+from fasti.core.calendar import wheel as calendar
+from fasti.core.columns import index
+from fasti.core.kv import kind as kv
+from fasti.core.rows import marks
+from fasti.core.timeline import partition
 from fasti.model import DAY_US, MINUTE_US, SECOND_US
 from fasti.testing.model_kv import ANY, Put
 

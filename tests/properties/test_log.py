@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core import log_partition
 from fasti.core.keys import Keys, Rows
-from fasti.core.log_commands import DescribeLog, FindOffset, ReadLog, Truncate
+from fasti.core.log import partition as log_partition
+from fasti.core.log.commands import DescribeLog, FindOffset, ReadLog, Truncate
 from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, SECOND_US, SEQUENCE_BITS, TopicSettings
 from fasti.storage import log_blocks

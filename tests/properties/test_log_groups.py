@@ -23,8 +23,12 @@ from hypothesis.stateful import (
 from tests.properties.groups_rig import TOPIC, Rig, int64s, words
 
 from fasti.core import commands as co
-from fasti.core import log_commands as lo
-from fasti.core import log_dead, log_order, log_serving, log_turns, log_window
+from fasti.core.log import commands as lo
+from fasti.core.log import dead as log_dead
+from fasti.core.log import order as log_order
+from fasti.core.log import serving as log_serving
+from fasti.core.log import turns as log_turns
+from fasti.core.log import window as log_window
 from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
 
 WINDOW_ROWS = 12

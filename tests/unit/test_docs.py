@@ -18,10 +18,10 @@ import pytest
 import fasti
 import fasti.aio
 from fasti.config import ShardSettings
-from fasti.core.arena import BYTES_PER_ROW, COLUMNS
-from fasti.core.hashing import PUBLIC_SEED, hash_keys
+from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys
 from fasti.core.journaled import EVENTS
 from fasti.core.lifecycle import draw
+from fasti.core.rows.arena import BYTES_PER_ROW, COLUMNS
 from fasti.model import Limits, Outcome, RetryPolicy, TopicSettings
 from fasti.storage.runs import ROW_SCHEMA
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fasti.broker.distribution import Distribution
+from fasti.broker.metrics.distribution import Distribution
 from fasti.config import Durability
 from fasti.core.replies import Step
 from fasti.errors import FastiError, StorageFailed

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from fasti.broker.rings import Rings
-from fasti.core.log_events import LogAppended
+from fasti.broker.kv.rings import Rings
+from fasti.core.log.events import LogAppended
 from fasti.core.replies import Frame
 from fasti.errors import Overloaded
 

@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from fasti.broker.distribution import Distribution
 from fasti.broker.futures import uncancellable
 from fasti.broker.memory import give_memory_back
+from fasti.broker.metrics.distribution import Distribution
 from fasti.core.commands import RunsInstalled
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker import requests
-from fasti.broker.actions import ACTIONS
-from fasti.broker.changes import ChangeFollower, ChangeReads
-from fasti.broker.intake import Intake
-from fasti.broker.kv_reads import KvReads
-from fasti.broker.kv_watch import KvWatcher
-from fasti.broker.lateness import LatenessBook
-from fasti.broker.listing import Listings
-from fasti.broker.log_follow import LogFollower
-from fasti.broker.log_reads import LogReads
-from fasti.broker.routes import RouteBook
-from fasti.broker.scheduler import Scheduler
-from fasti.broker.subscription import Subscription
+from fasti.broker.calls import requests
+from fasti.broker.calls.actions import ACTIONS
+from fasti.broker.calls.changes import ChangeFollower, ChangeReads
+from fasti.broker.calls.intake import Intake
+from fasti.broker.calls.listing import Listings
+from fasti.broker.calls.subscription import Subscription
+from fasti.broker.cron.scheduler import Scheduler
+from fasti.broker.kv.reads import KvReads
+from fasti.broker.kv.watch import KvWatcher
+from fasti.broker.log.follow import LogFollower
+from fasti.broker.log.reads import LogReads
+from fasti.broker.metrics.lateness import LatenessBook
+from fasti.broker.routing.routes import RouteBook
 from fasti.core.replies import Reply
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, Unavailable
 from fasti.model import TopicSettings
 
 if TYPE_CHECKING:
-    from fasti.broker.metrics import Metrics
+    from fasti.broker.metrics.counts import Metrics
     from fasti.broker.shard import Shard
 
 Header = dict[str, Any]

@@ -33,19 +33,18 @@ from numpy.typing import NDArray
 from fasti.broker import reading
 from fasti.broker.clock import Clock, SystemClock
 from fasti.broker.committer import Commit, Committer, Work
+from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.feed import Feed
-from fasti.broker.fire_counts import FireCounts
 from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.session import Session
 from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
-from fasti.core.bury import Bury
-from fasti.core.cron_commands import Fire, RunSchedule
+from fasti.core.cron.commands import Fire, RunSchedule
 from fasti.core.engine import Engine
 from fasti.core.keys import Rows
-from fasti.core.kv_commands import KvDelete, KvExpire, KvPut
+from fasti.core.kv.commands import KvDelete, KvExpire, KvPut
 from fasti.core.replies import (
     Asked,
     ConsumerReplaced,
@@ -55,6 +54,7 @@ from fasti.core.replies import (
     SchedulesChanged,
     Step,
 )
+from fasti.core.timeline.bury import Bury
 from fasti.errors import (
     Closed,
     FastiError,

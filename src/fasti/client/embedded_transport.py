@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.broker.calls.intake import Intake
 from fasti.broker.clock import Clock
-from fasti.broker.intake import Intake
-from fasti.broker.metrics import Metrics
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
 from fasti.client.transport import BrokerClock, Ended, Header

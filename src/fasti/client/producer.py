@@ -21,7 +21,7 @@ from fasti.client.outbox import GATHER_BYTES, GATHER_ROWS, Outbox
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import PendingBatch, Receipt
 from fasti.client.transport import Transport
-from fasti.core.subjects import check_subjects
+from fasti.core.routing.subjects import check_subjects
 from fasti.errors import FastiError, InvalidArgument
 from fasti.model import PRIORITY_MAX, Limits
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fasti.client.durations import as_datetime, length_text
 from fasti.client.schedules import wire_definition
-from fasti.core.schedule import Schedule, check_schedule
+from fasti.core.cron.schedule import Schedule, check_schedule
 from fasti.errors import InvalidArgument
 from fasti.model import Limits
 

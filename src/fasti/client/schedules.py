@@ -20,7 +20,7 @@ from fasti.client.durations import (
 )
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.transport import Header, Transport
-from fasti.core import schedule as wire
+from fasti.core.cron import schedule as wire
 from fasti.errors import InvalidArgument
 
 _PUT_ROWS = 250

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fasti.core.events import NONE
 from fasti.core.producers import Producer, Receipt
-from fasti.core.stages import Stage, StagedRows
 from fasti.core.state import ShardState, Topic
+from fasti.core.timeline.stages import Stage, StagedRows
 from fasti.model import State, TopicSettings
 
 Int64s = NDArray[np.int64]

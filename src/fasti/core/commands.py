@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.keys import Keys, Rows
-from fasti.core.routing_commands import Routes
+from fasti.core.routing.commands import Routes
 from fasti.model import OnConflict, TopicSettings
 
 Int64s = NDArray[np.int64]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from fasti.core import events as ev
-from fasti.core.group_events import GroupDropped, GroupMade
+from fasti.core.log.group_events import GroupDropped, GroupMade
 
 Group = tuple[int, int]
 

@@ -17,22 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from fasti.core import bindings, commands, fanout, leasing, produce, reads, staging
+from fasti.core import commands
 from fasti.core import events as ev
+from fasti.core.calendar.slices import Slices
+from fasti.core.delivery import leasing
+from fasti.core.delivery.leases import NEVER
+from fasti.core.delivery.together import ack_together, find_acks
+from fasti.core.delivery.turns import Turns
 from fasti.core.idle import Idle
 from fasti.core.kind import Handler, Kind
 from fasti.core.kinds import KIND_CLASSES
-from fasti.core.leases import NEVER
-from fasti.core.memory import Memory
-from fasti.core.partition import FOREVER
 from fasti.core.replies import Done, Reply, Step, TransactionReply
-from fasti.core.routing_commands import Bind, ReadBindings, Unbind
-from fasti.core.slices import Slices
-from fasti.core.snapshot import Snapshot
+from fasti.core.routing import bindings, fanout
+from fasti.core.routing.commands import Bind, ReadBindings, Unbind
+from fasti.core.rows.memory import Memory
+from fasti.core.rows.snapshot import Snapshot
 from fasti.core.state import ShardState
-from fasti.core.together import ack_together, find_acks
+from fasti.core.timeline import produce, reads, staging
+from fasti.core.timeline.partition import FOREVER
 from fasti.core.topics import change_topic, create_topic, delete_topic
-from fasti.core.turns import Turns
 from fasti.core.work import Work
 from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
 from fasti.model import Limits, OnConflict, Outcome

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.hashing import UInt64s
+from fasti.core.columns.hashing import UInt64s
 
 Int64s = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.int64)

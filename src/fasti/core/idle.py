@@ -15,8 +15,8 @@ import heapq
 from typing import TYPE_CHECKING
 
 from fasti.core.commands import DeleteTopic
-from fasti.core.partition import FOREVER
 from fasti.core.state import Topic
+from fasti.core.timeline.partition import FOREVER
 from fasti.core.work import Work
 
 if TYPE_CHECKING:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fasti.core import (  # noqa: F401  (imported so that their events are known)
-    cron_events,
-    group_events,
-    kv_events,
-    log_events,
-    priority_events,
-)
+# Imported so that their events are known.
+from fasti.core.cron import events as _cron  # noqa: F401
 from fasti.core.events import Event
+from fasti.core.kv import events as _kv  # noqa: F401
+from fasti.core.log import events as _log  # noqa: F401
+from fasti.core.log import group_events as _groups  # noqa: F401
+from fasti.core.priority import events as _priority  # noqa: F401
 
 
 def _all(kind: type[Event]) -> list[type[Event]]:

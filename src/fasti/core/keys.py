@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fasti.core.hashing import PUBLIC_SEED, UInt64s, hash_keys, ranked_partitions
-from fasti.core.location import ROWS_MAX
+from fasti.core.columns.hashing import PUBLIC_SEED, UInt64s, hash_keys, ranked_partitions
+from fasti.core.rows.location import ROWS_MAX
 from fasti.errors import InvalidArgument
 from fasti.model import Limits, TopicSettings
 

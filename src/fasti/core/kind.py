@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.events import Event
-from fasti.core.partition import FOREVER, Partition
+from fasti.core.timeline.partition import FOREVER, Partition
 
 if TYPE_CHECKING:
     from fasti.core.engine import Engine

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fasti.core.cron import CronKind
+from fasti.core.cron.kind import CronKind
 from fasti.core.kind import Kind
-from fasti.core.kv import KvKind
-from fasti.core.log import LogKind
-from fasti.core.priority import PriorityKind
-from fasti.core.timeline_kind import TimelineKind
+from fasti.core.kv.kind import KvKind
+from fasti.core.log.kind import LogKind
+from fasti.core.priority.kind import PriorityKind
+from fasti.core.timeline.kind import TimelineKind
 
 KIND_CLASSES: tuple[type[Kind], ...] = (TimelineKind, PriorityKind, CronKind, LogKind, KvKind)

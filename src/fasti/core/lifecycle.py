@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.reductions import every
+from fasti.core.columns.reductions import every
 from fasti.errors import IllegalTransition
 from fasti.model import State
 

@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.columns.reductions import every
 from fasti.core.directory import NAMING, Directory
 from fasti.core.lifecycle import Verb
-from fasti.core.location import in_frame
-from fasti.core.memory import Memory
-from fasti.core.partition import Partition
 from fasti.core.producers import Producer, Producers, Receipt
-from fasti.core.reductions import every
-from fasti.core.stages import Stage, StagedRows
+from fasti.core.rows.location import in_frame
+from fasti.core.rows.memory import Memory
+from fasti.core.timeline.partition import Partition
+from fasti.core.timeline.stages import Stage, StagedRows
 from fasti.model import State, TopicSettings
 
 if TYPE_CHECKING:
     from fasti.core.kind import Kind
-    from fasti.core.matching import Matcher
+    from fasti.core.routing.matching import Matcher
 
 Int64s = NDArray[np.int64]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fasti.core import events as ev
-from fasti.core.bindings import KINDS as BOUND_KINDS
-from fasti.core.bindings import drop_target, is_target
 from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic
 from fasti.core.replies import Done
+from fasti.core.routing.bindings import KINDS as BOUND_KINDS
+from fasti.core.routing.bindings import drop_target, is_target
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
 from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings

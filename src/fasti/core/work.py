@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.columns.reductions import highest, lowest
 from fasti.core.commands import When
 from fasti.core.events import Event
 from fasti.core.keys import Rows
-from fasti.core.reductions import highest, lowest
 from fasti.core.replies import Frame
 from fasti.core.state import ShardState, Topic
 from fasti.errors import InvalidArgument, NotFound

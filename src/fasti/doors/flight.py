@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from fasti.broker.requests import check_columns
+from fasti.broker.calls.requests import check_columns
 from fasti.broker.service import Service
 from fasti.errors import (
     FastiError,

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from fasti.broker.clock import WatchedClock, watch_settings
 from fasti.broker.logs import fields
-from fasti.broker.metrics import Metrics
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.doors.credentials import Credentials

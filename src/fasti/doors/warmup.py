@@ -10,7 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from fasti.broker.metrics import Metrics
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings

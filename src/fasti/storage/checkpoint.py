@@ -24,15 +24,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core.arena import CHANGED, STATE_MASK
 from fasti.core.capsule import Capsule, capture, dead_rows
+from fasti.core.columns.hashing import hash_keys
 from fasti.core.commands import RowsInstalled, RunsInstalled
 from fasti.core.engine import Engine
-from fasti.core.hashing import hash_keys
-from fasti.core.location import in_block, is_in_run, number_of
-from fasti.core.log_commands import LogsInstalled
-from fasti.core.partition import FOREVER
-from fasti.core.snapshot import Snapshot
+from fasti.core.log.commands import LogsInstalled
+from fasti.core.rows.arena import CHANGED, STATE_MASK
+from fasti.core.rows.location import in_block, is_in_run, number_of
+from fasti.core.rows.snapshot import Snapshot
+from fasti.core.timeline.partition import FOREVER
 from fasti.errors import FastiError
 from fasti.model import State
 from fasti.storage.blocks import BlockStore

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from fasti.core.capsule import Capsule
 from fasti.core.engine import Engine
-from fasti.core.location import in_block
-from fasti.core.log import LogKind
-from fasti.core.log_body import log_of
-from fasti.core.log_commands import LogPiece, LogsInstalled
-from fasti.core.log_partition import LogTail
+from fasti.core.log.body import log_of
+from fasti.core.log.commands import LogPiece, LogsInstalled
+from fasti.core.log.kind import LogKind
+from fasti.core.log.partition import LogTail
+from fasti.core.rows.location import in_block
 from fasti.errors import Corruption
 from fasti.storage.log_rows import locations, read_piece
 from fasti.storage.payloads import Payloads

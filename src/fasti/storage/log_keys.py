@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from fasti.core.hashing import PUBLIC_SEED, UInt64s, hash_keys
-from fasti.core.location import ROWS_MAX
-from fasti.core.log_commands import KeysLoaded, LogPiece
-from fasti.core.log_order import LoadKeys
+from fasti.core.columns.hashing import PUBLIC_SEED, UInt64s, hash_keys
+from fasti.core.log.commands import KeysLoaded, LogPiece
+from fasti.core.log.order import LoadKeys
+from fasti.core.rows.location import ROWS_MAX
 from fasti.storage.payloads import Payloads
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core.location import IN_RUN, ROW_BITS, ROWS_MAX
-from fasti.core.log_commands import LogPiece
+from fasti.core.log.commands import LogPiece
+from fasti.core.rows.location import IN_RUN, ROW_BITS, ROWS_MAX
 from fasti.storage.payloads import Payloads
 from fasti.storage.runs import PAYLOAD_SCHEMA
 

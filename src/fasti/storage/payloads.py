@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.core.keys import Rows
-from fasti.core.location import ROW_BITS, is_in_run, number_of, row_of
+from fasti.core.rows.location import ROW_BITS, is_in_run, number_of, row_of
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode_rows
 from fasti.storage.journal import Journal

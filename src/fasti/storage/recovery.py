@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import capsule as capsules
-from fasti.core.arena import STATE_MASK
+from fasti.core.columns.index import HashIndex
 from fasti.core.engine import Engine
-from fasti.core.index import HashIndex
-from fasti.core.location import number_of, row_of
+from fasti.core.rows.arena import STATE_MASK
+from fasti.core.rows.location import number_of, row_of
 from fasti.errors import Corruption, Gone, IllegalTransition, NotFound
 from fasti.model import State
 from fasti.storage import log_blocks

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.commands import SliceLoaded
-from fasti.core.partition import FOREVER
 from fasti.core.replies import LoadSlice
+from fasti.core.timeline.partition import FOREVER
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.runs import Block, Columns, rows_columns, unseal

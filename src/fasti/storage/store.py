@@ -23,12 +23,12 @@ from fasti.config import ShardSettings
 from fasti.core.commands import RowsInstalled, RunsInstalled, SliceLoaded
 from fasti.core.engine import Engine
 from fasti.core.keys import Rows
-from fasti.core.kv_commands import KvExpire, LoadRemoved
-from fasti.core.log_commands import LogsInstalled
-from fasti.core.log_order import LoadKeys
-from fasti.core.partition import FOREVER
+from fasti.core.kv.commands import KvExpire, LoadRemoved
+from fasti.core.log.commands import LogsInstalled
+from fasti.core.log.order import LoadKeys
 from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
+from fasti.core.timeline.partition import FOREVER
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage import checkpoint as checkpoints
 from fasti.storage.blocks import BlockStore, FileBlocks

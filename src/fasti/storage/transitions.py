@@ -19,15 +19,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core import cron_events as cron
 from fasti.core import events as ev
-from fasti.core import group_events as groups
-from fasti.core.group_events import GroupDied, GroupReturned
+from fasti.core.cron import events as cron
 from fasti.core.keys import FIELDS, Rows
-from fasti.core.kv_events import KvProduced, Removed
+from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.lifecycle import Verb
-from fasti.core.log_events import LogAppended, LogTrimmed
-from fasti.core.priority_events import PriorityProduced, PriorityReplaced, Reprioritised
+from fasti.core.log import group_events as groups
+from fasti.core.log.events import LogAppended, LogTrimmed
+from fasti.core.log.group_events import GroupDied, GroupReturned
+from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.model import SEQUENCE_BITS
 from fasti.storage.event_codec import decode, read_head
 from fasti.storage.frames import StoredFrame

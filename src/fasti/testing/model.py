@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fasti.core.hashing import partitions_of
+from fasti.core.columns.hashing import partitions_of
 from fasti.errors import (
     AlreadyExists,
     FastiError,

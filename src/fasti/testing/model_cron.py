@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasti.core.schedule import Schedule
+from fasti.core.cron.schedule import Schedule
 from fasti.model import SECOND_US
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fasti.core.retry import retry_delays
+from fasti.core.delivery.retry import retry_delays
 from fasti.errors import InvalidArgument
 from fasti.model import Outcome, State, partition_of
 from fasti.testing.model_state import Answer, Books, Broken, Message, When

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from fasti.core.hashing import PUBLIC_SEED, hash_keys
+from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys
 from fasti.errors import Gone, InvalidArgument, NotFound
 from fasti.model import SECOND_US, SEQUENCE_BITS, TopicSettings
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.broker.metrics import Metrics
+from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.client.durations import Duration, aware_us, duration_us

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.unit.core.test_engine_regressions import NOW_US, Shard, ids, names, words
 
-from fasti.core import commands, ledger
+from fasti.core import commands
 from fasti.core.commands import Target, When
 from fasti.core.keys import Rows
+from fasti.core.rows import ledger
 from fasti.model import MINUTE_US, TopicSettings
 
 MESSAGES = 24_000

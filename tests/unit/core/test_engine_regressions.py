@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fasti.core import calendar, commands, staging
-from fasti.core.calendar import Calendar
+from fasti.core import commands
+from fasti.core.calendar import wheel as calendar
+from fasti.core.calendar.wheel import Calendar
 from fasti.core.commands import Target, When
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Deliver, Step
+from fasti.core.timeline import staging
 from fasti.model import (
     DUE_MAX_US,
     MINUTE_US,
@@ -122,7 +124,7 @@ def test_a_message_due_at_the_beginning_of_time_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A moment of 0 was taken for no moment at all: the rest of a long line waited for ever."""
-    monkeypatch.setattr("fasti.core.turns.SERVED_PER_STEP", 2)
+    monkeypatch.setattr("fasti.core.delivery.turns.SERVED_PER_STEP", 2)
     shard = Shard()
     shard.produce(b"1", b"2", b"3", due_us=0)
     shard.lease(count=10)
@@ -195,7 +197,7 @@ def test_a_sweep_keeps_rows_of_a_slice_that_is_half_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that had left the calendar ahead of its cursor were swept away and never delivered."""
-    monkeypatch.setattr("fasti.core.partition._STALE_MIN", 0)
+    monkeypatch.setattr("fasti.core.timeline.partition._STALE_MIN", 0)
     shard = Shard()
     start_us = crowded(shard, monkeypatch)
     partition = shard.engine.state.by_name["t"].partitions[0]
@@ -212,7 +214,7 @@ def test_a_sweep_keeps_rows_of_a_slice_that_is_half_through(
 
 def test_moving_one_message_for_ever_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Old entries of a message that is moved again and again looked alive and stayed."""
-    monkeypatch.setattr("fasti.core.partition._STALE_MIN", 64)
+    monkeypatch.setattr("fasti.core.timeline.partition._STALE_MIN", 64)
     shard = Shard()
     shard.produce(b"1", delay_us=MINUTE_US)
     for turn in range(2_000):

@@ -13,7 +13,7 @@ from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
-from fasti.core.log_commands import DeleteGroup
+from fasti.core.log.commands import DeleteGroup
 from fasti.errors import Gone, NotFound
 from fasti.model import DAY_US, TopicSettings
 from fasti.storage.change_feed import ChangeFeed, DirectoryNames

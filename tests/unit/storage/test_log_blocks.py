@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.core.log_rig import START_US, LogRig
+from tests.unit.core.log.rig import START_US, LogRig
 
-from fasti.core.log_commands import Truncate
+from fasti.core.log.commands import Truncate
 from fasti.errors import Corruption, FastiError
 from fasti.model import SECOND_US
 from fasti.storage.files import LocalFiles

@@ -11,8 +11,8 @@ import pytest
 
 from fasti.core import events as ev
 from fasti.core.keys import Rows
-from fasti.core.location import in_block, in_frame
 from fasti.core.replies import Frame
+from fasti.core.rows.location import in_block, in_frame
 from fasti.errors import Corruption, Gone, NotFound
 from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame as StoredFrame

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fasti.core import events as ev
-from fasti.core import group_events as groups
 from fasti.core.journaled import EVENTS
 from fasti.core.keys import Rows
-from fasti.core.kv_events import KvProduced, Removed
+from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.lifecycle import Verb
-from fasti.core.log_events import LogAppended
-from fasti.core.priority_events import PriorityProduced
+from fasti.core.log import group_events as groups
+from fasti.core.log.events import LogAppended
+from fasti.core.priority.events import PriorityProduced
 from fasti.core.replies import Frame
 from fasti.model import SEQUENCE_BITS
 from fasti.storage import event_codec

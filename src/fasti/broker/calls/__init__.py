@@ -1,0 +1,1 @@
+"""The protocol's calls in terms of commands: actions, intakes, subscriptions, listings."""

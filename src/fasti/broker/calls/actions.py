@@ -1,0 +1,345 @@
+"""The actions of the protocol, each a function of the service, its header and its parts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from fasti.broker.calls import changes, requests
+from fasti.broker.calls import dead as dead_actions
+from fasti.broker.calls import replies as reply_actions
+from fasti.broker.calls.listing import metadata, with_payloads, with_status
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none, one
+from fasti.broker.cron import actions as cron_actions
+from fasti.broker.kv import actions as kv_actions
+from fasti.broker.log import actions as log_actions
+from fasti.broker.reading import fetch, gather_bounded, refreshed
+from fasti.broker.routing import actions as routing_actions
+from fasti.core import commands as co
+from fasti.core.keys import HEADERS
+from fasti.errors import InvalidArgument
+from fasti.model import TopicSettings
+from fasti.protocol import outcomes
+from fasti.protocol.schemas import BUCKETS, VERSION
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+_CHANGED = {
+    "payload": pa.binary(),
+    "headers": HEADERS,
+    "content_type": pa.string(),
+    "priority": pa.int32(),
+}
+_MOVED = {"due_us": pa.int64(), "delay_us": pa.int64()}
+
+
+# The broker
+
+
+def _hello(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    shard = service.shard
+    return {
+        "server": version("fasti"),
+        "protocol": VERSION,
+        "now_us": shard.clock.now_us(),
+        "limits": asdict(shard.settings.limits),
+        "shard": f"{shard.store.manifest.incarnation:016x}",
+    }, []
+
+
+def _clock(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    return {"now_us": service.shard.clock.now_us()}, []
+
+
+def _health(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    state = "serving"
+    if service.shard.failed:
+        state = "failed"
+    elif service.stopping:
+        state = "stopping"
+    return {"ready": state == "serving", "state": state}, []
+
+
+def _metrics(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    return {"text": service.metrics.text(service.shard)}, []
+
+
+def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    service.shard.checkpoint()
+    return {}, []
+
+
+# Topics
+
+
+def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, settings={})
+    settings = requests.settings(fields["settings"], TopicSettings())
+    with service.topic_lock:
+        created = fields["topic"] not in service.topics()
+        service.command(co.CreateTopic(fields["topic"], settings))
+    return {"created": created, "settings": settings.to_dict()}, []
+
+
+def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, settings=dict)
+    with service.topic_lock:
+        current = service.require_topic(fields["topic"])
+        settings = requests.settings(fields["settings"], current)
+        service.command(co.ChangeTopic(fields["topic"], settings))
+    return {"settings": settings.to_dict()}, []
+
+
+def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str)
+    with service.topic_lock:
+        service.command(co.DeleteTopic(fields["topic"]))
+        service.topic_gone(fields["topic"])
+    return {}, []
+
+
+def _topic(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str)
+    settings = service.require_topic(fields["topic"])
+    counts = service.command(co.Count(fields["topic"])).states
+    return {"settings": settings.to_dict(), "counts": counts}, []
+
+
+def _topics(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    found = service.topics()
+    names = sorted(found)
+    replies = service.shard.submit([co.Count(name) for name in names]).result() if names else []
+    return {
+        "topics": [
+            {"topic": name, "settings": found[name].to_dict(), "counts": reply.states}
+            for name, reply in zip(names, replies, strict=True)
+            # One that was deleted in between is not there.
+            if reply.error is None
+        ]
+    }, []
+
+
+# Messages
+
+
+def _get(service: Service, header: Header, parts: Parts) -> Answer:
+    fields = requests.checked(header, topic=str, payload=True)
+    shard = service.shard
+    target = requests.target(one(parts), shard.store.seed, shard.settings.limits)
+    if fields["payload"]:
+        found, contents = fetch(shard, fields["topic"], target, gather_bounded)
+        batch = with_payloads(metadata(found), contents)
+    else:
+        found = service.command(co.Get(fields["topic"], target))
+        batch = metadata(found)
+    return {}, [with_status(batch, found.status)]
+
+
+def _update(service: Service, header: Header, parts: Parts) -> Answer:
+    return _changed(service, "update", header, one(parts))
+
+
+def _move(service: Service, header: Header, parts: Parts) -> Answer:
+    return _changed(service, "move", header, one(parts))
+
+
+def _cancel(service: Service, header: Header, parts: Parts) -> Answer:
+    return _changed(service, "cancel", header, one(parts))
+
+
+def _changed(service: Service, op: str, header: Header, batch: pa.RecordBatch) -> Answer:
+    fields = requests.checked(header, topic=str, owner="")
+    command = _change(service, op, fields, batch)
+    reply = service.mutation(op, fields["topic"], service.command(command))
+    return outcomes.encode(reply), []
+
+
+def _change(service: Service, op: str, fields: Header, batch: pa.RecordBatch) -> Any:
+    """The command of an update, move or cancel."""
+    seed, limits = service.shard.store.seed, service.shard.settings.limits
+    more, names = {"update": _CHANGED, "move": _MOVED, "cancel": {}}[op], batch.schema.names
+    target = requests.target(batch, seed, limits, **more)
+    expected = {"versions": requests.versions(batch), "owner": fields["owner"]}
+    if op == "cancel":
+        return co.Cancel(fields["topic"], target, **expected)
+    if op == "move":
+        return co.Move(fields["topic"], target, requests.moved_to(batch), **expected)
+    priorities = requests.changed_priorities(batch)
+    if priorities is not None and not {"payload", "headers", "content_type"} & {*names}:
+        return co.Reprioritise(fields["topic"], target, priorities, **expected)
+    rows = refreshed(service.shard, fields["topic"], target, requests.contents(batch, limits))
+    return co.Update(fields["topic"], target, rows, priorities=priorities, **expected)
+
+
+def _returned(op: str) -> Action:
+    def carry_out(service: Service, header: Header, parts: Parts) -> Answer:
+        fields = requests.checked(header, topic=str, **requests.returned_fields(op))
+        batch = one(parts)
+        command = requests.returned(
+            op, fields["topic"], fields, batch, service.shard.settings.limits
+        )
+        service.note_started(fields["topic"], command)
+        reply = service.mutation(op, fields["topic"], service.command(command))
+        return outcomes.encode(reply), []
+
+    return carry_out
+
+
+def _dead_ids(service: Service, parts: Parts) -> Any:
+    batch = one(parts)
+    requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
+    return requests.target(batch, service.shard.store.seed, service.shard.settings.limits).ids
+
+
+def _redrive(service: Service, header: Header, parts: Parts) -> Answer:
+    fields = requests.checked(header, topic=str, group="", delay_us=None, due_us=None)
+    when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
+    topic, group, ids = fields["topic"], fields["group"], _dead_ids(service, parts)
+    if group:
+        # In a log a key only chooses the partition: nobody has to claim it again.
+        reply = service.command(co.Redrive(topic, ids, when=when, group=group))
+    else:
+        reply = service.shard.redrive(topic, ids, when)
+    return outcomes.encode(service.mutation("redrive", fields["topic"], reply)), []
+
+
+def _purge(service: Service, header: Header, parts: Parts) -> Answer:
+    fields = requests.checked(header, topic=str, group="")
+    command = co.Purge(fields["topic"], _dead_ids(service, parts), fields["group"])
+    reply = service.command(command)
+    return outcomes.encode(service.mutation("purge", fields["topic"], reply)), []
+
+
+def _count(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str)
+    return {"counts": service.command(co.Count(fields["topic"])).states}, []
+
+
+def _forecast(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, from_us=int, to_us=int, bucket_us=int)
+    found = service.command(co.Forecast(**fields))
+    arrays = [pa.array(found.start_us), pa.array(found.count)]
+    return {}, [pa.RecordBatch.from_arrays(arrays, schema=BUCKETS)]
+
+
+# Several at once
+
+
+def _transaction(service: Service, header: Header, parts: Parts) -> Answer:
+    listed = requests.checked(header, commands=list)["commands"]
+    if len(listed) != len(parts):
+        raise InvalidArgument("a transaction has a part for each command", field="parts")
+    commands, topics = [], []
+    for fields, part in zip(listed, parts, strict=True):
+        if not isinstance(fields, dict):
+            raise InvalidArgument("a command is an object", field="commands")
+        commands.append(_part_of(service, dict(fields), requests.one_batch(part)))
+        topics.append((fields["op"], fields["topic"]))
+    reply = service.command(co.Transaction(commands))
+    if reply.committed:
+        for (op, topic), command, each in zip(topics, commands, reply.replies, strict=True):
+            service.note_started(topic, command)
+            service.metrics.mutated(op, topic, each.status)
+    told = [outcomes.encode(each) for each in reply.replies]
+    return {"committed": reply.committed, "outcomes": told}, []
+
+
+def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
+    op = fields.pop("op", None)
+    if op == "produce":
+        fields = requests.checked(fields, topic=str, owner="", on_conflict="reject", partition=None)
+        requests.integer(fields, "partition")
+        shard = service.shard
+        seed, limits = shard.store.seed, shard.settings.limits
+        return requests.produce(batch, seed, limits, shard.clock.now_us(), **fields)
+    if op in ("update", "move", "cancel"):
+        fields = requests.checked(fields, topic=str, owner="")
+        return _change(service, op, fields, batch)
+    if op in requests.RETURNS:
+        fields = requests.checked(fields, topic=str, **requests.returned_fields(op))
+        return requests.returned(op, fields["topic"], fields, batch, service.shard.settings.limits)
+    if op in _PARTS:
+        return _PARTS[op](service, fields, batch)
+    raise InvalidArgument(f"there is no command {op!r} of a transaction", field="op")
+
+
+def _publish(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, stage=str, skip_conflicts=False)
+    rows, taken = service.command(co.Publish(**fields)).value
+    skipped = pa.RecordBatch.from_arrays([pa.array(taken, type=pa.int64())], names=["id"])
+    return {"rows": int(rows)}, [skipped]
+
+
+def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, stage=str)
+    return {"rows": int(service.command(co.DropStage(**fields)).value)}, []
+
+
+def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    service.listings.drop(requests.checked(header, snapshot=int)["snapshot"])
+    return {}, []
+
+
+_MORE = (
+    changes,
+    cron_actions,
+    dead_actions,
+    kv_actions,
+    log_actions,
+    reply_actions,
+    routing_actions,
+)
+ACTIONS: dict[str, Action] = {
+    "hello": _hello,
+    "clock": _clock,
+    "health": _health,
+    "metrics": _metrics,
+    "checkpoint": _checkpoint,
+    "create_topic": _create_topic,
+    "change_topic": _change_topic,
+    "delete_topic": _delete_topic,
+    "topic": _topic,
+    "topics": _topics,
+    "get": _get,
+    "update": _update,
+    "move": _move,
+    "cancel": _cancel,
+    **{op: _returned(op) for op in sorted(requests.RETURNS)},
+    "redrive": _redrive,
+    "purge": _purge,
+    "count": _count,
+    "forecast": _forecast,
+    "transaction": _transaction,
+    "publish": _publish,
+    "drop_stage": _drop_stage,
+    "drop_snapshot": _drop_snapshot,
+    **{name: action for more in _MORE for name, action in more.ACTIONS.items()},
+}
+_PARTS: dict[str, PartOf] = {
+    name: part for more in _MORE for name, part in more.TRANSACTION_PARTS.items()
+}

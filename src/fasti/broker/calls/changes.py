@@ -1,0 +1,200 @@
+"""The change feed for those who read it: from position to position, or on and on.
+
+Reading costs the broker's own threads nothing but the disk: pages are read from the journal and
+translated in the thread that serves the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.broker.calls.follower import IDLE_S, Follower, Written
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.feed import EVERYTHING
+from fasti.errors import Closed, Gone, InvalidArgument
+from fasti.protocol.schemas import VERSION
+from fasti.storage.change_feed import ChangeFeed, DirectoryNames
+from fasti.storage.transitions import TRANSITIONS, WITH_PAYLOADS
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+_SPLITS_MAX = 1_000
+# Before the journal is looked at again, when the shard recovers.
+_PAUSE_S = 0.05
+_FIELDS: Header = {"shard": "", "after": None, "topic": "", "payload": False}
+
+
+def feed_of(service: Service) -> ChangeFeed:
+    """The feed as it is now; an engine that recovers has another one."""
+    shard = service.shard
+    names = DirectoryNames(shard.engine.state.directory)
+    return ChangeFeed(shard.store.journal, shard.store.seed, names)
+
+
+def shard_name(feed: ChangeFeed) -> str:
+    """What positions belong to, as `hello` tells it."""
+    return f"{feed.incarnation:016x}"
+
+
+class Span:
+    """What a reader wants: checked fields of a ticket, plan or exchange."""
+
+    def __init__(self, service: Service, fields: Header) -> None:
+        self.feed = feed = feed_of(service)
+        name = shard_name(feed)
+        if fields["shard"] and fields["shard"] != name:
+            raise Gone(
+                f"positions of shard {fields['shard']} mean nothing here: this is {name}",
+                details={"shard": name, "first": feed.first, "last": feed.last},
+            )
+        after = requests.integer(fields, "after")
+        self.after = feed.first if after is None else after
+        feed.check(self.after)
+        self.payload: bool = fields["payload"]
+        self.topic: str = fields["topic"]
+        self.topics: frozenset[int] | None = None
+        if self.topic:
+            self.topics = _numbers(service, self.topic)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """With or without payloads."""
+        return WITH_PAYLOADS if self.payload else TRANSITIONS
+
+    def pages(self, through: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Pages from where it is; it moves on with each."""
+        for position, batch in self.feed.pages(self.after, through, self.payload, self.topics):
+            self.after = position
+            yield position, batch
+
+
+def _numbers(service: Service, topic: str) -> frozenset[int]:
+    """All topics that ever had the name, as far as anybody remembers."""
+    shard = service.shard
+    known: dict[int, str] = shard.run(lambda: dict(shard.engine.state.directory.topics)).result()
+    return frozenset(number for number, name in known.items() if name == topic)
+
+
+class ChangeReads:
+    """Tickets and plans of the feed. Any thread."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+        """Up to `splits` tickets that together have everything between two positions."""
+        fields = requests.checked(descriptor, through=None, splits=1, **_FIELDS)
+        if not 1 <= fields["splits"] <= _SPLITS_MAX:
+            raise InvalidArgument(
+                f"splits is 1 to {_SPLITS_MAX}", field="splits", limit=_SPLITS_MAX
+            )
+        span = Span(self._service, fields)
+        through = _through(span, fields)
+        base = {
+            "version": VERSION,
+            "call": "changes",
+            "shard": shard_name(span.feed),
+            "topic": span.topic,
+            "payload": span.payload,
+        }
+        step = max(1, -(-(through - span.after) // fields["splits"]))
+        bounds = list(range(span.after, through, step)) or [through]
+        ends = [*bounds[1:], through]
+        return span.schema, [
+            {**base, "after": begin, "through": end}
+            for begin, end in zip(bounds, ends, strict=True)
+        ]
+
+    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The transitions of a ticket."""
+        span_fields = requests.checked(ticket, through=None, **_FIELDS)
+        span = Span(self._service, span_fields)
+        through = _through(span, span_fields)
+        return span.schema, (batch for _, batch in span.pages(through))
+
+
+def _through(span: Span, fields: Header) -> int:
+    through = requests.integer(fields, "through")
+    if through is None:
+        return span.feed.last
+    span.feed.check(through)
+    if through < span.after:
+        raise InvalidArgument("through lies before after", field="through")
+    return through
+
+
+class ChangeFollower(Follower):
+    """A reader that follows the feed."""
+
+    def __init__(self, service: Service, descriptor: Header) -> None:
+        super().__init__(service)
+        self._span = Span(service, requests.checked(descriptor, **_FIELDS))
+        shard = service.shard
+        self._followed = shard.feed.follow(EVERYTHING, shard.settings.limits.watchers_max)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """With or without payloads."""
+        return self._span.schema
+
+    @property
+    def topic(self) -> str:
+        """It belongs to no topic: it goes on when one is deleted."""
+        return ""
+
+    def wake(self) -> None:
+        """To look whether it is over."""
+        self._followed.wake()
+
+    def leave(self) -> None:
+        """One fewer follows."""
+        self.service.shard.feed.unfollow(self._followed)
+
+    def pages(self) -> Iterator[Written]:
+        """Pages of the feed as they become durable."""
+        span = self._span
+        while not self.ended:
+            # Before looking: what becomes durable from now on is not missed.
+            seen = self._followed.seen
+            # A shard that recovered has another journal, with the same frames.
+            span.feed = feed_of(self.service)
+            idle, patience_s = True, IDLE_S
+            try:
+                for position, batch in span.pages(span.feed.last):
+                    idle = False
+                    yield self.said(kind="changes", position=position), batch
+                    if self.ended:
+                        return
+            except Closed:
+                # The shard recovers: soon the journal is another one.
+                if self.service.shard.failed:
+                    raise
+                patience_s = _PAUSE_S
+            if idle and not self._followed.wait(seen, patience_s, self.is_over):
+                yield self.said(kind="idle", position=span.after), None
+
+
+def _feed(service: Service, header: Header, parts: Parts) -> Answer:
+    """Where the feed begins and ends; where a time lies, or where so many rows end."""
+    none(parts)
+    fields = requests.checked(header, time_us=None, after=None, rows=None, shard="")
+    time_us, rows = requests.integer(fields, "time_us"), requests.integer(fields, "rows")
+    span = Span(service, {**_FIELDS, "shard": fields["shard"], "after": fields["after"]})
+    feed = span.feed
+    answer: Header = {"shard": shard_name(feed), "first": feed.first, "last": feed.last}
+    if time_us is not None:
+        answer["position"] = feed.before(time_us)
+    if rows is not None:
+        if rows < 1:
+            raise InvalidArgument("rows is at least 1", field="rows", limit=1)
+        answer["position"], answer["rows"] = feed.end_after(span.after, rows)
+    return answer, []
+
+
+ACTIONS: dict[str, Action] = {"feed": _feed}
+TRANSACTION_PARTS: dict[str, PartOf] = {}

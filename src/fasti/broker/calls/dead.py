@@ -1,0 +1,322 @@
+"""Dead letters by filter: a bounded piece of them a call, and a cursor to go on from.
+
+A call looks at the next dead messages that fit, in id order, and redrives or purges them; what died
+meanwhile with a lower id is not met again, so a redrive that goes on failing comes to its end. Within
+their topic they live again under their ids. To another topic they are produced there and purged here
+in one transaction, with headers that tell where they come from: a message is in one of the topics,
+whatever happens in between. One whose key is taken there stays dead and says `conflict`.
+
+Handler threads; everything that changes goes through the shard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fasti.broker.calls import requests
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts
+from fasti.broker.reading import MOVED, fetch
+from fasti.core import commands as co
+from fasti.core.keys import HEADERS
+from fasti.core.log.commands import ListDead
+from fasti.core.replies import Messages
+from fasti.errors import InvalidArgument
+from fasti.model import Limits, Outcome
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+Int64s = NDArray[np.int64]
+
+# What redriven messages tell of their death.
+DEAD_TOPIC, DEAD_REASON, DEAD_ATTEMPTS = (
+    "fasti-dead-topic",
+    "fasti-dead-reason",
+    "fasti-dead-attempts",
+)
+
+_PIECE_ROWS = 5_000
+_PIECE_BYTES = 4 << 20
+_FAILED_MAX = 100
+_REASONS_MAX = 1_000
+_FILTER: Header = {
+    "topic": str,
+    "group": "",
+    "reason": None,
+    "owner": None,
+    "due_from_us": None,
+    "due_to_us": None,
+    "after_id": 0,
+    "limit": _PIECE_ROWS,
+}
+
+
+@dataclass(slots=True)
+class _Told:
+    """What became of the messages of a piece."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: list[Header] = field(default_factory=list)
+
+    def add(self, ids: Int64s, status: NDArray[np.uint8]) -> None:
+        """More rows."""
+        words = [Outcome(code).word for code in status.tolist()]
+        self.counts.update(words)
+        bad = np.flatnonzero(status)[: _FAILED_MAX - len(self.failed)]
+        self.failed += [{"id": int(ids[row]), "status": words[row]} for row in bad.tolist()]
+
+
+def _redrive_dead(service: Service, header: Header, parts: Parts) -> Answer:
+    fields = _checked(header, to=None, delay_us=None, due_us=None)
+    fields["limit"] = min(fields["limit"], _PIECE_ROWS)
+    when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
+    if when.due_us is not None and when.delay_us is not None:
+        raise InvalidArgument("either due_us or delay_us, not both", field="due_us")
+    found = _page(service, fields, _named(service, parts))
+    told = _Told()
+    target = _text(fields, "to")
+    if target is not None and target != fields["topic"]:
+        _move(service, fields, target, when, found, told)
+    elif len(found.ids):
+        reply = _redriven(service, fields, found.ids, when)
+        told.add(found.ids, service.mutation("redrive", fields["topic"], reply).status)
+    return _answer(service, fields, found, told), []
+
+
+def _purge_dead(service: Service, header: Header, parts: Parts) -> Answer:
+    fields = _checked(header)
+    fields["limit"] = min(fields["limit"], _PIECE_ROWS)
+    found = _page(service, fields, _named(service, parts))
+    told = _Told()
+    if len(found.ids):
+        command = co.Purge(fields["topic"], found.ids, group=fields["group"])
+        reply = service.mutation("purge", fields["topic"], service.command(command))
+        told.add(found.ids, reply.status)
+    return _answer(service, fields, found, told), []
+
+
+def _count_dead(service: Service, header: Header, parts: Parts) -> Answer:
+    """How many fit, and how many died of what: all of them, however long that takes."""
+    if parts:
+        raise InvalidArgument("this action has no parts", field="parts")
+    fields = _checked({"limit": service.shard.settings.limits.page_rows_max, **header})
+    reasons: Counter[str] = Counter()
+    while True:
+        found = _page(service, fields, None)
+        if len(found.ids):
+            numbers, counts = np.unique(found.columns["reason"], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                reasons[found.names["reason"][number]] += count
+        fields["after_id"] = found.next_after_id
+        if not found.next_after_id:
+            break
+    common = reasons.most_common(_REASONS_MAX)
+    told = {"dead": sum(reasons.values()), "reasons": [list(each) for each in common]}
+    return told | {"reasons_left": len(reasons) - len(common)}, []
+
+
+# Finding them
+
+
+def _checked(header: Header, **more: Any) -> Header:
+    fields = requests.checked(header, **_FILTER, **more)
+    if fields["limit"] < 1:
+        raise InvalidArgument("a limit is at least 1", field="limit", limit=1)
+    if fields["after_id"] < 0:
+        raise InvalidArgument("after_id is an id, or 0", field="after_id", limit=0)
+    for name in ("reason", "owner"):
+        fields[name] = _text(fields, name)
+    return fields
+
+
+def _text(fields: Header, name: str) -> str | None:
+    """A text that may be null."""
+    value = fields[name]
+    if value is None:
+        return None
+    text: str = requests.checked({name: value}, **{name: str})[name]
+    return text
+
+
+def _named(service: Service, parts: Parts) -> Int64s | None:
+    """The ids of a part, if only those are meant."""
+    if not parts:
+        return None
+    if len(parts) > 1:
+        raise InvalidArgument("this action has one part at most", field="parts")
+    batch = requests.one_batch(parts[0])
+    requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
+    limits: Limits = service.shard.settings.limits
+    ids: Int64s | None = requests.target(batch, service.shard.store.seed, limits).ids
+    if ids is not None and len(ids) > _PIECE_ROWS:
+        raise InvalidArgument(f"at most {_PIECE_ROWS} ids", field="id", limit=_PIECE_ROWS)
+    return ids
+
+
+def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
+    limit = min(fields["limit"], service.shard.settings.limits.page_rows_max)
+    if fields["group"]:
+        for name in ("owner", "due_from_us", "due_to_us"):
+            if fields[name] is not None:
+                raise InvalidArgument(f"rows of a log have no {name}", field=name)
+        if ids is not None:
+            raise InvalidArgument("name rows of a group by redrive and purge", field="parts")
+        place = (fields["topic"], fields["group"], fields["after_id"], limit, fields["reason"])
+        rows: Messages = service.command(ListDead(*place))
+        return rows
+    found: Messages = service.command(
+        co.List(
+            fields["topic"],
+            fields["after_id"],
+            limit,
+            requests.integer(fields, "due_from_us"),
+            requests.integer(fields, "due_to_us"),
+            "dead",
+            fields["owner"],
+            target=None if ids is None else co.Target(ids=ids),
+            reason=fields["reason"],
+        )
+    )
+    return found
+
+
+def _answer(service: Service, fields: Header, found: Messages, told: _Told) -> Header:
+    left = service.command(co.Count(fields["topic"])).states.get("dead", 0)
+    return {
+        "looked": int(told.counts.total()),
+        "outcomes": dict(told.counts),
+        "failed": told.failed,
+        "next_after_id": found.next_after_id,
+        "left": left,
+    }
+
+
+# Within their topic
+
+
+def _redriven(service: Service, fields: Header, ids: Int64s, when: co.When) -> Any:
+    if fields["group"]:
+        return service.command(co.Redrive(fields["topic"], ids, None, when, fields["group"]))
+    return service.shard.redrive(fields["topic"], ids, when)
+
+
+# To another topic
+
+
+def _move(
+    service: Service, fields: Header, target: str, when: co.When, found: Messages, told: _Told
+) -> None:
+    """As many of the page as may be gathered at once; the rest is left to the next call."""
+    kind = service.require_topic(target).kind
+    if not len(found.ids):
+        return
+    contents = _contents(service, fields["topic"], found)
+    count = contents.num_rows
+    if count < len(found.ids):
+        found.next_after_id = int(found.ids[count - 1])
+    ids = found.ids[:count]
+    status = np.zeros(count, dtype=np.uint8)
+    owners = np.array(found.columns["owner"][:count])
+    batch = _produced(service, fields["topic"], found, contents, when)
+    if kind == "priority" and "priority" in found.columns:
+        numbers = pa.array(np.asarray(found.columns["priority"][:count], dtype=np.int32))
+        batch = batch.append_column("priority", numbers)
+    left = np.arange(count)
+    # Each round that does not happen finds at least one message that can't go.
+    while len(left):
+        commands: list[Any] = [co.Purge(fields["topic"], ids[left], group=fields["group"])]
+        rows_of = [left]
+        for owner in np.unique(owners[left]).tolist():
+            mine = left[owners[left] == owner]
+            rows_of.append(mine)
+            name = found.names["owner"][owner]
+            commands.append(_produce(service, target, name, batch.take(pa.array(mine))))
+        reply = service.command(co.Transaction(commands))
+        if reply.committed:
+            service.metrics.mutated("redrive", fields["topic"], reply.replies[0].status)
+            break
+        for rows, each in zip(rows_of, reply.replies, strict=False):
+            bad = ~np.isin(each.status, [Outcome.OK, Outcome.ABORTED])
+            status[rows[bad]] = each.status[bad]
+        kept = left[status[left] == Outcome.OK]
+        assert len(kept) < len(left), "what did not happen says why"
+        left = kept
+    told.add(ids, status)
+
+
+def _contents(service: Service, topic: str, found: Messages) -> pa.RecordBatch:
+    payloads = service.shard.store.payloads
+    locations = found.columns["location"]
+    try:
+        return payloads.gather(locations, _PIECE_BYTES)
+    except MOVED:
+        limits: Limits = service.shard.settings.limits
+        count = max(1, _PIECE_BYTES // limits.payload_bytes_max)
+        return fetch(service.shard, topic, co.Target(ids=found.ids[:count]))[1]
+
+
+def _produced(
+    service: Service, topic: str, found: Messages, contents: pa.RecordBatch, when: co.When
+) -> pa.RecordBatch:
+    """The messages as the columns of a produce, with headers that tell of their death."""
+    limit = service.shard.settings.limits.headers_bytes_max
+    reasons, numbers = found.names["reason"], found.columns["reason"].tolist()
+    attempts = found.columns["attempts"].tolist()
+    headers = [
+        _with_death(own or [], topic, reasons[numbers[row]], attempts[row], limit)
+        for row, own in enumerate(contents.column("headers").to_pylist())
+    ]
+    columns = {
+        "payload": contents.column("payload"),
+        "headers": pa.array(headers, type=HEADERS),
+    }
+    for name in ("key", "content_type", "subject"):
+        if name in contents.schema.names:
+            columns[name] = contents.column(name)
+    moment = when.due_us if when.due_us is not None else when.delay_us
+    if moment is not None:
+        name = "due_us" if when.due_us is not None else "delay_us"
+        columns[name] = pa.array(np.full(contents.num_rows, moment, dtype=np.int64))
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _with_death(
+    own: list[tuple[str, str]], topic: str, reason: str, attempts: int, limit: int
+) -> list[tuple[str, str]]:
+    """The message's own headers; those of an earlier death are replaced, and never too large."""
+    told = ((DEAD_TOPIC, topic), (DEAD_ATTEMPTS, str(attempts)), (DEAD_REASON, reason))
+    names = [name for name, _ in told]
+    kept = [pair for pair in own if pair[0] not in names]
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in kept)
+    for name, value in told:
+        size += len(name.encode()) + len(value.encode())
+        if size > limit:
+            break
+        kept.append((name, value))
+    return kept
+
+
+def _produce(service: Service, target: str, owner: str, batch: pa.RecordBatch) -> Any:
+    shard = service.shard
+    return requests.produce(
+        batch,
+        shard.store.seed,
+        shard.settings.limits,
+        shard.clock.now_us(),
+        topic=target,
+        owner=owner,
+    )
+
+
+ACTIONS: dict[str, Action] = {
+    "redrive_dead": _redrive_dead,
+    "purge_dead": _purge_dead,
+    "count_dead": _count_dead,
+}
+TRANSACTION_PARTS: dict[str, PartOf] = {}

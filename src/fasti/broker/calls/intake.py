@@ -1,0 +1,142 @@
+"""A producer's stream: batches in, a receipt for each, in their order.
+
+Two threads: one calls `put` and `finish`, another `next_receipt`. `put` waits while too much has
+no receipt yet, and then nothing more is read from the wire: that is the back-pressure.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.core.replies import Reply
+from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.protocol import outcomes
+from fasti.protocol.problems import error_to_json
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+_BATCHES_MAX = 64
+_BYTES_MAX = 64 << 20
+
+Header = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Pending:
+    answer: Future[list[Any]] | FastiError
+    size_bytes: int
+
+
+class Intake:
+    """One stream of `produce`."""
+
+    def __init__(self, service: Service, descriptor: Header) -> None:
+        fields = requests.checked(descriptor, topic=str, owner="", producer="")
+        self._service = service
+        self._topic: str = fields["topic"]
+        self._owner: str = fields["owner"]
+        self._producer: str = fields["producer"]
+        service.require_topic(self._topic)
+        self._waiting: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._batches = self._bytes = 0
+        self._number = 0
+        self._ended = False
+        # With a producer, order holds: nothing is taken behind a batch that was refused.
+        self._refused: FastiError | None = None
+
+    def put(self, metadata: Header, batch: pa.RecordBatch) -> None:
+        """Takes a batch, or notes why not. Waits while too much has no receipt yet."""
+        misshapen = requests.misshapen(batch)
+        size_bytes = 0 if misshapen else batch.nbytes
+        with self._changed:
+            while not self._ended and (
+                self._batches >= _BATCHES_MAX
+                or (self._batches and self._bytes + size_bytes > _BYTES_MAX)
+            ):
+                self._changed.wait()
+            if self._ended:
+                raise Closed("the stream has ended")
+            self._batches += 1
+            self._bytes += size_bytes
+        try:
+            if self._refused is not None:
+                raise self._refused
+            if misshapen is not None:
+                raise misshapen
+            self._waiting.put(_Pending(self._submit(metadata, batch), size_bytes))
+        except FastiError as error:
+            if self._producer:
+                self._refused = error
+            self._waiting.put(_Pending(error, size_bytes))
+
+    def _submit(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
+        fields = requests.checked(
+            metadata, sequence=0, on_conflict="reject", atomic=False, partition=None, stage=""
+        )
+        if fields["sequence"] and not self._producer:
+            raise InvalidArgument("only a producer numbers its batches", field="sequence")
+        shard = self._service.shard
+        command = requests.produce(
+            batch,
+            shard.store.seed,
+            shard.settings.limits,
+            shard.clock.now_us(),
+            topic=self._topic,
+            owner=self._owner,
+            producer=self._producer,
+            producer_sequence=fields["sequence"],
+            on_conflict=fields["on_conflict"],
+            atomic=fields["atomic"],
+            partition=requests.integer(fields, "partition"),
+            stage=fields["stage"],
+        )
+        return self._service.submit([command])
+
+    def finish(self) -> None:
+        """No more batches come; `next_receipt` says None behind the last receipt."""
+        self._waiting.put(None)
+
+    def end(self) -> None:
+        """Nobody reads receipts any more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def next_receipt(self) -> Header | None:
+        """The next batch's receipt, when it is durable; None at the end."""
+        pending = self._waiting.get()
+        if pending is None:
+            return None
+        try:
+            if isinstance(pending.answer, FastiError):
+                raise pending.answer
+            reply: Reply = pending.answer.result()[0]
+            if reply.error is not None:
+                raise reply.error
+            receipt = outcomes.encode(reply)
+            self._service.metrics.mutated("produce", self._topic, reply.status)
+        except FastiError as error:
+            # The next batch is routed by the bindings as they are now.
+            self._service.routes.learn(error)
+            # Behind a refused batch the engine saw a gap: the first refusal is what happened.
+            error = self._refused if self._refused is not None and self._producer else error
+            if self._producer:
+                self._refused = error
+            self._service.metrics.refused("produce", error.code)
+            receipt = {"error": error_to_json(error)}
+        receipt["batch"] = self._number
+        self._number += 1
+        with self._changed:
+            self._batches -= 1
+            self._bytes -= pending.size_bytes
+            self._changed.notify_all()
+        return receipt

@@ -1,0 +1,386 @@
+"""From the protocol's words to the engine's commands.
+
+Everything that a stranger may send is checked here, in the thread that received it: fields that
+are not known, types, column names, sizes. Keys are hashed and payloads put into their columns here
+too, so that the sequencer touches fixed-width columns only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fasti.core import commands as co
+from fasti.core.keys import Keys, Rows
+from fasti.core.routing.subjects import check_subjects
+from fasti.errors import InvalidArgument
+from fasti.model import (
+    DUE_MAX_US,
+    PRIORITY_MAX,
+    Limits,
+    OnConflict,
+    RetryPolicy,
+    TopicSettings,
+)
+from fasti.protocol.schemas import PRODUCE_TYPES, RETURNED, VERSION
+
+Int64s = NDArray[np.int64]
+Seed = tuple[int, int]
+Header = dict[str, Any]
+
+INT64_MAX = (1 << 63) - 1
+_CONFLICTS = {policy.name.lower(): policy for policy in OnConflict}
+
+
+def checked(header: Header, **known: Any) -> Header:
+    """The header with its defaults filled in: `name=type` must be there, `name=default` may.
+
+    An unknown field, a missing one or one of the wrong type is refused by its name.
+    """
+    for name in header:
+        if name not in known:
+            raise InvalidArgument(f"there is no field {name!r} here", field=name)
+    found: Header = {}
+    for name, wanted in known.items():
+        value = header.get(name)
+        if isinstance(wanted, type):
+            if name not in header:
+                raise InvalidArgument(f"{name!r} is missing", field=name)
+            _check_type(name, value, wanted)
+        elif name in header and not (value is None and wanted in (None, 0, "")):
+            if wanted is not None:
+                _check_type(name, value, type(wanted))
+        else:
+            value = wanted
+        found[name] = value
+    return found
+
+
+def _check_type(name: str, value: Any, wanted: type) -> None:
+    fits = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+    if not fits:
+        raise InvalidArgument(f"{name!r} must be a JSON {_WORDS[wanted]}", field=name)
+    if wanted is str and not _is_text(value):
+        raise InvalidArgument(f"{name!r} can't be written as UTF-8", field=name)
+    if wanted is int and abs(value) > INT64_MAX:
+        raise InvalidArgument(f"{name!r} must fit 64 bits", field=name, limit=INT64_MAX)
+
+
+def _is_text(value: str) -> bool:
+    """JSON may name half of a pair of surrogates, which is no character."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+_WORDS = {str: "string", int: "integer", bool: "boolean", dict: "object", list: "list"}
+
+
+def check_version(header: Header) -> Header:
+    """The header without its version, which must be ours."""
+    rest = dict(header)
+    version = rest.pop("version", None)
+    # JSON's true and 1.0 are equal to 1 here, but they are not the number of a version.
+    if type(version) is not int or version != VERSION:
+        raise InvalidArgument(
+            f"this broker speaks version {VERSION} of the protocol, not {version!r}",
+            field="version",
+            details={"supported": [VERSION]},
+        )
+    return rest
+
+
+def integer(header: Header, name: str) -> int | None:
+    """An integer that may be missing or null."""
+    value = header.get(name)
+    if value is not None:
+        _check_type(name, value, int)
+    return value
+
+
+def one_batch(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+    """All rows of a part in one piece."""
+    if isinstance(table, pa.RecordBatch):
+        return table
+    batches = table.combine_chunks().to_batches()
+    if batches:
+        return batches[0]
+    empty = [pa.array([], type=field.type) for field in table.schema]
+    return pa.RecordBatch.from_arrays(empty, schema=table.schema)
+
+
+def check_columns(schema: pa.Schema, types: Mapping[str, pa.DataType], needed: str) -> None:
+    """Columns that nobody knows, twice the same, or of another type are refused by name."""
+    names = schema.names
+    for name in names:
+        if name not in types or names.count(name) > 1:
+            known = ", ".join(types)
+            raise InvalidArgument(f"column {name!r} is none of {known}, once each", field=name)
+        if schema.field(name).type != types[name]:
+            found = schema.field(name).type
+            raise InvalidArgument(f"column {name!r} must be {types[name]}, not {found}", field=name)
+    if needed and needed not in names:
+        raise InvalidArgument(f"the column {needed!r} is missing", field=needed)
+
+
+def misshapen(batch: pa.RecordBatch) -> InvalidArgument | None:
+    """Buffers that are shorter than the rows they should hold, before anybody reads past them.
+
+    Arrow takes a stranger's word for the number of rows. This looks at sizes only and is cheap;
+    `check_contents` looks at everything.
+    """
+    try:
+        batch.validate()
+    except pa.ArrowInvalid as error:
+        return InvalidArgument(f"the batch is malformed: {error}", field="batch")
+    return None
+
+
+def check_contents(batch: pa.RecordBatch) -> None:
+    """The bytes are what the types say: offsets in range, texts in UTF-8."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidArgument(f"the batch is malformed: {error}", field="batch") from error
+
+
+def check_rows(batch: pa.RecordBatch, limits: Limits) -> None:
+    """No more than a command may have."""
+    limit = limits.batch_rows_max
+    if batch.num_rows > limit:
+        raise InvalidArgument(f"more than {limit} rows", field="batch_rows_max", limit=limit)
+
+
+# Produce
+
+
+def produce(
+    batch: pa.RecordBatch, seed: Seed, limits: Limits, now_us: int, **fields: Any
+) -> co.Produce:
+    """A batch of new messages. `fields` are those of the command; `on_conflict` is a word."""
+    check_columns(batch.schema, PRODUCE_TYPES, "payload")
+    check_contents(batch)
+    fields["on_conflict"] = _conflict(fields.get("on_conflict") or "reject")
+    for name in ("producer", "stage"):
+        if len(fields.get(name, "").encode()) > limits.name_bytes_max:
+            limit = limits.name_bytes_max
+            raise InvalidArgument(f"{name} has more than {limit} bytes", field=name, limit=limit)
+    rows = _rows(batch, limits)
+    when = _when(batch, now_us)
+    return co.Produce(
+        rows=rows, when=when, keys=rows.keys(seed), priorities=priorities(batch), **fields
+    )
+
+
+def priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
+    """0 where a row has none."""
+    column = _numbers(batch, "priority")
+    if column is None:
+        return None
+    values = filled(column, 0)
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= PRIORITY_MAX:
+        raise InvalidArgument(
+            f"a priority is 0 to {PRIORITY_MAX}", field="priority", limit=PRIORITY_MAX
+        )
+    return values.astype(np.uint16)
+
+
+def _conflict(word: str) -> OnConflict:
+    policy = _CONFLICTS.get(word)
+    if policy is None:
+        words = ", ".join(_CONFLICTS)
+        raise InvalidArgument(f"{word!r} is none of {words}", field="on_conflict")
+    return policy
+
+
+def _rows(batch: pa.RecordBatch, limits: Limits) -> Rows:
+    used = {}
+    for name in ("key", "headers", "content_type", "subject"):
+        if name in batch.schema.names:
+            column = batch.column(name)
+            if column.null_count < len(column):
+                used[name] = column
+    if "subject" in used:
+        check_subjects(used["subject"])
+    return Rows.of(batch.column("payload"), limits, **used)
+
+
+def _when(batch: pa.RecordBatch, now_us: int) -> co.When:
+    due, delay = _numbers(batch, "due_us"), _numbers(batch, "delay_us")
+    if due is None and delay is None:
+        return co.When()
+    if due is None:
+        assert delay is not None
+        # No delay is one of 0.
+        return co.When(delay_us=filled(delay, 0))
+    if delay is None:
+        return co.When(due_us=filled(due, now_us))
+    if pc.any(pc.and_(due.is_valid(), delay.is_valid())).as_py():
+        raise InvalidArgument("a row has either due_us or delay_us", field="due_us")
+    wait = filled(delay, 0)
+    if len(wait) and (int(wait.min()) < 0 or int(wait.max()) > DUE_MAX_US - now_us):
+        raise InvalidArgument("delay_us is out of range", field="delay_us", limit=DUE_MAX_US)
+    return co.When(due_us=np.where(due.is_valid(), filled(due, 0), now_us + wait))
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """The column, unless no row has a value in it."""
+    if name not in batch.schema.names:
+        return None
+    column = batch.column(name)
+    return None if len(column) and column.null_count == len(column) else column
+
+
+def filled(column: pa.Array, default: int) -> Int64s:
+    """As numpy, with a value for null."""
+    if column.null_count:
+        column = column.fill_null(default)
+    return column.to_numpy(zero_copy_only=False)
+
+
+# Messages that are named
+
+
+_TARGET_TYPES = {"id": pa.int64(), "key": pa.string(), "version": pa.int64()}
+
+
+def target(batch: pa.RecordBatch, seed: Seed, limits: Limits, **more: pa.DataType) -> co.Target:
+    """The messages that a part names, by id or by key; `more` are columns it may have besides."""
+    check_columns(batch.schema, _TARGET_TYPES | more, "")
+    check_contents(batch)
+    by_id, by_key = "id" in batch.schema.names, "key" in batch.schema.names
+    if by_id == by_key:
+        raise InvalidArgument("messages are named by id or by key, one of them", field="id")
+    check_rows(batch, limits)
+    named = batch.column("id" if by_id else "key")
+    if named.null_count:
+        raise InvalidArgument("an id or key is null", field="id" if by_id else "key")
+    return co.Target(ids=filled(named, 0)) if by_id else co.Target(keys=Keys(named, seed))
+
+
+def versions(batch: pa.RecordBatch) -> Int64s | int:
+    """The version that each row expects; 0 for any."""
+    return filled(batch.column("version"), 0) if "version" in batch.schema.names else 0
+
+
+def contents(batch: pa.RecordBatch, limits: Limits) -> Rows:
+    """What an update brings."""
+    if "payload" not in batch.schema.names:
+        raise InvalidArgument("the column 'payload' is missing", field="payload")
+    return Rows.of(
+        batch.column("payload"),
+        limits,
+        **{
+            name: batch.column(name)
+            for name in ("headers", "content_type")
+            if name in batch.schema.names
+        },
+    )
+
+
+def changed_priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
+    """The priorities that an update gives, one to every row; None if it gives none."""
+    if "priority" in batch.schema.names and batch.column("priority").null_count:
+        raise InvalidArgument("a priority is null", field="priority")
+    return priorities(batch)
+
+
+def moved_to(batch: pa.RecordBatch) -> co.When:
+    """Where a move goes: a due time for each row, or a delay for each."""
+    given = [name for name in ("due_us", "delay_us") if name in batch.schema.names]
+    if len(given) != 1 or batch.column(given[0]).null_count:
+        raise InvalidArgument("a move needs due_us or delay_us for every row", field="due_us")
+    return co.When(**{given[0]: filled(batch.column(given[0]), 0)})
+
+
+# Under a lease
+
+
+_RETURNED_TYPES = {field.name: field.type for field in RETURNED}
+_RETURNED_FIELDS: dict[str, Header] = {
+    "ack": {"group": ""},
+    "extend": {"group": "", "length_us": int},
+    "nack": {"group": "", "reason": ""},
+    "reject": {"group": "", "reason": ""},
+    "release": {"group": "", "delay_us": None},
+}
+RETURNS = frozenset(_RETURNED_FIELDS)
+
+
+def returned(op: str, topic: str, header: Header, batch: pa.RecordBatch, limits: Limits) -> Any:
+    """The command of an ack, nack, reject, release or extend."""
+    check_columns(batch.schema, _RETURNED_TYPES, "id")
+    check_contents(batch)
+    check_rows(batch, limits)
+    if "token" not in batch.schema.names:
+        raise InvalidArgument("the column 'token' is missing", field="token")
+    ids, tokens = batch.column("id"), batch.column("token")
+    if ids.null_count or tokens.null_count:
+        raise InvalidArgument("an id or token is null", field="id")
+    place = (topic, filled(ids, 0), filled(tokens, 0))
+    names = batch.schema.names
+    started = filled(batch.column("started_us"), 0) if "started_us" in names else 0
+    group = header["group"]
+    if op == "ack":
+        return co.Ack(*place, started_us=started, group=group)
+    if op == "extend":
+        return co.Extend(*place, length_us=header["length_us"], group=group)
+    if op == "nack":
+        return co.Nack(*place, reason=header["reason"], started_us=started, group=group)
+    if op == "reject":
+        return co.Reject(*place, reason=header["reason"], started_us=started, group=group)
+    return co.Release(*place, when=_released_to(header, batch), started_us=started, group=group)
+
+
+def returned_fields(op: str) -> Header:
+    """The fields that such an op has, for `checked`."""
+    return _RETURNED_FIELDS[op]
+
+
+def _released_to(header: Header, batch: pa.RecordBatch) -> co.When:
+    delay_us = integer(header, "delay_us")
+    due = _numbers(batch, "due_us")
+    if delay_us is not None:
+        return co.When(delay_us=delay_us)
+    if due is None:
+        return co.When()
+    if due.null_count:
+        raise InvalidArgument("due_us is given for every row or for none", field="due_us")
+    return co.When(due_us=filled(due, 0))
+
+
+# Topics
+
+
+def settings(given: Header, base: TopicSettings) -> TopicSettings:
+    """The settings with those that are given put in."""
+    known = {field.name: getattr(base, field.name) for field in dataclass_fields(base)}
+    retry = dict(given).pop("retry", None)
+    plain = {name: value for name, value in given.items() if name != "retry"}
+    defaults = {name: value for name, value in known.items() if name != "retry"}
+    found = checked(plain, **defaults)
+    if retry is None:
+        found["retry"] = base.retry
+    else:
+        _check_type("retry", retry, dict)
+        found["retry"] = _retry(retry, base.retry)
+    return TopicSettings(**found)
+
+
+def _retry(given: Header, base: RetryPolicy) -> RetryPolicy:
+    found = {field.name: getattr(base, field.name) for field in dataclass_fields(base)}
+    for name, value in given.items():
+        if name not in found:
+            raise InvalidArgument(f"there is no field {name!r} of retry", field=name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or (name.endswith("_us") and not isinstance(value, int)):
+            raise InvalidArgument(f"{name!r} of retry must be a number", field=name)
+        found[name] = value if name.endswith("_us") else float(value)
+    return RetryPolicy(**found)

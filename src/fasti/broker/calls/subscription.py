@@ -1,0 +1,335 @@
+"""A consumer's session on the wire: credits and returns in, leased messages and answers out.
+
+Two threads: one calls `take` with what the consumer wrote, another `next` for what to write back.
+Payloads are joined in the second, never in the broker's own threads. What waits to be written is
+bounded by the consumer's credit and by `_REQUESTS_MAX`; beyond it `take` waits, and nothing more is
+read from the wire.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.broker.reading import MOVED
+from fasti.broker.session import Delivery, Shown
+from fasti.core.commands import Detach, Heartbeat, Lease
+from fasti.core.replies import ConsumerReplaced, Deliver, Reply
+from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
+from fasti.protocol import outcomes
+from fasti.protocol.problems import error_to_json
+from fasti.protocol.schemas import CONTENT_NAMES, LEASED
+
+if TYPE_CHECKING:
+    from fasti.broker.committer import Commit
+    from fasti.broker.service import Service
+
+_REQUESTS_MAX = 1024
+CREDIT_MAX = 1 << 20
+
+Header = dict[str, Any]
+Written = tuple[Header, pa.RecordBatch | None]
+
+
+@dataclass(slots=True)
+class _Answered:
+    """A request of the consumer's that is durable, or failed."""
+
+    op: str
+    request: int | None
+    answer: Future[list[Any]]
+
+
+@dataclass(slots=True)
+class _Told:
+    """A word that needs no engine. With `last`, the session ends behind it."""
+
+    header: Header
+    last: bool = False
+    # It answers what the consumer wrote, so it counts towards what may wait.
+    answer: bool = False
+
+
+class Subscription:
+    """One session of one consumer on one topic."""
+
+    schema = LEASED
+
+    def __init__(self, service: Service, descriptor: Header) -> None:
+        fields = requests.checked(descriptor, topic=str, consumer=str, group="")
+        self._service = service
+        self._topic: str = fields["topic"]
+        self._consumer: str = fields["consumer"]
+        self._group: str = fields["group"]
+        service.require_topic(self._topic)
+        self._shard = service.shard
+        self._session = self._shard.open_session()
+        self._changed = threading.Condition()
+        self._unanswered = 0
+        # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
+        self._finishing = self._ended = self._closed = self._detached = False
+
+    @property
+    def topic(self) -> str:
+        """Whose messages come here."""
+        return self._topic
+
+    # The thread that reads from the wire
+
+    def take(self, metadata: Header, batch: pa.RecordBatch | None) -> None:
+        """Carries out what the consumer wrote; the answer comes out of `next`."""
+        fields = dict(metadata)
+        op, request = fields.pop("op", None), None
+        try:
+            request = requests.integer(fields, "request")
+            fields.pop("request", None)
+            self._carry_out(op, request, fields, batch)
+        except FastiError as error:
+            known = op if op in requests.RETURNS else "consume"
+            self._service.metrics.refused(known, error.code)
+            self._reply(_Told(_problem(request, error), last=request is None, answer=True))
+
+    def _carry_out(
+        self, op: Any, request: int | None, fields: Header, batch: pa.RecordBatch | None
+    ) -> None:
+        if op == "clock":
+            requests.checked(fields)
+            self._reply(_Told({"kind": "clock", "request": request}, answer=True))
+            return
+        credit = requests.integer(fields, "credit") or 0
+        fields.pop("credit", None)
+        if op == "credit":
+            credit = requests.checked(fields, count=int)["count"]
+            self._submit(op, request, [self._lease(credit)])
+            return
+        commands: list[Any]
+        if op == "heartbeat":
+            requests.checked(fields)
+            commands = [Heartbeat(self._topic, self._consumer, self._group)]
+        elif op in requests.RETURNS:
+            if batch is None:
+                raise InvalidArgument(f"{op} needs rows", field="op")
+            fields = requests.checked(fields, **requests.returned_fields(op))
+            fields["group"] = self._group
+            limits = self._shard.settings.limits
+            commands = [requests.returned(op, self._topic, fields, batch, limits)]
+            self._service.note_started(self._topic, commands[0])
+        else:
+            raise InvalidArgument(f"there is no op {op!r}", field="op")
+        if credit:
+            commands.append(self._lease(credit))
+        self._submit(op, request, commands)
+
+    def _lease(self, count: int) -> Lease:
+        if not 1 <= count <= CREDIT_MAX:
+            raise InvalidArgument(
+                f"credit is 1 to {CREDIT_MAX} at a time", field="count", limit=CREDIT_MAX
+            )
+        if self._ended:
+            # One that was fenced and goes on asking would take the name back.
+            raise Closed("the session has ended")
+        return Lease(self._topic, self._session.number, self._consumer, count, group=self._group)
+
+    def _submit(self, op: str, request: int | None, commands: list[Any]) -> None:
+        self._wait_for_room()
+        try:
+            answer = self._service.submit(commands)
+        except FastiError:
+            self._answered()
+            raise
+        # Called by the committer's thread, which must not do more than this.
+        answer.add_done_callback(
+            lambda done: self._session.arrived.put(_Answered(op, request, done))
+        )
+
+    def _wait_for_room(self) -> None:
+        """One more answer will wait to be written. While there are too many, nothing is read."""
+        with self._changed:
+            while self._unanswered >= _REQUESTS_MAX and not self._ended:
+                self._changed.wait()
+            self._unanswered += 1
+
+    def _reply(self, told: _Told) -> None:
+        self._wait_for_room()
+        self._tell(told)
+
+    def _tell(self, told: _Told) -> None:
+        self._session.arrived.put(told)
+
+    def finish(self) -> None:
+        """The consumer writes no more: what it asked is answered, then `next` says None.
+
+        Its credit is taken back first. What was leased to it before comes before the end, so that
+        it can be given back; a lease that nobody hears of would last for its whole length.
+        """
+        with self._changed:
+            self._finishing = True
+        try:
+            detached = self._shard.submit([Detach(self._session.number)])
+        except FastiError:
+            self._credit_gone()
+        else:
+            detached.add_done_callback(lambda _: self._credit_gone())
+
+    def _credit_gone(self) -> None:
+        """Nothing more is leased to this session."""
+        with self._changed:
+            self._detached = True
+            if self._unanswered:
+                return
+        self._session.arrived.put(None)
+
+    def stop(self, error: FastiError) -> None:
+        """The broker ends the session, with a reason."""
+        self._tell(_Told(_problem(None, error), last=True))
+
+    def close(self) -> None:
+        """The wire is gone, or done: no more credit. Leases stay."""
+        with self._changed:
+            if self._closed:
+                return
+            self._ended = self._closed = True
+            self._changed.notify_all()
+        self._session.arrived.put(None)
+        with suppress(FastiError):
+            self._session.close()
+
+    # The thread that writes to the wire
+
+    def next(self) -> Written | None:
+        """What to write next; None when the session is over."""
+        while True:
+            if self._ended:
+                return None
+            if self._session.parts:
+                return self._delivery(self._session.parts.popleft())
+            found = self._session.arrived.get()
+            if self._closed:
+                return None
+            if isinstance(found, (Shown, _Answered)):
+                written = (
+                    self._delivery(found.leased, found.commit)
+                    if isinstance(found, Shown)
+                    else self._answer(found)
+                )
+                if written is not None:
+                    return written
+            elif found is not None or not (self._finishing and self._unanswered):
+                return self._last_words(found)
+
+    def _last_words(self, found: Any) -> Written | None:
+        """A word of the broker's own, or the end of the session and why."""
+        if isinstance(found, _Told):
+            if found.answer:
+                self._answered()
+            self._ended = self._ended or found.last
+            return self._stamped(found.header), None
+        self._ended = True
+        if isinstance(found, ConsumerReplaced):
+            fenced = Fenced(f"another session took the name {found.consumer!r}")
+            error: FastiError = found.error or fenced
+        elif self._finishing:
+            return None
+        else:
+            error = Closed("the broker knows this session no more: connect again")
+        return self._stamped(_problem(None, error)), None
+
+    def _delivery(self, leased: Deliver, commit: Commit | None = None) -> Written | None:
+        """Messages with their payloads, once they are durable; None if they never will be."""
+        try:
+            delivery = self._session.join(leased)
+        except MOVED as error:
+            self._ended = True
+            return self._stamped(_problem(None, Closed(f"the payloads are gone: {error}"))), None
+        leased = delivery.leased
+        batch = _leased_batch(delivery)
+        ready_us = np.maximum(leased.due_us, batch.column("created_us").to_numpy())
+        if commit is not None and not commit.wait():
+            # The shard recovers; the end of the session follows.
+            self._session.parts.clear()
+            return None
+        self._note_delivered(leased, ready_us)
+        self._service.metrics.delivered(self._topic, len(leased.ids))
+        header: Header = {"kind": "leased", "token": leased.token}
+        if leased.priority is not None:
+            header["ranked"] = True
+        return self._stamped(header), batch
+
+    def _note_delivered(self, leased: Deliver, ready_us: Any) -> None:
+        if leased.group:
+            # A row of a log is due when it is appended; how late one is that comes again, nobody
+            # can tell.
+            ready_us = np.where(leased.attempts == 1, ready_us, 0)
+        self._service.lateness.delivered(leased.token, leased.ids, ready_us)
+
+    def _answer(self, found: _Answered) -> Written | None:
+        """The answer to a request; None for a credit that needs none."""
+        self._answered()
+        try:
+            replies = found.answer.result()
+            for reply in replies:
+                if reply.error is not None:
+                    raise reply.error
+        except FastiError as error:
+            # Without a request nobody would know what failed: that ends the session.
+            self._ended = self._ended or found.request is None
+            return self._stamped(_problem(found.request, error)), None
+        except Exception as error:  # A future that failed in an unknown way is still answered.
+            return self._stamped(_problem(found.request, OutcomeUnknown(repr(error)))), None
+        reply = replies[0]
+        if found.op == "credit":
+            return None
+        if found.op == "heartbeat":
+            header = {"kind": "heartbeat", "request": found.request, "held": reply.value}
+            return self._stamped(header), None
+        assert isinstance(reply, Reply)
+        self._service.metrics.mutated(found.op, self._topic, reply.status)
+        header = {
+            "kind": "outcomes",
+            "request": found.request,
+            **outcomes.encode(reply, with_ids=False),
+        }
+        return self._stamped(header), None
+
+    def _answered(self) -> None:
+        with self._changed:
+            self._unanswered -= 1
+            self._changed.notify_all()
+            if self._detached and not self._unanswered:
+                self._session.arrived.put(None)
+
+    def _stamped(self, header: Header) -> Header:
+        header["now_us"] = self._shard.clock.now_us()
+        return header
+
+
+def _problem(request: int | None, error: FastiError) -> Header:
+    return {"kind": "error", "request": request, "error": error_to_json(error)}
+
+
+def _priorities(leased: Deliver) -> pa.Array:
+    if leased.priority is None:
+        return pa.array(np.zeros(len(leased.ids), dtype=np.int32))
+    return pa.array(leased.priority.astype(np.int32))
+
+
+def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
+    leased, payloads = delivery.leased, delivery.payloads
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(leased.ids),
+            pa.array(leased.due_us),
+            pa.array(leased.version.astype(np.int64)),
+            pa.array(leased.attempts.astype(np.int32)),
+            _priorities(leased),
+            *(payloads.column(name) for name in CONTENT_NAMES),
+        ],
+        schema=LEASED,
+    )

@@ -1,0 +1,1 @@
+"""Logs for those who call: actions, reads, following, metrics."""

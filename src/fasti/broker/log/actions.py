@@ -1,0 +1,212 @@
+"""The actions of logs and of their groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.broker.calls.listing import metadata, with_payloads
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.log.reads import (
+    EARLIEST,
+    checked_partitions,
+    described,
+    named_offsets,
+    offset_at,
+    start_of,
+)
+from fasti.broker.reading import MOVED, fetch
+from fasti.core.commands import Target
+from fasti.core.log import commands as lo
+from fasti.core.replies import Messages
+from fasti.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+# Payloads of one answer: more of them come with the next page.
+_PAYLOAD_BYTES = 16 << 20
+_PLACE: Header = {"offset": None, "offsets": {}, "time_us": None, "start": ""}
+
+
+# Logs
+
+
+def _log(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str)
+    return {"partitions": described(service, fields["topic"])}, []
+
+
+def _offsets(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, time_us=int, partition=None)
+    topic, partition = fields["topic"], requests.integer(fields, "partition")
+    chosen = checked_partitions(len(described(service, topic)), partition)
+    found = {str(n): offset_at(service, topic, n, fields["time_us"]) for n in chosen}
+    return {"offsets": found}, []
+
+
+def _truncate(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(
+        header, topic=str, partition=None, before=None, time_us=None, start=""
+    )
+    topic, partition = fields["topic"], requests.integer(fields, "partition")
+    before, time_us = requests.integer(fields, "before"), requests.integer(fields, "time_us")
+    if (before is not None) + (time_us is not None) + bool(fields["start"]) != 1:
+        raise InvalidArgument("one of before, time_us and start is needed", field="before")
+    known = described(service, topic)
+    chosen = checked_partitions(len(known), partition)
+    if before is not None and len(chosen) > 1:
+        raise InvalidArgument("an offset is one partition's: name it", field="partition")
+    for number in chosen:
+        service.command(lo.Truncate(topic, number, _below(service, fields, number, known)))
+    return {"partitions": described(service, topic)}, []
+
+
+def _below(service: Service, fields: Header, number: int, known: list[Header]) -> int:
+    if fields["time_us"] is not None:
+        return offset_at(service, fields["topic"], number, fields["time_us"])
+    if fields["start"]:
+        latest = start_of(fields["start"]) != EARLIEST
+        return int(known[number]["end" if latest else "earliest"])
+    return int(fields["before"])
+
+
+# Groups
+
+
+def _groups(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, group="")
+    command = lo.DescribeGroups(fields["topic"], fields["group"])
+    return {"groups": service.command(command).value}, []
+
+
+def _create_group(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, group=str, ordered=False, partition=None, **_PLACE)
+    partition = requests.integer(fields, "partition")
+    if partition is not None:
+        raise InvalidArgument("a group has all partitions: say offsets", field="partition")
+    partitions = len(described(service, fields["topic"]))
+    where = np.full(partitions, EARLIEST, dtype=np.int64)
+    for number, offset in _places(service, fields, None, partitions).items():
+        where[number] = offset
+    service.command(lo.CreateGroup(fields["topic"], fields["group"], where, fields["ordered"]))
+    return _told(service, fields)
+
+
+def _reset_group(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, group=str, partition=None, **_PLACE)
+    topic, group = fields["topic"], fields["group"]
+    if all(fields[name] in (None, "", {}) for name in _PLACE):
+        raise InvalidArgument("one of offset, offsets, time_us and start is needed", field="start")
+    partitions = len(described(service, topic))
+    places = _places(service, fields, requests.integer(fields, "partition"), partitions)
+    if len(places) == partitions:
+        where = np.array([places[number] for number in range(partitions)], dtype=np.int64)
+        service.command(lo.ResetGroup(topic, group, where))
+    else:
+        for number, offset in places.items():
+            service.command(lo.ResetGroup(topic, group, offset, number))
+    return _told(service, fields)
+
+
+def _places(
+    service: Service, fields: Header, partition: int | None, partitions: int
+) -> dict[int, int]:
+    """Offsets by partition: of those that are meant, EARLIEST and LATEST as they are."""
+    given = [name for name in _PLACE if fields[name] not in (None, "", {})]
+    if len(given) > 1:
+        raise InvalidArgument(f"{given[0]} and {given[1]} exclude each other", field=given[1])
+    if fields["offsets"]:
+        if partition is not None:
+            raise InvalidArgument("offsets name their partitions", field="partition")
+        return named_offsets(fields["offsets"], partitions)
+    chosen = checked_partitions(partitions, partition)
+    offset, time_us = requests.integer(fields, "offset"), requests.integer(fields, "time_us")
+    if offset is not None:
+        if len(chosen) > 1:
+            raise InvalidArgument("an offset is one partition's: name it", field="partition")
+        return {chosen[0]: offset}
+    if time_us is not None:
+        return {n: offset_at(service, fields["topic"], n, time_us) for n in chosen}
+    return dict.fromkeys(chosen, start_of(fields["start"] or "earliest"))
+
+
+def _told(service: Service, fields: Header) -> Answer:
+    command = lo.DescribeGroups(fields["topic"], fields["group"])
+    return {"group": service.command(command).value[0]}, []
+
+
+def _delete_group(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic=str, group=str)
+    service.command(lo.DeleteGroup(fields["topic"], fields["group"]))
+    return {}, []
+
+
+# The dead
+
+
+def _dead(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(
+        header, topic=str, group=str, after_id=0, limit=1000, reason=None, payload=False
+    )
+    reason = fields["reason"]
+    if reason is not None and not isinstance(reason, str):
+        raise InvalidArgument("'reason' must be a JSON string", field="reason")
+    if fields["limit"] < 0:
+        raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
+    found: Messages = service.command(
+        lo.ListDead(
+            fields["topic"], fields["group"], fields["after_id"], max(1, fields["limit"]), reason
+        )
+    )
+    count = len(found.ids) if fields["limit"] else 0
+    if not fields["payload"]:
+        batch = _with_died(metadata(found), found).slice(0, count)
+        return {"next_after_id": found.next_after_id}, [batch]
+    count, contents = _contents(service, fields["topic"], found, count)
+    if count < len(found.ids):
+        found.next_after_id = int(found.ids[count - 1]) if count else 0
+    batch = with_payloads(metadata(found).slice(0, count), contents)
+    return {"next_after_id": found.next_after_id}, [_with_died(batch, found)]
+
+
+def _contents(
+    service: Service, topic: str, found: Messages, count: int
+) -> tuple[int, pa.RecordBatch]:
+    """The contents of dead rows, of as many as fit one answer."""
+    payloads, locations = service.shard.store.payloads, found.columns["location"][:count]
+    try:
+        contents = payloads.gather(locations, _PAYLOAD_BYTES)
+    except MOVED:
+        _, contents = fetch(service.shard, topic, Target(ids=found.ids[:count]))
+    return contents.num_rows, contents
+
+
+def _with_died(batch: pa.RecordBatch, found: Messages) -> pa.RecordBatch:
+    died = pa.array(found.columns["died_us"][: batch.num_rows].astype(np.int64))
+    schema = pa.schema([*batch.schema, pa.field("died_us", pa.int64())])
+    return pa.RecordBatch.from_arrays([*batch.columns, died], schema=schema)
+
+
+ACTIONS: dict[str, Action] = {
+    "dead": _dead,
+    "log": _log,
+    "offsets": _offsets,
+    "truncate": _truncate,
+    "groups": _groups,
+    "create_group": _create_group,
+    "reset_group": _reset_group,
+    "delete_group": _delete_group,
+}
+TRANSACTION_PARTS: dict[str, PartOf] = {}

@@ -1,0 +1,340 @@
+"""Reads of logs: rows in the order of their offsets, as many as there were when the read began.
+
+Rows are located by the engine, a page at a time, and read here, in the thread that wants them. A
+range of a frame or block is a slice of it: nothing is copied. A checkpoint may move rows between
+the two; then the engine is asked again. Any thread; a cursor is for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.broker.calls.requests import INT64_MAX
+from fasti.broker.reading import MOVED
+from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, LogPiece, ReadLog
+from fasti.errors import Gone, InvalidArgument
+from fasti.protocol.schemas import LOG_ROWS, VERSION
+from fasti.storage import log_rows
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+Header = dict[str, Any]
+
+EARLIEST, LATEST = -1, -2
+STARTS = {"earliest": EARLIEST, "latest": LATEST}
+# Rows that the engine locates at once: some numbers for each piece of them.
+_PAGE_ROWS = 65_536
+# Small pieces travel together until they have about so much.
+_GATHER_ROWS, _GATHER_BYTES = 4_096, 1 << 20
+# A frame may have 64 MiB: nobody has to take so much at once.
+_BATCH_BYTES = 16 << 20
+_TRIES = 16
+_FIELDS: Header = {
+    "topic": str,
+    "partition": None,
+    "offset": None,
+    "time_us": None,
+    "start": "",
+    "offsets": {},
+    "end_offset": None,
+    "limit": None,
+}
+_PLACES = ("offset", "time_us", "start", "offsets")
+
+
+class LogCursor:
+    """A place in one partition, from which rows are read on.
+
+    With `anew` it began at the earliest row, whichever that is: if that one is dropped before the
+    first was read, it goes on with the next that is there.
+    """
+
+    def __init__(
+        self, service: Service, topic: str, partition: int, offset: int, anew: bool = False
+    ) -> None:
+        self._service, self._topic = service, topic
+        self.partition, self.offset = partition, offset
+        # The offset behind the last row, as of the last page.
+        self.end = offset
+        self._anew = anew
+        self._tries = 0
+
+    def page(self, upto: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The next rows below `upto`, as LOG_ROWS: some of them, or none at the end.
+
+        Raises `gone` when the next row was dropped; its details say `earliest`.
+        """
+        most = _PAGE_ROWS if upto is None else min(_PAGE_ROWS, upto - self.offset)
+        if most <= 0:
+            return
+        pieces = self._located(most).pieces
+        waiting: list[pa.RecordBatch] = []
+        for piece in pieces:
+            contents = self._contents(piece)
+            if contents is None:
+                break
+            begin = self.offset - piece.first_offset
+            contents = contents.slice(begin, min(piece.count - begin, most))
+            if waiting and _rows(waiting) + contents.num_rows > _GATHER_ROWS:
+                yield from _cut(waiting)
+                waiting = []
+            waiting.append(as_rows(contents, self.partition, self.offset))
+            self.offset += contents.num_rows
+            most -= contents.num_rows
+        if waiting:
+            yield from _cut(waiting)
+
+    def _located(self, most: int) -> LogPage:
+        while True:
+            try:
+                command = ReadLog(self._topic, self.partition, self.offset, most)
+                found: LogPage = self._service.command(command)
+                if self.offset < found.earliest:
+                    raise gone(self._topic, self.partition, self.offset, found.earliest)
+            except Gone as error:
+                if not self._anew:
+                    raise
+                self.offset = int(error.details["earliest"])
+            else:
+                self.end = found.end
+                return found
+
+    def _contents(self, piece: LogPiece) -> pa.RecordBatch | None:
+        """The rows of a piece; None if they have moved since they were located."""
+        try:
+            contents = log_rows.read_piece(self._service.shard.store.payloads, piece)
+        except MOVED:
+            self._tries += 1
+            if self._tries > _TRIES:
+                raise
+            return None
+        self._tries, self._anew = 0, False
+        return contents
+
+    @property
+    def moving(self) -> bool:
+        """Whether the last page ended because its rows had moved: there is more to read."""
+        return self._tries > 0
+
+
+def _rows(batches: list[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+def _cut(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """As one batch, or as several that are small enough to travel."""
+    joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    if joined.nbytes <= _BATCH_BYTES or joined.num_rows == 1:
+        yield joined
+        return
+    middle = joined.num_rows // 2
+    yield from _cut([joined.slice(0, middle)])
+    yield from _cut([joined.slice(middle)])
+
+
+def as_rows(contents: pa.RecordBatch, partition: int, offset: int) -> pa.RecordBatch:
+    """Contents that lie behind each other in a partition, from this offset on."""
+    rows = contents.num_rows
+    columns = [
+        pa.array(np.full(rows, partition, dtype=np.int32)),
+        pa.array(np.arange(offset, offset + rows)),
+        *(contents.column(name) for name in LOG_ROWS.names[2:]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LOG_ROWS)
+
+
+def gone(topic: str, partition: int, offset: int, earliest: int) -> Gone:
+    """What is answered to whoever asks for a row that was dropped."""
+    return Gone(
+        f"offset {offset} of partition {partition} of {topic!r} was dropped: "
+        f"the earliest is {earliest}",
+        details={"partition": partition, "earliest": earliest},
+    )
+
+
+# Where to begin
+
+
+def described(service: Service, topic: str) -> list[Header]:
+    """Each partition's `earliest`, `end` and the rest. Raises `not_found`."""
+    found: list[Header] = service.command(DescribeLog(topic)).value
+    return found
+
+
+def offset_at(service: Service, topic: str, partition: int, time_us: int) -> int:
+    """The first offset whose row was appended at that time or later; the end if none was."""
+    for _ in range(_TRIES):
+        found: LogPage = service.command(FindOffset(topic, partition, time_us))
+        if not found.pieces:
+            return found.end
+        piece = found.pieces[0]
+        try:
+            offset = log_rows.offset_at(service.shard.store.payloads, piece, time_us)
+        except MOVED:
+            continue
+        return max(found.earliest, offset)
+    raise Gone(f"partition {partition} of {topic!r} moved while it was read")
+
+
+def checked_partitions(partitions: int, partition: int | None) -> list[int]:
+    """The partitions that are meant: one, or all."""
+    if partition is None:
+        return list(range(partitions))
+    if not 0 <= partition < partitions:
+        raise InvalidArgument(
+            f"there is no partition {partition}: there are {partitions}",
+            field="partition",
+            limit=partitions - 1,
+        )
+    return [partition]
+
+
+class Begin:
+    """Where a read begins in each of its partitions."""
+
+    def __init__(self, service: Service, fields: Header) -> None:
+        self._service, self._topic = service, fields["topic"]
+        self._partitions = described(service, self._topic)
+        given = [name for name in _PLACES if fields[name] not in (None, "", {})]
+        if len(given) > 1:
+            raise InvalidArgument(f"{given[0]} and {given[1]} exclude each other", field=given[1])
+        # At the earliest rows, whichever those are by then.
+        self.anew: set[int] = set()
+        self.offsets: dict[int, int] = {}
+        partition = requests.integer(fields, "partition")
+        if fields["offsets"]:
+            self._take_given(fields["offsets"], partition)
+            return
+        chosen = checked_partitions(len(self._partitions), partition)
+        if fields["offset"] is not None and len(chosen) > 1:
+            raise InvalidArgument("an offset is one partition's: name it", field="partition")
+        for number in chosen:
+            self.offsets[number] = self._found(number, fields)
+
+    def _take_given(self, offsets: Header, partition: int | None) -> None:
+        if partition is not None:
+            raise InvalidArgument("offsets name their partitions", field="partition")
+        for number, offset in named_offsets(offsets, len(self._partitions)).items():
+            self.offsets[number] = self._placed(number, offset)
+
+    def _found(self, number: int, fields: Header) -> int:
+        offset, time_us = requests.integer(fields, "offset"), requests.integer(fields, "time_us")
+        if time_us is not None:
+            return offset_at(self._service, self._topic, number, time_us)
+        if offset is None:
+            offset = start_of(fields["start"] or "earliest")
+        return self._placed(number, offset)
+
+    def _placed(self, number: int, offset: int) -> int:
+        known = self._partitions[number]
+        if offset == EARLIEST:
+            self.anew.add(number)
+            return int(known["earliest"])
+        if offset == LATEST:
+            return int(known["end"])
+        if not 0 <= offset <= known["end"]:
+            raise InvalidArgument(
+                f"offset {offset} of partition {number} is not there yet: "
+                f"the next row will have {known['end']}",
+                field="offset",
+                limit=known["end"],
+            )
+        return offset
+
+    def cursors(self) -> list[LogCursor]:
+        """One for each partition that is read."""
+        return [
+            LogCursor(self._service, self._topic, number, offset, number in self.anew)
+            for number, offset in self.offsets.items()
+        ]
+
+    def end(self, partition: int, wanted: int | None) -> int:
+        """Where a read that doesn't follow ends."""
+        end = int(self._partitions[partition]["end"])
+        return end if wanted is None else min(wanted, end)
+
+
+def start_of(word: str) -> int:
+    """EARLIEST or LATEST."""
+    if word not in STARTS:
+        raise InvalidArgument(f"{word!r} is neither earliest nor latest", field="start")
+    return STARTS[word]
+
+
+def named_offsets(offsets: Header, partitions: int) -> dict[int, int]:
+    """Offsets by partition, as JSON has them: `{"0": 17}`."""
+    found = {}
+    for name, offset in offsets.items():
+        if not name.isdecimal() or len(name) > 4:
+            raise InvalidArgument(f"{name!r} is no partition", field="offsets")
+        number = checked_partitions(partitions, int(name))[0]
+        if not isinstance(offset, int) or isinstance(offset, bool) or abs(offset) > INT64_MAX:
+            raise InvalidArgument(f"{offset!r} is no offset", field="offsets")
+        found[number] = offset
+    return found
+
+
+class LogReads:
+    """The tickets `log` of a broker."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+        """A ticket for each partition, from where it begins to what is its end by now."""
+        fields = requests.checked(descriptor, **_FIELDS)
+        begin = Begin(self._service, fields)
+        base = {"version": VERSION, "call": "log", "topic": fields["topic"]}
+        if fields["limit"] is not None:
+            base["limit"] = fields["limit"]
+        wanted = requests.integer(fields, "end_offset")
+        return LOG_ROWS, [
+            {**base, "partition": n, "offset": offset, "end_offset": begin.end(n, wanted)}
+            for n, offset in begin.offsets.items()
+        ]
+
+    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The rows, one partition after the other. Refusals are raised here."""
+        fields = requests.checked(ticket, **_FIELDS)
+        limit = requests.integer(fields, "limit")
+        if limit is not None and limit < 0:
+            raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
+        begin = Begin(self._service, fields)
+        wanted = requests.integer(fields, "end_offset")
+        cursors = [(each, begin.end(each.partition, wanted)) for each in begin.cursors()]
+        pages = _limited(self._all(cursors), limit)
+        first = next(pages, None)
+        return LOG_ROWS, _with_first(first, pages)
+
+    def _all(self, cursors: list[tuple[LogCursor, int]]) -> Iterator[pa.RecordBatch]:
+        for cursor, end in cursors:
+            while cursor.offset < end:
+                # A long read doesn't hold up the broker's end: it goes on at the next one.
+                if self._service.stopping:
+                    raise self._service.unavailable()
+                yield from cursor.page(end)
+
+
+def _limited(pages: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    if limit is None:
+        yield from pages
+        return
+    while limit > 0 and (page := next(pages, None)) is not None:
+        yield page.slice(0, limit)
+        limit -= page.num_rows
+
+
+def _with_first(
+    first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    if first is None:
+        yield pa.RecordBatch.from_pylist([], schema=LOG_ROWS)
+        return
+    yield first
+    yield from rest

@@ -1,0 +1,252 @@
+"""The broker's metrics in Prometheus' text format, built anew for each scrape.
+
+What the service counted comes from `Metrics`; the rest is read from the shard at this moment. The
+counts per state are asked of the sequencer in small pieces between its steps, so that a scrape of
+ten thousand topics doesn't hold up what is due.
+
+A scrape of a shard that has failed still answers, without what only its engine knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from fasti.broker.cron import metrics as cron_metrics
+from fasti.broker.kv import metrics as kv_metrics
+from fasti.broker.log import metrics as log_metrics
+from fasti.broker.metrics.counts import OTHER, Metrics, TopicCounts, series_of
+from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.routing import metrics as routing_metrics
+from fasti.core.commands import Count
+from fasti.errors import FastiError
+from fasti.model import Outcome
+
+if TYPE_CHECKING:
+    from fasti.broker.shard import Shard
+
+_WORDS = [outcome.word for outcome in Outcome]
+_PENDING = ("scheduled", "ready", "leased", "dead", "staged")
+_FINISHED = ("done", "cancelled")
+# Partitions that are counted between two steps, each in some microseconds.
+_PARTITIONS_PER_CALL = 64
+_COUNT_TIMEOUT_S = 10.0
+
+States = dict[str, dict[str, int]]
+
+
+def write(metrics: Metrics, shard: Shard) -> str:
+    """One scrape."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_BrokerCollector(metrics, shard))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry).decode()
+
+
+class _BrokerCollector(Collector):
+    def __init__(self, metrics: Metrics, shard: Shard) -> None:
+        self._metrics, self._shard = metrics, shard
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
+        known_before = self._metrics.named()
+        try:
+            states = _inboxes_as_one(_count_states(self._shard))
+        except (FastiError, TimeoutError):
+            # The shard has failed or is closing: what the service counted is still true.
+            yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 0)
+        else:
+            yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 1)
+            self._metrics.forget(known_before - set(states))
+            named = self._metrics.name(sorted(states))
+            yield from _states(_folded(states, named))
+        yield from _topics(self._metrics.topics())
+        yield from _service(self._metrics)
+        yield from _journal(self._shard)
+        yield from _checkpoints(self._shard)
+        yield from _memory(self._shard)
+        for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics):
+            yield from kind.collect(self._shard)
+
+
+def _count_states(shard: Shard) -> States:
+    """Messages by state of every topic, a piece at a time."""
+    topics = shard.run(
+        lambda: [(topic.name, topic.settings) for topic in shard.engine.state.topics.values()]
+    ).result(_COUNT_TIMEOUT_S)
+    states: States = {}
+    waiting: list[str] = []
+    partitions = 0
+    logs = {name for name, settings in topics if settings.kind == "log"}
+    for place, (name, settings) in enumerate(topics, 1):
+        waiting.append(name)
+        partitions += settings.partitions
+        if partitions >= _PARTITIONS_PER_CALL or place == len(topics):
+            replies = shard.submit([Count(topic) for topic in waiting]).result(_COUNT_TIMEOUT_S)
+            for topic, reply in zip(waiting, replies, strict=True):
+                # One that was deleted since is left out.
+                if reply.error is None:
+                    states[topic] = reply.states
+                    if topic in logs:
+                        # Rows of a log stay when they were read: they are no backlog.
+                        states[topic]["ready"] = 0
+            waiting, partitions = [], 0
+    return states
+
+
+def _inboxes_as_one(states: States) -> States:
+    """With the inboxes of all callers added up."""
+    found: States = {}
+    for topic, counts in states.items():
+        name = series_of(topic)
+        known = found.get(name)
+        if known is None:
+            found[name] = counts
+        else:
+            found[name] = {word: known[word] + counts[word] for word in known}
+    return found
+
+
+def _folded(states: States, named: set[str]) -> States:
+    """With the topics that have no series of their own added up."""
+    shown = {topic: counts for topic, counts in sorted(states.items()) if topic in named}
+    rest = [counts for topic, counts in states.items() if topic not in named]
+    if rest:
+        shown[OTHER] = {word: sum(counts[word] for counts in rest) for word in rest[0]}
+    return shown
+
+
+def _states(states: States) -> Iterator[Metric]:
+    pending = GaugeMetricFamily(
+        "fasti_messages", "Messages that are there, by state.", labels=["topic", "state"]
+    )
+    finished = CounterMetricFamily(
+        "fasti_messages_finished",
+        "Messages that ever ended, also before this start.",
+        labels=["topic", "state"],
+    )
+    for topic, counts in states.items():
+        for word in _PENDING:
+            pending.add_metric([topic, word], counts[word])
+        for word in _FINISHED:
+            finished.add_metric([topic, word], counts[word])
+    yield pending
+    yield finished
+
+
+def _topics(topics: dict[str, TopicCounts]) -> Iterator[Metric]:
+    mutations = CounterMetricFamily(
+        "fasti_mutations",
+        "Rows of mutations, by what became of them.",
+        labels=["op", "topic", "status"],
+    )
+    delivered = CounterMetricFamily(
+        "fasti_delivered_messages", "Leased messages sent to consumers.", labels=["topic"]
+    )
+    lateness = HistogramMetricFamily(
+        "fasti_lateness_seconds",
+        "From max(due, produced) to user code, as consumers report it.",
+        labels=["topic"],
+    )
+    for topic, counts in topics.items():
+        for op, by_status in sorted(counts.mutated.items()):
+            for status, count in enumerate(by_status.tolist()):
+                if count:
+                    mutations.add_metric([op, topic, _WORDS[status]], count)
+        delivered.add_metric([topic], counts.delivered)
+        if any(counts.lateness.counts):
+            lateness.add_metric([topic], counts.lateness.cumulative(), counts.lateness.total)
+    yield mutations
+    yield delivered
+    yield lateness
+
+
+def _service(metrics: Metrics) -> Iterator[Metric]:
+    refusals = CounterMetricFamily(
+        "fasti_refusals", "Commands refused as a whole.", labels=["op", "code"]
+    )
+    for labels, count in metrics.refusals().items():
+        refusals.add_metric(list(labels), count)
+    yield refusals
+    opened, now_open = metrics.sessions()
+    yield CounterMetricFamily("fasti_sessions_opened", "Consumers' sessions ever opened.", opened)
+    yield GaugeMetricFamily("fasti_sessions", "Consumers' sessions that are open.", now_open)
+    steps, seconds = metrics.clock_steps()
+    stepped = CounterMetricFamily(
+        "fasti_clock_steps", "Leaps of the wall clock.", labels=["direction"]
+    )
+    for direction, count in steps.items():
+        stepped.add_metric([direction], count)
+    yield stepped
+    yield GaugeMetricFamily(
+        "fasti_clock_last_step_seconds", "The last leap: ahead, or back if negative.", seconds
+    )
+    yield GaugeMetricFamily(
+        "fasti_start_recovery_seconds",
+        "How long opening the data directory took at the start.",
+        metrics.recovery_seconds,
+    )
+
+
+def _journal(shard: Shard) -> Iterator[Metric]:
+    committer = shard.committer
+    yield _histogram("fasti_journal_sync_seconds", "Syncs of the journal.", committer.sync_times)
+    yield GaugeMetricFamily(
+        "fasti_journal_waiting_commits", "Steps that wait to be written.", committer.waiting_steps
+    )
+    yield GaugeMetricFamily(
+        "fasti_journal_waiting_bytes", "Bytes of those steps.", committer.waiting_bytes
+    )
+    yield GaugeMetricFamily(
+        "fasti_journal_since_checkpoint_bytes",
+        "Journal since the last checkpoint began.",
+        committer.written_bytes,
+    )
+    yield GaugeMetricFamily(
+        "fasti_inbox_rows", "Rows that wait for the sequencer.", shard.inbox_rows
+    )
+    yield GaugeMetricFamily("fasti_inbox_rows_max", "How many may.", shard.settings.inbox_rows_max)
+    yield CounterMetricFamily(
+        "fasti_recoveries", "Failed writes or syncs that the shard got over.", shard.recoveries
+    )
+
+
+def _checkpoints(shard: Shard) -> Iterator[Metric]:
+    keeper = shard.housekeeper
+    yield _histogram("fasti_checkpoint_seconds", "Checkpoints.", keeper.checkpoint_times)
+    counters: list[tuple[str, str, Callable[[], float]]] = [
+        ("fasti_checkpoint_failures", "Given up; tried again later.", lambda: keeper.failures),
+        ("fasti_checkpoint_written_bytes", "Written by them.", lambda: keeper.written_bytes),
+        ("fasti_compacted_blocks", "Blocks put out of force.", lambda: keeper.compacted_blocks),
+        ("fasti_compacted_bytes", "Bytes of those blocks.", lambda: keeper.compacted_bytes),
+    ]
+    for name, text, value in counters:
+        yield CounterMetricFamily(name, text, value())
+
+
+def _memory(shard: Shard) -> Iterator[Metric]:
+    memory = shard.engine.memory
+    yield GaugeMetricFamily(
+        "fasti_memory_used_bytes", "Metadata and keys of pending messages.", memory.used_bytes
+    )
+    yield GaugeMetricFamily("fasti_memory_budget_bytes", "What it may be.", memory.budget_bytes)
+    yield GaugeMetricFamily("fasti_leases", "Leases that are out.", memory.leases.active)
+    yield GaugeMetricFamily("fasti_leases_max", "How many may be.", shard.settings.leases_max)
+
+
+def _histogram(name: str, text: str, seen: Distribution) -> Metric:
+    made = HistogramMetricFamily(name, text)
+    made.add_metric([], seen.cumulative(), seen.total)
+    return made

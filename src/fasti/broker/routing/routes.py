@@ -1,0 +1,112 @@
+"""Where the rows of a produce go besides their topic, worked out in the thread that received them.
+
+`RouteBook` knows the bindings of the topics that have some, as of the last time somebody looked, and
+gives each batch its `Routes` under that version. The engine compares versions: a small batch under
+an old one it routes itself, a large one is refused (`overloaded`, at once retryable), and the book
+looks again. So hardly ever is a pattern looked at on the sequencer, and none is applied that is not
+in force. Any thread may use a book.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fasti.core.commands import Produce, Transaction
+from fasti.core.routing.commands import ReadBindings
+from fasti.core.routing.matching import Matcher, routes_of
+from fasti.errors import FastiError, NotFound, Overloaded
+
+if TYPE_CHECKING:
+    from fasti.broker.shard import Shard
+
+_TRIES = 4
+
+
+class RouteBook:
+    """The matchers of a shard's topics, by name. A topic that is not here has no bindings."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._matchers: dict[str, Matcher] = {}
+        self._lock = threading.Lock()
+        self._is_read = False
+
+    def route(self, command: Any) -> None:
+        """Gives what a command produces its routes, where a topic is known to have bindings."""
+        if isinstance(command, Transaction):
+            for part in command.commands:
+                self.route(part)
+        elif isinstance(command, Produce):
+            if not self._is_read:
+                self._read_all()
+            matcher = self._matchers.get(command.topic)
+            if matcher is not None:
+                command.routes = routes_of(matcher, command, self._shard.settings.limits)
+
+    def _read_all(self) -> None:
+        """All bindings that there are, at the first use; from then on who changes them tells."""
+        # If the engine can't be asked now, batches are refused, and what they lack is learnt.
+        with suppress(FastiError):
+            for topic in self._shard.run(self._bound).result():
+                self.refresh(topic)
+            self._is_read = True
+
+    def _bound(self) -> list[str]:
+        return [topic.name for topic in self._shard.engine.state.topics.values() if topic.bindings]
+
+    def refresh(self, topic: str) -> None:
+        """Looks at a topic's bindings again. Waits for the engine."""
+        with self._lock:
+            try:
+                reply = self._shard.call(ReadBindings(topic))
+                if reply.error is not None:
+                    raise reply.error
+                version, bindings = reply.value
+            except NotFound:
+                self._matchers.pop(topic, None)
+                return
+            if bindings:
+                self._matchers[topic] = Matcher(version, bindings)
+            else:
+                self._matchers.pop(topic, None)
+
+    def topic_gone(self, topic: str) -> None:
+        """A topic was deleted, and with it the bindings that led to it."""
+        self._matchers.pop(topic, None)
+        for name, matcher in list(self._matchers.items()):
+            if topic in matcher.targets:
+                with suppress(FastiError):
+                    self.refresh(name)
+
+    def learn(self, error: FastiError | None) -> bool:
+        """Whether a refusal was about bindings that were others: then they are known by now."""
+        if not isinstance(error, Overloaded) or "bindings_of" not in error.details:
+            return False
+        topic = error.details["bindings_of"]
+        known = self._matchers.get(topic)
+        if known is None or known.version != error.details["bindings_version"]:
+            # If the engine can't be asked now, the next refusal asks again.
+            with suppress(FastiError):
+                self.refresh(topic)
+        return True
+
+    def call(self, command: Any) -> Any:
+        """A command's reply; what it produces is routed, anew if the bindings were others.
+
+        A few times, should somebody change them all the while; then the refusal is the reply.
+        """
+        parts = command.commands if isinstance(command, Transaction) else [command]
+        produced = [part for part in parts if isinstance(part, Produce)]
+        atomic = [part.atomic for part in produced]
+        tries = 0
+        while True:
+            tries += 1
+            for part, whole in zip(produced, atomic, strict=True):
+                # The engine takes it off when it begins.
+                part.atomic = whole
+            self.route(command)
+            reply = self._shard.call(command)
+            if not produced or tries == _TRIES or not self.learn(reply.error):
+                return reply

@@ -1,0 +1,1 @@
+"""Cron topics: schedules, which of their occurrences count, and what they emit."""

@@ -1,0 +1,1 @@
+"""Handing messages out: who waits, whose turn it is, and the leases that are out."""

@@ -1,0 +1,178 @@
+"""The leases that are out: one row each, in columns of a fixed size.
+
+A lease is a consumer's exclusive right to a message until a tick (the broker's monotonic time),
+under a fencing token that only grows. Slots are reused from a stack, so the rows in use stay at
+the low end and a look at all of them (who expired, what does this consumer hold) is one numpy
+call over a short range. Expiry is looked for only when the earliest deadline known may have
+passed; that bound is lowered by every new lease and worked out anew by every look.
+
+Deadlines are ticks and mean nothing after a restart: the engine arms every lease anew then, for its
+full length from the tick of the new start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.columns.reductions import every, highest, lowest
+from fasti.errors import Overloaded
+
+Int64s = NDArray[np.int64]
+
+NEVER = (1 << 62) - 1
+_COLUMNS: dict[str, type[np.generic]] = {
+    "token": np.int64,
+    "sequence": np.int64,
+    "until": np.int64,  # tick
+    "hold_until": np.int64,  # tick: renewals by heartbeat end here
+    "length": np.int64,  # microseconds, what a renewal gives
+    "topic": np.int32,
+    "partition": np.int32,
+    "consumer": np.int32,
+}
+
+
+class LeaseTable:
+    """All leases of a shard. Slot 0 is never used: its token is 0, which no lease has."""
+
+    token: Int64s
+    sequence: Int64s
+    until: Int64s
+    hold_until: Int64s
+    length: Int64s
+    topic: NDArray[np.int32]
+    partition: NDArray[np.int32]
+    consumer: NDArray[np.int32]
+
+    def __init__(self, capacity: int) -> None:
+        for name, kind in _COLUMNS.items():
+            setattr(self, name, np.zeros(capacity + 1, dtype=kind))
+        self._seen = np.zeros(capacity + 1, dtype=np.int32)
+        self._free = np.arange(capacity, 0, -1, dtype=np.int64)
+        self._free_count = capacity
+        self._top = 1
+        self.next_token = 1
+        self.expiry_bound = NEVER
+
+    @property
+    def free(self) -> int:
+        """How many more leases there is room for."""
+        return self._free_count
+
+    @property
+    def active(self) -> int:
+        """How many leases are out."""
+        return len(self._free) - self._free_count
+
+    def open(
+        self,
+        sequences: Int64s,
+        topic: int,
+        partition: int,
+        consumer: int,
+        token: Int64s | int,
+        length: Int64s | int,
+    ) -> Int64s:
+        """Slots for new leases. Their deadlines are set by `arm`."""
+        count = len(sequences)
+        if count > self._free_count:
+            raise Overloaded("too many leases are out")
+        if not count:
+            return np.zeros(0, dtype=np.int64)
+        self._free_count -= count
+        slots = self._free[self._free_count : self._free_count + count][::-1].copy()
+        self._top = max(self._top, highest(slots) + 1)
+        rows = _range_or_slots(slots)
+        self.sequence[rows] = sequences
+        self.topic[rows] = topic
+        self.partition[rows] = partition
+        self.consumer[rows] = consumer
+        self.token[rows] = token
+        self.length[rows] = length
+        last_token = token if isinstance(token, int) else highest(token)
+        self.next_token = max(self.next_token, last_token + 1)
+        return slots
+
+    def close(self, slots: Int64s) -> None:
+        """The leases are over; their slots serve again."""
+        rows = _range_or_slots(slots)
+        self.token[rows] = 0
+        self.until[rows] = NEVER
+        self._free[self._free_count : self._free_count + len(slots)] = slots[::-1]
+        self._free_count += len(slots)
+        if self._free_count == len(self._free):
+            self._top = 1
+
+    def arm(
+        self, slots: Int64s, until: Int64s | int, hold_until: Int64s | int | None = None
+    ) -> None:
+        """Sets deadlines, and how far renewals can move them."""
+        rows = _range_or_slots(slots)
+        self.until[rows] = until
+        if hold_until is not None:
+            self.hold_until[rows] = hold_until
+        if len(slots):
+            first = until if isinstance(until, int) else lowest(until)
+            self.expiry_bound = min(self.expiry_bound, first)
+
+    def renew(self, slots: Int64s, tick: int) -> None:
+        """A heartbeat: each lease gets its length again, up to its longest hold.
+
+        It never shortens one: a lease that was extended, or whose message was sent ahead of its
+        time, may run longer already.
+        """
+        renewed = np.minimum(tick + self.length[slots], self.hold_until[slots])
+        self.arm(slots, np.maximum(renewed, self.until[slots]))
+
+    def live(self) -> Int64s:
+        """Slots of all leases that are out."""
+        return np.flatnonzero(self.token[: self._top])
+
+    def holders(self) -> NDArray[np.int32]:
+        """A copy of whom each slot in use belongs to: slots and numbers serve others later."""
+        return self.consumer[: self._top].copy()
+
+    def held_by(self, consumer: int, topic: int) -> Int64s:
+        """Slots of the leases that a consumer has on a topic."""
+        rows = slice(0, self._top)
+        mine = (self.consumer[rows] == consumer) & (self.topic[rows] == topic)
+        return np.flatnonzero(mine & (self.token[rows] != 0))
+
+    def repeats(self, slots: NDArray[np.integer[Any]]) -> bool:
+        """Whether a slot stands twice. Each writes its number; who is overwritten isn't alone."""
+        if len(slots) < 2:
+            return False
+        numbers = np.arange(len(slots), dtype=np.int32)
+        self._seen[slots] = numbers
+        return not every(self._seen.take(slots, mode="clip") == numbers)
+
+    def expired(self, tick: int, count: int) -> Int64s:
+        """Slots of up to `count` leases whose deadline has passed."""
+        if tick < self.expiry_bound:
+            return np.zeros(0, dtype=np.int64)
+        live = self.live()
+        until = self.until[live]
+        over = live[until <= tick]
+        if len(over) > count:
+            self.expiry_bound = tick
+            return over[:count]
+        self.expiry_bound = int(until[until > tick].min(initial=NEVER))
+        return over
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """A copy of what is durable of every live lease, for a checkpoint."""
+        slots = self.live()
+        durable = ("token", "sequence", "length", "topic", "partition", "consumer")
+        return {name: getattr(self, name)[slots] for name in durable}
+
+
+def _range_or_slots(slots: Int64s) -> Int64s | slice:
+    """Slots that follow one another as a range, which numpy writes ten times faster."""
+    if len(slots) > 1:
+        first, last = int(slots[0]), int(slots[-1])
+        if last - first == len(slots) - 1 and every(slots[1:] - slots[:-1] == 1):
+            return slice(first, last + 1)
+    return slots

@@ -1,0 +1,391 @@
+"""Deciding leases: handing messages out, and everything that is done under a lease.
+
+Consumers wait in a line per topic (lines.py), first come first served; one whose credit outlasts
+its turn goes to the end of the line. Messages leave in (due, sequence) order of their partition. A
+lease is journaled before the message leaves, so there is never a second live one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core import events as ev
+from fasti.core.columns import codes
+from fasti.core.columns.reductions import rows_where, some
+from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Release, Target
+from fasti.core.delivery.lines import Line, Waiting
+from fasti.core.delivery.retry import retry_delays
+from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
+from fasti.core.state import Topic
+from fasti.core.timeline.judging import Piece, blank, explain, judge_lease, locate
+from fasti.core.timeline.partition import Partition
+from fasti.core.work import Work, column
+from fasti.errors import InvalidArgument, Overloaded
+from fasti.model import DUE_MAX_US, SEQUENCE_BITS
+
+Int64s = NDArray[np.int64]
+
+# What a session gets at a time if it has the credit: at most, and if it is there at least.
+TURN_ROWS = 5_000
+TURN_ROWS_MIN = 1_000
+_EXPIRED_PER_STEP = 5_000
+
+
+def lease(work: Work, command: Lease, line: Line) -> Done:
+    """Takes a session's wish; the messages follow as `Deliver` effects of this step or a later."""
+    topic = work.topic(command.topic)
+    if join(work, topic, command, line):
+        _resume(work, topic, command)
+    return Done()
+
+
+def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
+    """The session waits in the line. True if the consumer's name is new to it."""
+    if not command.consumer or len(command.consumer.encode()) > work.limits.name_bytes_max:
+        raise InvalidArgument("a consumer needs a name", field="consumer")
+    if command.count < 1:
+        raise InvalidArgument("count must be at least 1", field="count", limit=1)
+    waiting = line.find(command.session)
+    if waiting is None and len(line) >= work.limits.consumers_waiting_max:
+        raise Overloaded("too many consumers are waiting")
+    if waiting is not None and waiting.consumer != command.consumer:
+        # Its credit is one: nobody could tell to which of the names a message should go.
+        raise InvalidArgument(
+            f"the session waits as {waiting.consumer!r} already", field="consumer"
+        )
+    before = line.session_of(command.consumer)
+    if before != command.session:
+        if before is not None:
+            line.leave(before)
+            work.effects.append(ConsumerReplaced(before, topic.name, command.consumer))
+        line.give_name(command.consumer, command.session)
+    line.join(command.session, command.consumer, command.count)
+    return before != command.session
+
+
+def _resume(work: Work, topic: Topic, command: Lease) -> None:
+    """A consumer that comes back gets its live leases again, under a new token."""
+    memory = work.state.memory
+    number = memory.consumers.find(command.consumer)
+    if number is None:
+        return
+    held = memory.leases.held_by(number, topic.number)
+    for partition in topic.partitions:
+        mine = np.sort(
+            memory.leases.sequence[held[memory.leases.partition[held] == partition.number]]
+        )
+        if len(mine):
+            partition.now_us = work.now_us
+            mine = partition.in_order(mine)
+            token = memory.leases.next_token
+            work.emit(ev.Resumed(work.now_us, topic.number, partition.number, token, mine))
+            slots = partition.ledger.slots(mine)
+            due = partition.arena.due.take(slots, mode="clip")
+            _deliver(work, topic, partition, command.session, token, mine, slots, due)
+
+
+def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]:
+    """Hands due messages to those who wait: (how many, whether more could be done)."""
+    limit_us = work.now_us + topic.settings.lookahead_us
+    busy = False
+    for partition in topic.partitions:
+        partition.now_us = work.now_us
+        busy |= partition.advance(limit_us)
+    heads = _heads(topic, limit_us)
+    most = _turn_rows(topic, line)
+    handed = line.share = 0
+    while line and handed < budget:
+        waiting = line.first()
+        room = work.state.memory.leases.free
+        count = min(waiting.credit, most, budget, room)
+        if handed + count > budget:
+            break  # Not a part of its share: it comes first in the next step.
+        taken = _take(work, topic, heads, waiting, count, limit_us)
+        if not taken:
+            return handed, busy
+        handed += taken
+        line.end_turn(taken)
+    line.share = most
+    return handed, busy or bool(line)
+
+
+def _turn_rows(topic: Topic, line: Line) -> int:
+    """How many messages a session gets at a time: an even share of what is there.
+
+    It doesn't shrink while a burst goes out over several steps. Few messages are not divided: a
+    delivery of its own costs more than they are worth.
+    """
+    near = sum(partition.near for partition in topic.partitions)
+    even = -(-near // max(1, len(line)))
+    return min(TURN_ROWS, max(TURN_ROWS_MIN, even, line.share))
+
+
+def _heads(topic: Topic, limit_us: int) -> list[tuple[int, int]]:
+    """A heap of (first due time, partition) of the partitions that have something to go."""
+    heads = [
+        (head_us, partition.number)
+        for partition in topic.partitions
+        if (head_us := partition.head_us(limit_us)) is not None
+    ]
+    heapq.heapify(heads)
+    return heads
+
+
+def _take(
+    work: Work,
+    topic: Topic,
+    heads: list[tuple[int, int]],
+    waiting: Waiting,
+    count: int,
+    limit_us: int,
+) -> int:
+    """Leases up to `count`: from the partition that has the earliest, then from the next.
+
+    Order is a partition's, not the topic's: to take turns by the message would make a lease of
+    each.
+    """
+    share = max(TURN_ROWS_MIN, -(-count // max(1, len(heads))))
+    taken = 0
+    while heads and taken < count:
+        partition = topic.partitions[heads[0][1]]
+        wanted = min(share, count - taken)
+        got = _lease_from(work, topic, partition, waiting, wanted, limit_us)
+        taken += got
+        head_us = partition.head_us(limit_us) if got == wanted else None
+        if head_us is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (head_us, partition.number))
+    return taken
+
+
+def _lease_from(
+    work: Work, topic: Topic, partition: Partition, waiting: Waiting, count: int, limit_us: int
+) -> int:
+    sequences, slots, due = partition.hand_out(count, limit_us)
+    if not len(sequences):
+        return 0
+    token = work.state.memory.leases.next_token
+    work.emit(
+        ev.Leased(
+            work.now_us,
+            topic.number,
+            partition.number,
+            token,
+            waiting.consumer,
+            topic.settings.lease_us,
+            sequences,
+        ),
+        slots,
+    )
+    _deliver(work, topic, partition, waiting.session, token, sequences, slots, due)
+    return len(sequences)
+
+
+def _deliver(
+    work: Work,
+    topic: Topic,
+    partition: Partition,
+    session: int,
+    token: int,
+    sequences: Int64s,
+    slots: Int64s,
+    due: Int64s,
+) -> None:
+    arena = partition.arena
+    ranked = topic.settings.kind == "priority"
+    work.effects.append(
+        Deliver(
+            session,
+            topic.name,
+            token,
+            sequences | partition.number << SEQUENCE_BITS,
+            due,
+            arena.version.take(slots, mode="clip"),
+            arena.attempts.take(slots, mode="clip"),
+            arena.location.take(slots, mode="clip"),
+            arena.priority.take(slots, mode="clip") if ranked else None,
+        )
+    )
+
+
+def expire(work: Work) -> bool:
+    """Leases that ran out: ready again, or dead after the last attempt. True if more remain."""
+    leases = work.state.memory.leases
+    held = leases.expired(work.tick, _EXPIRED_PER_STEP)
+    if not len(held):
+        return False
+    places = np.stack([leases.topic[held], leases.partition[held]])
+    for topic_number, number in np.unique(places, axis=1).T.tolist():
+        mine = held[(places[0] == topic_number) & (places[1] == number)]
+        topic = work.state.topics[topic_number]
+        if not topic.partitions:
+            topic.kind.expire(work, topic, mine)
+            continue
+        sequences = np.sort(leases.sequence[mine])
+        partition = topic.partitions[number]
+        attempts = partition.arena.attempts.take(partition.ledger.slots(sequences))
+        spent = _spent(topic, attempts)
+        if spent.any():
+            _die(work, topic, partition, sequences[spent], "the lease expired", 0, exhausted=True)
+        if not spent.all():
+            work.emit(ev.Expired(work.now_us, topic_number, number, sequences[~spent]))
+    return len(held) == _EXPIRED_PER_STEP
+
+
+def heartbeat(work: Work, command: Heartbeat) -> Done:
+    """Renews a consumer's leases, by one event."""
+    topic = work.topic(command.topic)
+    number = work.state.memory.consumers.find(command.consumer)
+    held = 0
+    if number is not None:
+        held = len(work.state.memory.leases.held_by(number, topic.number))
+    if held:
+        work.emit(ev.Renewed(work.now_us, topic.number, command.consumer))
+    return Done(held)
+
+
+def extend(work: Work, command: Extend) -> Reply:
+    """Longer leases."""
+    limits = work.limits
+    if not limits.lease_us_min <= command.length_us <= limits.lease_us_max:
+        raise InvalidArgument(
+            f"a lease lasts {limits.lease_us_min} to {limits.lease_us_max} microseconds",
+            field="length",
+            limit=limits.lease_us_max,
+        )
+
+    def decide(topic: Topic, piece: Piece) -> None:
+        event = ev.Extended(work.now_us, *_place(topic, piece), command.length_us, piece.sequences)
+        work.emit(event, piece.slots)
+
+    return _under_lease(work, command, decide)
+
+
+def ack(work: Work, command: Ack) -> Reply:
+    """Done."""
+    started = column(command.started_us, len(command.ids), "started")
+
+    def decide(topic: Topic, piece: Piece) -> None:
+        begun = started[piece.rows]
+        event = ev.Acked(work.now_us, *_place(topic, piece), piece.sequences, begun)
+        work.emit(event, piece.slots)
+
+    return _under_lease(work, command, decide)
+
+
+def release(work: Work, command: Release) -> Reply:
+    """Given back to any time, the attempt not counted."""
+    due = work.moments(command.when, len(command.ids))
+    started = column(command.started_us, len(command.ids), "started")
+
+    def decide(topic: Topic, piece: Piece) -> None:
+        to, begun = due[piece.rows], started[piece.rows]
+        event = ev.Released(work.now_us, *_place(topic, piece), piece.sequences, to, begun)
+        work.emit(event, piece.slots)
+
+    return _under_lease(work, command, decide)
+
+
+def nack(work: Work, command: Nack) -> Reply:
+    """Failed: again after the retry delay, or dead."""
+    count = len(command.ids)
+    started = column(command.started_us, count, "started")
+    _check_reason(work, command.reason)
+
+    def decide(topic: Topic, piece: Piece) -> None:
+        attempts = piece.partition.arena.attempts.take(piece.slots)
+        spent = _spent(topic, attempts)
+        if spent.any():
+            last = piece.only(spent, count)
+            begun = started[last.rows]
+            _die(work, topic, piece.partition, last.sequences, command.reason, begun, True)
+        left = ~spent
+        if left.any():
+            piece = piece.only(left, count)
+            ids = piece.sequences | piece.partition.number << SEQUENCE_BITS
+            delays = retry_delays(topic.settings.retry, ids, attempts[left])
+            due = np.minimum(work.now_us + delays, DUE_MAX_US)
+            place, begun = _place(topic, piece), started[piece.rows]
+            event = ev.Nacked(work.now_us, *place, command.reason, piece.sequences, due, begun)
+            work.emit(event, piece.slots)
+
+    return _under_lease(work, command, decide)
+
+
+def reject(work: Work, command: Reject) -> Reply:
+    """Failed for good."""
+    started = column(command.started_us, len(command.ids), "started")
+    _check_reason(work, command.reason)
+
+    def decide(topic: Topic, piece: Piece) -> None:
+        begun = started[piece.rows]
+        _die(work, topic, piece.partition, piece.sequences, command.reason, begun, False)
+
+    return _under_lease(work, command, decide)
+
+
+def _place(topic: Topic, piece: Piece) -> tuple[int, int]:
+    return topic.number, piece.partition.number
+
+
+def _under_lease(
+    work: Work,
+    command: Extend | Ack | Release | Nack | Reject,
+    decide: Callable[[Topic, Piece], None],
+) -> Reply:
+    """Judges the rows of a command; `decide` gets those, by partition, that may be used."""
+    topic = work.topic(command.topic)
+    count = len(command.ids)
+    tokens = column(command.tokens, count, "token")
+    reply = blank(count)
+    for piece in locate(topic, Target(ids=command.ids), reply):
+        status = judge_lease(work, topic, piece, tokens[piece.rows])
+        if some(status):
+            reply.status[piece.rows] = status
+            explain(work, topic, piece, reply)
+            reply.versions[piece.rows] = piece.versions()
+            piece = piece.only(rows_where(status == codes.OK), count)
+        if len(piece.sequences):
+            decide(topic, piece)
+            reply.versions[piece.rows] = piece.partition.arena.version.take(piece.slots)
+    return reply
+
+
+def _spent(topic: Topic, attempts: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Which had their last attempt. `max_attempts` of 0 means that there is no last one."""
+    limit = topic.settings.max_attempts
+    return attempts >= limit if limit else np.zeros(len(attempts), dtype=np.bool_)
+
+
+def _die(
+    work: Work,
+    topic: Topic,
+    partition: Partition,
+    sequences: Int64s,
+    reason: str,
+    started: Int64s | int,
+    exhausted: bool,
+) -> None:
+    begun = column(started, len(sequences), "started")
+    work.emit(
+        ev.Died(
+            work.now_us,
+            topic.number,
+            partition.number,
+            reason,
+            int(exhausted),
+            sequences,
+            begun,
+        )
+    )
+
+
+def _check_reason(work: Work, reason: str) -> None:
+    limit = work.limits.reason_bytes_max
+    if len(reason.encode()) > limit:
+        raise InvalidArgument(f"a reason has at most {limit} bytes", field="reason", limit=limit)

@@ -1,0 +1,187 @@
+"""Whose turn it is: the lines of all topics, and when each of them is served next.
+
+A topic has a turn when something may go out: its first message comes near, something became
+scheduled that is near already, or somebody came who waits. A turn leases everything that is due
+within the topic's lookahead L. The next one is planned for two thirds of L before the first
+message that is left, not for L: so messages leave in batches of about a third of L worth of time,
+however they trickle in, and each still has two thirds of L for its sync and its way. Without a
+lookahead a turn comes at the due time itself.
+
+Between turns a topic costs nothing: planned moments stand in a heap, and partitions tell what
+became scheduled (`Memory.note_due`). A step serves a bounded number of messages, shared evenly
+between the topics whose turn it is; what remains goes on in the next step, and who was served
+comes last then.
+
+All of this is session state: never journaled, gone with the process. The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from fasti.core.commands import Lease
+from fasti.core.delivery import leasing
+from fasti.core.delivery.lines import Line
+from fasti.core.replies import Done
+from fasti.core.state import ShardState, Topic
+from fasti.core.timeline.partition import FOREVER
+from fasti.core.work import Work
+
+SERVED_PER_STEP = 10_000
+# However many topics have their turn, one of them takes so many before the next.
+_SHARE_MIN = 500
+
+
+def planned_ahead_us(lookahead_us: int) -> int:
+    """How long before a message is due the turn is planned that hands it out."""
+    return lookahead_us * 2 // 3
+
+
+def _next_turn_us(topic: Topic) -> int:
+    first_us = min(partition.next_us() for partition in topic.partitions)
+    if first_us == FOREVER:
+        return FOREVER
+    return first_us - planned_ahead_us(topic.settings.lookahead_us)
+
+
+class Turns:
+    """The lines of a shard's topics."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._lines: dict[int, Line] = {}
+        self._topics_of: dict[int, set[int]] = {}
+        # Topics whose turn has come, in order.
+        self._due: dict[int, None] = {}
+        # A heap of (moment, topic). An entry counts only if it is what the line says.
+        self._planned: list[tuple[int, int]] = []
+
+    def lease(self, work: Work, command: Lease) -> Done:
+        """A session waits for more messages."""
+        topic = work.topic(command.topic)
+        line = self._lines.setdefault(topic.number, Line())
+        waiting = line.find(command.session)
+        before = waiting.credit if waiting is not None else 0
+        nobody_waited = not line
+        done = leasing.lease(work, command, line)
+        self._topics_of.setdefault(command.session, set()).add(topic.number)
+        if not command.wait:
+            self._serve_at_once(work, topic, line, command.session)
+            # What it waited for before, it still waits for.
+            line.limit(command.session, before)
+        elif nobody_waited:
+            self._due[topic.number] = None
+        return done
+
+    def is_credit(self, command: Lease) -> bool:
+        """Whether the command does no more than add to its session's credit."""
+        topic = self._state.by_name.get(command.topic)
+        line = self._lines.get(topic.number) if topic is not None else None
+        if line is None or not command.wait:
+            return False
+        return line.session_of(command.consumer) == command.session
+
+    def _serve_at_once(self, work: Work, topic: Topic, line: Line, session: int) -> None:
+        work.end_group()
+        work.begin_group()
+        more = True
+        while more and line.find(session):
+            _, more = leasing.serve(work, topic, line, SERVED_PER_STEP)
+
+    def detach(self, session: int) -> set[int]:
+        """The session is gone from all lines; returns the topics whose lines it was in."""
+        numbers = self._topics_of.pop(session, set())
+        for number in numbers:
+            line = self._lines.get(number)
+            if line is not None:
+                line.leave(session)
+        return numbers
+
+    def waits(self, topic: Topic) -> bool:
+        """Whether somebody waits for the topic's messages."""
+        return bool(self._lines.get(topic.number))
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is deleted: nobody waits for it."""
+        self._lines.pop(topic.number, None)
+        self._due.pop(topic.number, None)
+
+    def serve(self, work: Work) -> bool:
+        """Hands out what is to go now; True if there is more to do at once."""
+        self._look(work)
+        if not self._due or not work.state.memory.leases.free:
+            return False
+        more, budget = False, SERVED_PER_STEP
+        left = len(self._due)
+        for number in list(self._due):
+            if budget <= 0:
+                return True
+            share = min(budget, max(_SHARE_MIN, -(-budget // left)))
+            left -= 1
+            handed, busy = self._turn(work, number, share)
+            budget -= handed
+            more |= busy
+        # A turn that ended for want of leases may have left some after all: it goes on at once.
+        left = bool(self._due) and work.state.memory.leases.free > 0
+        return more or (left and budget < SERVED_PER_STEP)
+
+    def _turn(self, work: Work, number: int, budget: int) -> tuple[int, bool]:
+        line, topic = self._lines[number], self._state.topics[number]
+        handed, busy = 0, False
+        if line:
+            work.begin_group()
+            handed, busy = leasing.serve(work, topic, line, budget)
+            work.end_group()
+        wake_us = _next_turn_us(topic) if line else FOREVER
+        if busy or wake_us <= work.now_us:
+            if handed:
+                # Whoever got something comes last next time, so that no topic starves another.
+                self._due[number] = self._due.pop(number)
+        else:
+            del self._due[number]
+            self._plan(number, line, wake_us)
+        return handed, busy
+
+    def next_us(self) -> int:
+        """When the next turn is, if nothing happens before."""
+        # Without room for a lease there is nothing to wake up for: one must end first.
+        if not self._state.memory.leases.free:
+            return FOREVER
+        if self._due:
+            return 0
+        while self._planned and not self._counts(*self._planned[0]):
+            heapq.heappop(self._planned)
+        return self._planned[0][0] if self._planned else FOREVER
+
+    def _look(self, work: Work) -> None:
+        """Finds the topics whose turn has come."""
+        now_us, news = work.now_us, self._state.memory.news
+        if news:
+            for number, due_us in news.items():
+                line = self._lines.get(number)
+                if line:
+                    lookahead_us = self._state.topics[number].settings.lookahead_us
+                    if due_us <= now_us + lookahead_us:
+                        self._due[number] = None
+                    else:
+                        wake_us = due_us - planned_ahead_us(lookahead_us)
+                        self._plan(number, line, min(wake_us, line.wake_us))
+            news.clear()
+        while self._planned and self._planned[0][0] <= now_us:
+            wake_us, number = heapq.heappop(self._planned)
+            if self._counts(wake_us, number):
+                self._due[number] = None
+
+    def _plan(self, number: int, line: Line, wake_us: int) -> None:
+        if line.wake_us == wake_us:
+            return
+        line.wake_us = wake_us
+        if wake_us < FOREVER:
+            heapq.heappush(self._planned, (wake_us, number))
+            if len(self._planned) > 2 * len(self._lines) + 64:
+                self._planned = [entry for entry in set(self._planned) if self._counts(*entry)]
+                heapq.heapify(self._planned)
+
+    def _counts(self, wake_us: int, number: int) -> bool:
+        line = self._lines.get(number)
+        return line is not None and line.wake_us == wake_us

@@ -1,0 +1,1 @@
+"""Key-value topics: the latest value of each key."""

@@ -1,0 +1,336 @@
+"""What a log's consumer groups add to the log: every hook that `LogKind` passes on.
+
+The rows are `topic.body.partitions` (partition.py); what a topic's groups keep is
+`topic.body.groups` (group.py). Here is who decides what (leasing.py, group_commands.py,
+turns.py), and how the events of groups are made so, while they are decided and in replay.
+
+A group's leases stand in the shard's one lease table: `sequence` is the offset plus one, as in ids,
+and `partition` the group's number and the partition (`Group.place`).
+
+The methods that `Kind` has too mean the same here. The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core import commands as co
+from fasti.core.columns.reductions import every, lowest
+from fasti.core.events import Event
+from fasti.core.kind import Apply, Columns, Handler
+from fasti.core.lifecycle import Verb
+from fasti.core.log import commands as lo
+from fasti.core.log import group_capsule, group_commands, leasing
+from fasti.core.log import group_events as ge
+from fasti.core.log.group import GROUP_SHIFT, Group, GroupPartition, Groups
+from fasti.core.log.turns import LogTurns
+from fasti.core.log.window import ACKED
+from fasti.model import PARTITIONS_MAX
+
+if TYPE_CHECKING:
+    from fasti.core.engine import Engine
+    from fasti.core.state import Topic
+    from fasti.core.work import Work
+
+Int64s = NDArray[np.int64]
+
+
+class LogGroups:
+    """Consumer groups of all logs of an engine."""
+
+    in_transactions: ClassVar[tuple[type, ...]] = ()
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.state, self.limits = engine, engine.state, engine.limits
+        self.memory = engine.memory
+        self.turns = LogTurns(self.state)
+
+    def handlers(self) -> dict[type, Handler]:
+        """Who decides commands on groups."""
+        return {
+            co.Lease: self.turns.lease,
+            co.Heartbeat: leasing.heartbeat,
+            co.Extend: leasing.extend,
+            co.Ack: leasing.ack,
+            co.Release: leasing.release,
+            co.Nack: leasing.nack,
+            co.Reject: leasing.reject,
+            co.Redrive: group_commands.redrive,
+            co.Purge: group_commands.purge,
+            lo.CreateGroup: group_commands.create_group,
+            lo.DeleteGroup: group_commands.delete_group,
+            lo.ResetGroup: group_commands.reset_group,
+            lo.DescribeGroups: group_commands.describe_groups,
+            lo.ListDead: group_commands.list_dead,
+        }
+
+    def commands(self) -> dict[type, Handler]:
+        """Completions of storage."""
+        return {lo.KeysLoaded: self.turns.keys_loaded}
+
+    def events(self) -> dict[type[Event], Apply]:
+        """Events of groups."""
+        return {
+            ge.GroupMade: self._made,
+            ge.GroupDropped: self._dropped,
+            ge.GroupLeased: self._leased,
+            ge.GroupResumed: self._resumed,
+            ge.GroupExtended: self._extended,
+            ge.GroupRenewed: self._renewed,
+            ge.GroupAcked: self._acked,
+            ge.GroupReturned: self._returned,
+            ge.GroupDied: self._died,
+            ge.GroupSet: self._set,
+            ge.GroupRevived: self._revived,
+            ge.GroupPurged: self._purged,
+        }
+
+    # What rows do, told from apply: in steps and in replay. `grown` may be told of an append that
+    # a transaction takes back: it is a hint to look.
+
+    def grown(self, topic: Topic, partition: int) -> None:
+        """A partition has more rows."""
+        self.turns.grown(topic, partition)
+
+    def trimmed(self, topic: Topic, partition: int, first_offset: int, at_us: int) -> None:
+        """A partition begins at this offset now."""
+        for group in _groups(topic).by_number.values():
+            place = group.partitions[partition]
+            if place.committed >= first_offset and not place.strays and not place.dead.count:
+                continue
+            self._end_leases(place.trim(first_offset, self.memory.reasons))
+            if place.behind:
+                group.is_behind = True
+                self.turns.look(topic, group, partition)
+
+    # Making it so
+
+    def _find(self, event: Any) -> tuple[Topic, Group, GroupPartition]:
+        topic = self.state.topics[event.topic]
+        group = _groups(topic).by_number[event.group]
+        return topic, group, group.partitions[event.partition]
+
+    def _made(self, event: ge.GroupMade, _: int) -> None:
+        topic = self.state.topics[event.topic]
+        group = Group(event.group, event.number, bool(event.ordered), event.offsets.tolist())
+        _groups(topic).add(group)
+
+    def _dropped(self, event: ge.GroupDropped, _: int) -> None:
+        topic = self.state.topics[event.topic]
+        group = _groups(topic).remove(event.number)
+        leases = self.memory.leases
+        live = leases.live()
+        mine = leases.topic[live] == event.topic
+        mine &= leases.partition[live] >> GROUP_SHIFT == event.number
+        self._end_leases(live[mine])
+        self._forget(group)
+
+    def _leased(self, event: ge.GroupLeased, _: int) -> None:
+        topic, group, place = self._find(event)
+        leases, consumers = self.memory.leases, self.memory.consumers
+        consumer = consumers.number(event.consumer)
+        consumers.use(consumer, len(event.offset))
+        number = group.place(event.partition)
+        held = leases.open(
+            event.offset + 1, event.topic, number, consumer, event.token, event.length_us
+        )
+        tick = self.state.tick
+        leases.arm(held, tick + event.length_us, tick + topic.settings.hold_us)
+        before = place.size_bytes
+        place.hand_out(event.offset, held)
+        self._resized(place, before)
+
+    def _resumed(self, event: ge.GroupResumed, _: int) -> None:
+        place = self._find(event)[2]
+        leases, held = self.memory.leases, _held(place, event.offset)
+        leases.token[held] = event.token
+        leases.next_token = max(leases.next_token, event.token + 1)
+        leases.renew(held, self.state.tick)
+
+    def _extended(self, event: ge.GroupExtended, _: int) -> None:
+        place = self._find(event)[2]
+        leases, held = self.memory.leases, _held(place, event.offset)
+        until, length = leases.until[held], leases.length[held]
+
+        def take_back() -> None:
+            leases.length[held] = length
+            leases.arm(held, until)
+
+        self.memory.undo.note(take_back)
+        leases.length[held] = event.length_us
+        leases.arm(held, self.state.tick + event.length_us)
+
+    def _renewed(self, event: ge.GroupRenewed, _: int) -> None:
+        group = _groups(self.state.topics[event.topic]).by_number[event.group]
+        held = leasing.held_in_group(self.memory, event.topic, group, event.consumer)
+        self.memory.leases.renew(held, self.state.tick)
+
+    def _acked(self, event: ge.GroupAcked, _: int) -> None:
+        topic, group, place = self._find(event)
+        self._close_leases(place, event.offset)
+        before = place.size_bytes
+        place.finish(event.offset, ACKED, self.memory.undo)
+        self._resized(place, before)
+        self.turns.finished(topic, group, event.partition)
+
+    def _returned(self, event: ge.GroupReturned, _: int) -> None:
+        topic, group, place = self._find(event)
+        self._close_leases(place, event.offset)
+        uncount = event.verb == Verb.RELEASE
+        place.give_back(event.offset, event.due_us, uncount, self.memory.undo)
+        self.turns.returned(topic, group, event.partition, lowest(event.due_us))
+
+    def _died(self, event: ge.GroupDied, _: int) -> None:
+        topic, group, place = self._find(event)
+        self._close_leases(place, event.offset)
+        reasons = self.memory.reasons
+        reason = reasons.number(event.reason)
+        before = place.size_bytes
+        place.bury(event.offset, reason, event.at_us, reasons, self.memory.undo)
+        self._resized(place, before)
+        self.turns.finished(topic, group, event.partition)
+
+    def _set(self, event: ge.GroupSet, _: int) -> None:
+        topic, group, place = self._find(event)
+        before = place.size_bytes
+        self._end_leases(place.reset(event.offset, self.memory.reasons))
+        self._resized(place, before)
+        group.is_behind = any(each.behind for each in group.partitions)
+        self.turns.look(topic, group, event.partition)
+
+    def _revived(self, event: ge.GroupRevived, _: int) -> None:
+        topic, group, place = self._find(event)
+        place.unbury(event.offset, self.memory.reasons, self.memory.undo)
+        before = place.size_bytes
+        place.revive(event.offset, event.due_us)
+        self._resized(place, before)
+        self.turns.returned(topic, group, event.partition, lowest(event.due_us))
+
+    def _purged(self, event: ge.GroupPurged, _: int) -> None:
+        place = self._find(event)[2]
+        place.unbury(event.offset, self.memory.reasons, self.memory.undo)
+
+    def _close_leases(self, place: GroupPartition, offsets: Int64s) -> None:
+        leases, consumers = self.memory.leases, self.memory.consumers
+        held = _held(place, offsets)
+        assert every(leases.sequence[held] == offsets + 1), "the lease is this row's"
+        tokens = leases.token[held]
+        leases.token[held] = 0
+
+        def let_go() -> None:
+            consumers.unuse_all(leases.consumer[held])
+            leases.close(held)
+
+        def take_back() -> None:
+            leases.token[held] = tokens
+
+        self.memory.undo.when_settled(let_go, take_back)
+
+    def _end_leases(self, held: Int64s) -> None:
+        if len(held):
+            self.memory.consumers.unuse_all(self.memory.leases.consumer[held])
+            self.memory.leases.close(held)
+
+    def _resized(self, place: GroupPartition, before: int) -> None:
+        self.memory.groups_bytes += place.size_bytes - before
+
+    def _forget(self, group: Group) -> None:
+        for place in group.partitions:
+            place.forget_dead(self.memory.reasons)
+            self.memory.groups_bytes -= place.size_bytes
+
+    # A topic's life
+
+    def make(self, topic: Topic) -> None:
+        """The topic is new, or read back."""
+        topic.body.groups = Groups()
+
+    def changed(self, topic: Topic) -> None:
+        """Nothing of a group's depends on settings but what is decided later."""
+
+    def drop(self, topic: Topic) -> None:
+        """The topic is being deleted; its leases go with all others of the topic."""
+        for group in _groups(topic).by_number.values():
+            self._forget(group)
+
+    def forget(self, topic: Topic) -> None:
+        """Session state goes."""
+        self.turns.forget_topic(topic)
+
+    def counts(self, topic: Topic) -> dict[str, int]:
+        """What `Count` tells besides the number of rows."""
+        places = [p for group in _groups(topic).by_number.values() for p in group.partitions]
+        return {
+            "leased": sum(place.leased for place in places),
+            "dead": sum(place.dead.count for place in places),
+        }
+
+    # Steps
+
+    def before(self, work: Work) -> bool:
+        """Before the inputs: nothing."""
+        return False
+
+    def after(self, work: Work) -> bool:
+        """After the inputs and after retention: hands out; True if there is more."""
+        return self.turns.serve(work)
+
+    def next_us(self) -> int:
+        """When it wants a step."""
+        return self.turns.next_us()
+
+    def detach(self, session: int) -> None:
+        """A session is gone."""
+        self.turns.detach(session)
+
+    # Leases
+
+    def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
+        """These slots of the lease table ran out."""
+        leases = self.memory.leases
+        places = leases.partition[held]
+        for place in np.unique(places).tolist():
+            group = _groups(topic).by_number[place >> GROUP_SHIFT]
+            offsets = np.sort(leases.sequence[held[places == place]]) - 1
+            leasing.expire(work, topic, group, place & (PARTITIONS_MAX - 1), offsets)
+
+    def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
+        """After a start: these leases run their full length from here."""
+        leases = self.memory.leases
+        leases.arm(held, tick + leases.length[held], tick + topic.settings.hold_us)
+
+    def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
+        """Leases that a checkpoint kept have these slots now."""
+        group = _groups(topic).by_number[place >> GROUP_SHIFT]
+        mine = group.partitions[place & (PARTITIONS_MAX - 1)]
+        mine.lease[mine.slots(sequences - 1)] = held
+
+    # Checkpoints
+
+    def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
+        """What is durable of a topic's groups."""
+        return group_capsule.capture(topic.number, _groups(topic), columns)
+
+    def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
+        """Back from `capture`."""
+        for group in group_capsule.restore(topic.number, described, columns):
+            _groups(topic).add(group)
+            for place in group.partitions:
+                place.count_reasons(self.memory.reasons)
+                self._resized(place, 0)
+
+    def start(self, tick: int) -> None:
+        """Replay is over."""
+
+
+def _groups(topic: Topic) -> Groups:
+    groups: Groups = topic.body.groups
+    return groups
+
+
+def _held(place: GroupPartition, offsets: Int64s) -> Int64s:
+    """The lease table's slots of leased rows."""
+    return place.lease[place.slots(offsets)].astype(np.int64)

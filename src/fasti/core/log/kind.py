@@ -1,0 +1,223 @@
+"""Logs: immutable rows by offset, in partitions.
+
+A row's place is its partition and offset; its id is `partition << 51 | offset + 1`, so that 0 stays
+"no id". The bytes stay in the journal's frame until a checkpoint writes them into blocks.
+
+Appending is decided in append.py, retention in retention.py; what can be read is answered by
+reading.py. Consumer groups are kept by `LogGroups` (groups.py): everything a group's state
+needs to know of rows it is told by `grown` and `trimmed`, from apply.
+
+The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.commands import Count, Get, Produce
+from fasti.core.events import Event
+from fasti.core.kind import Apply, Columns, Handler, Kind
+from fasti.core.log import append, reading
+from fasti.core.log.body import Log, log_of, partition_of
+from fasti.core.log.commands import DescribeLog, FindOffset, LogsInstalled, ReadLog, Truncate
+from fasti.core.log.events import LogAppended, LogTrimmed
+from fasti.core.log.groups import LogGroups
+from fasti.core.log.partition import LogTail
+from fasti.core.log.retention import Retention
+from fasti.core.replies import Counts, Done
+from fasti.core.state import Topic
+from fasti.core.work import Work
+from fasti.errors import InvalidArgument
+
+Int64s = NDArray[np.int64]
+
+
+class LogKind(Kind):
+    """Everything that can be asked of a log, but what its groups are asked."""
+
+    name: ClassVar[str] = "log"
+    in_transactions: ClassVar[tuple[type, ...]] = (Produce, *LogGroups.in_transactions)
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.groups = LogGroups(engine)
+        self._retention = Retention(self.state)
+        # What was trimmed since the last checkpoint, which gives the space back.
+        self.trimmed_bytes = 0
+
+    def handlers(self) -> dict[type, Handler]:
+        """Who decides commands on logs."""
+        return {
+            Produce: append.produce,
+            Get: reading.get,
+            Count: self._count,
+            Truncate: self._truncate,
+            ReadLog: reading.read,
+            FindOffset: reading.find,
+            DescribeLog: reading.describe,
+            **self.groups.handlers(),
+        }
+
+    def commands(self) -> dict[type, Handler]:
+        """Completions of storage."""
+        return {LogsInstalled: self._installed, **self.groups.commands()}
+
+    def events(self) -> dict[type[Event], Apply]:
+        """Events of rows and of groups."""
+        return {
+            LogAppended: self._appended,
+            LogTrimmed: self._trimmed,
+            **self.groups.events(),
+        }
+
+    # Deciding
+
+    def _truncate(self, work: Work, command: Truncate) -> Done:
+        topic = work.topic(command.topic)
+        partition = partition_of(topic, command.partition)
+        if not 0 <= command.before <= partition.next_offset:
+            raise InvalidArgument(
+                f"partition {partition.number} ends at {partition.next_offset}: rows before "
+                f"{command.before} can't be dropped",
+                field="before",
+                limit=partition.next_offset,
+            )
+        if command.before > partition.earliest:
+            work.emit(
+                LogTrimmed(work.now_us, topic.number, partition.number, command.before, "truncated")
+            )
+        return Done(reading.describe_partition(partition))
+
+    def _count(self, work: Work, command: Count) -> Counts:
+        topic = work.topic(command.topic)
+        rows = sum(len(partition) for partition in log_of(topic).partitions)
+        words = ("scheduled", "ready", "leased", "dead", "staged", "done", "cancelled")
+        states = dict.fromkeys(words, 0) | {"ready": rows}
+        return Counts(states | self.groups.counts(topic))
+
+    # Making it so
+
+    def _appended(self, event: LogAppended, frame: int) -> None:
+        topic = self.state.topics[event.topic]
+        partition = log_of(topic).partitions[event.partition]
+        assert event.first_offset == partition.next_offset, "offsets have no holes"
+        undo = self.state.memory.undo
+        if undo.active:
+            mark = partition.mark()
+            undo.note(lambda: partition.restore_mark(mark))
+        partition.append(frame, event.row, event.at_us, event.size_bytes, topic.settings)
+        # Not taken back with a transaction: who looks finds nothing to do.
+        self._retention.look_after(topic, partition)
+        self.groups.grown(topic, event.partition)
+
+    def _trimmed(self, event: LogTrimmed, _: int) -> None:
+        topic = self.state.topics[event.topic]
+        partition = log_of(topic).partitions[event.partition]
+        log_of(topic).dropped[event.why] += event.first_offset - partition.earliest
+        self.trimmed_bytes += partition.trim(event.first_offset)
+        self.groups.trimmed(topic, event.partition, event.first_offset, event.at_us)
+
+    # A topic's life
+
+    def make(self, topic: Topic) -> None:
+        """Empty partitions."""
+        topic.body = Log(topic.settings.partitions)
+        self.groups.make(topic)
+
+    def changed(self, topic: Topic) -> None:
+        """Retention may begin, or be shorter."""
+        self._retention.changed(topic)
+        self.groups.changed(topic)
+
+    def drop(self, topic: Topic) -> None:
+        """The topic is being deleted."""
+        self._retention.forget(topic)
+        partitions = log_of(topic).partitions
+        self.trimmed_bytes += sum(partition.segments.size_bytes for partition in partitions)
+        self.groups.drop(topic)
+
+    def forget(self, topic: Topic) -> None:
+        """Session state of groups."""
+        self.groups.forget(topic)
+
+    # Steps
+
+    def before(self, work: Work) -> bool:
+        """Groups only."""
+        return self.groups.before(work)
+
+    def after(self, work: Work) -> bool:
+        """Drops what is too old or too much; then groups hand out."""
+        more = self._retention.drop(work)
+        return self.groups.after(work) or more
+
+    def next_us(self) -> int:
+        """When the next segment may be too old, or groups have something to do."""
+        return min(self._retention.next_us(), self.groups.next_us())
+
+    def detach(self, session: int) -> None:
+        """A session is gone."""
+        self.groups.detach(session)
+
+    # Leases
+
+    def is_credit(self, command: Any) -> bool:
+        """Whether a `Lease` does no more than add to its session's credit."""
+        return self.groups.turns.is_credit(command)
+
+    def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
+        """Leases of groups ran out."""
+        self.groups.expire(work, topic, held)
+
+    def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
+        """Leases of groups, after a start."""
+        self.groups.arm(topic, held, tick)
+
+    def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
+        """Leases of groups, from a checkpoint."""
+        self.groups.restore_leases(topic, place, sequences, held)
+
+    # Checkpoints
+
+    def tails(self) -> dict[tuple[int, int], LogTail]:
+        """Rows that lie in the journal only, by topic and partition."""
+        tails = {}
+        for topic in self.state.topics.values():
+            if topic.kind is self:
+                for partition in log_of(topic).partitions:
+                    tail = partition.tail()
+                    if tail is not None:
+                        tails[topic.number, partition.number] = tail
+        return tails
+
+    def _installed(self, work: Work, command: LogsInstalled) -> Done:
+        topic = self.state.topics.get(command.topic)
+        if topic is not None:
+            partition = log_of(topic).partitions[command.partition]
+            partition.install(command.from_offset, command.upto_offset, command.blocks)
+        return Done()
+
+    def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
+        """Where each partition begins and ends, its segments, and its groups."""
+        return {
+            "partitions": [partition.capture() for partition in log_of(topic).partitions],
+            "groups": self.groups.capture(topic, columns),
+        }
+
+    def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
+        """Back from `capture`; where rows lie is told by the manifest."""
+        partitions = log_of(topic).partitions
+        for partition, values in zip(partitions, described["partitions"], strict=True):
+            partition.restore(values)
+            self._retention.look_after(topic, partition)
+        self.groups.restore(topic, described["groups"], columns)
+
+    def start(self, tick: int) -> None:
+        """Replay is over."""
+        for topic in self.state.topics.values():
+            if topic.kind is self:
+                log_of(topic).dropped.clear()
+        self.groups.start(tick)

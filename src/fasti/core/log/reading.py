@@ -1,0 +1,111 @@
+"""Answering what is asked about the rows of logs. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.commands import Get
+from fasti.core.log.body import log_of, partition_of
+from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, ReadLog
+from fasti.core.log.partition import LogPartition
+from fasti.core.replies import Done, Messages
+from fasti.core.timeline.reads import READY
+from fasti.core.work import Work
+from fasti.errors import Gone, InvalidArgument
+from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK, Outcome
+
+# As timeline/reads.py gives messages of other kinds.
+_MESSAGE_COLUMNS = (
+    *("due_us", "version", "state", "attempts", "location"),
+    *("owner", "consumer", "reason"),
+)
+_READ_ROWS_MAX = 1 << 20
+
+
+def read(work: Work, command: ReadLog) -> LogPage:
+    """Where the next rows lie; `gone` below the earliest."""
+    partition = partition_of(work.topic(command.topic), command.partition)
+    offset, end = command.offset, partition.next_offset
+    if not 0 <= offset <= end:
+        raise InvalidArgument(
+            f"partition {partition.number} ends at {end}: there is no offset {offset} yet",
+            field="offset",
+            limit=end,
+        )
+    if offset < partition.earliest:
+        raise _gone(partition, offset)
+    rows_max = min(max(1, command.rows_max), _READ_ROWS_MAX)
+    return LogPage(partition.earliest, end, partition.locate(offset, rows_max))
+
+
+def find(work: Work, command: FindOffset) -> LogPage:
+    """The piece with the first row at a time or later."""
+    partition = partition_of(work.topic(command.topic), command.partition)
+    piece = partition.find_time(command.time_us)
+    pieces = [] if piece is None else [piece]
+    return LogPage(partition.earliest, partition.next_offset, pieces)
+
+
+def describe(work: Work, command: DescribeLog) -> Done:
+    """Each partition in numbers."""
+    partitions = log_of(work.topic(command.topic)).partitions
+    return Done([describe_partition(partition) for partition in partitions])
+
+
+def get(work: Work, command: Get) -> Messages:
+    """Where rows lie now, by id: a delivery's may have moved."""
+    topic = work.topic(command.topic)
+    ids = command.target.ids
+    if ids is None:
+        raise InvalidArgument("in a log a key only routes: name rows by id", field="key")
+    status = np.full(len(ids), Outcome.NOT_FOUND, dtype=np.uint8)
+    columns: dict[str, NDArray[Any]] = {
+        name: np.zeros(len(ids), dtype=np.int64) for name in _MESSAGE_COLUMNS
+    }
+    partitions = log_of(topic).partitions
+    numbers, offsets = ids >> SEQUENCE_BITS, (ids & SEQUENCE_MASK) - 1
+    for number in np.unique(numbers).tolist():
+        if not 0 <= number < len(partitions):
+            continue
+        partition = partitions[number]
+        mine = np.flatnonzero(numbers == number)
+        wanted = offsets[mine]
+        status[mine[(wanted >= 0) & (wanted < partition.earliest)]] = Outcome.GONE
+        here = (wanted >= partition.earliest) & (wanted < partition.next_offset)
+        mine, wanted = mine[here], wanted[here]
+        if len(mine):
+            status[mine] = Outcome.OK
+            columns["due_us"][mine] = partition.times_of(wanted)
+            columns["location"][mine] = partition.locations_of(wanted)
+            columns["version"][mine] = 1
+            columns["state"][mine] = READY
+    return Messages(status, ids, columns, work.state.memory.names())
+
+
+def _gone(partition: LogPartition, offset: int) -> Gone:
+    return Gone(
+        f"partition {partition.number} begins at offset {partition.earliest} now: {offset} is gone",
+        details={
+            "partition": partition.number,
+            "earliest": partition.earliest,
+            "lost": partition.earliest - offset,
+        },
+    )
+
+
+def describe_partition(partition: LogPartition) -> dict[str, int]:
+    """A partition in numbers."""
+    segments = partition.segments
+    return {
+        "partition": partition.number,
+        "earliest": partition.earliest,
+        "end": partition.next_offset,
+        "rows": len(partition),
+        "bytes": segments.size_bytes,
+        "segments": len(segments),
+        "earliest_us": segments[0].from_us if segments else 0,
+        "latest_us": segments[-1].to_us if segments else 0,
+    }

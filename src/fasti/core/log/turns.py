@@ -1,0 +1,387 @@
+"""Whose turn it is in the groups of logs, and what they get.
+
+Sessions wait in one line per group (delivery/lines.py), first come first served. A partition that has
+something to give stands among the group's *ready* ones, and goes to the end of them when it gave;
+it comes there by a hint: rows were appended or given back, or the window has room again. What may
+go out only later is planned in a heap.
+
+Rows that go out again and fresh ones are served side by side: when there are both, each gets half
+of a turn, so that neither holds the other up, however slow or broken a row is. Fresh rows stop at
+the window's end (window.py).
+
+A group that lost rows to retention gives nothing: those who wait are ended with `gone`, and so is
+everybody who comes, until the group is set anew.
+
+All of this is session state: never journaled, gone with the process. The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from fasti.core.commands import Lease
+from fasti.core.delivery.leasing import TURN_ROWS, TURN_ROWS_MIN, join
+from fasti.core.delivery.lines import Line, Waiting
+from fasti.core.delivery.turns import SERVED_PER_STEP
+from fasti.core.log import group_events as ge
+from fasti.core.log.commands import KeysLoaded
+from fasti.core.log.group import Group, GroupPartition, Groups
+from fasti.core.log.group_commands import check_name, earliest_offsets, make_group
+from fasti.core.log.leasing import held_in_group
+from fasti.core.log.serving import deliver, has_more, lease_from
+from fasti.core.replies import ConsumerReplaced, Done
+from fasti.core.state import ShardState, Topic
+from fasti.core.timeline.partition import FOREVER
+from fasti.core.work import Work
+from fasti.errors import FastiError, Gone
+from fasti.model import PARTITIONS_MAX, SECOND_US
+
+# A topic's number and a group's.
+Key = tuple[int, int]
+
+_SHARE_MIN = 500
+# A turn takes as long as so many rows do, however few it hands out.
+_TURN_COST = 50
+_PLANNED_MIN = 4_096
+
+
+class _Waiters:
+    """Who waits for a group's rows, and which of its partitions may have some."""
+
+    __slots__ = ("line", "planned", "ready")
+
+    def __init__(self, partitions: int) -> None:
+        self.line = Line()
+        self.ready: dict[int, None] = dict.fromkeys(range(partitions))
+        # By partition: when it will be ready by itself.
+        self.planned: dict[int, int] = {}
+
+
+class LogTurns:
+    """The lines of all groups of a shard."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._waiters: dict[Key, _Waiters] = {}
+        self._groups_of: dict[int, set[int]] = {}
+        self._lines_of: dict[int, set[Key]] = {}
+        # Groups whose turn has come, in order.
+        self._due: dict[Key, None] = {}
+        # By session, the groups (topic's number, name) that it lost because they were deleted: what
+        # it asked for before it knew must not make them again.
+        self._deleted: dict[int, set[tuple[int, str]]] = {}
+        # A heap of (moment, group, partition). An entry counts only if `planned` says so.
+        self._heap: list[tuple[int, Key, int]] = []
+        self._heap_max = _PLANNED_MIN
+
+    # Sessions
+
+    def lease(self, work: Work, command: Lease) -> Done:
+        """A session waits for rows of a group, which is made if there is none."""
+        topic = work.topic(command.topic)
+        check_name(work, command.group)
+        if (topic.number, command.group) in self._deleted.get(command.session, ()):
+            raise deleted(command.group)
+        groups: Groups = topic.body.groups
+        group = groups.by_name.get(command.group)
+        if group is not None and group.is_behind:
+            raise _behind(topic, group)
+        key = (topic.number, group.number if group is not None else groups.free_number())
+        line = self._waiters[key].line if key in self._waiters else Line()
+        waiting = line.find(command.session)
+        before = waiting.credit if waiting is not None else 0
+        nobody_waited = not line
+        comes_new = join(work, topic, command, line)
+        if group is None:
+            group = make_group(work, topic, command.group, earliest_offsets(topic))
+        waiters = self._add(key, line, len(group.partitions))
+        self._lines_of.setdefault(command.session, set()).add(key)
+        if comes_new:
+            self._resume(work, topic, group, command)
+        if not command.wait:
+            self._serve_at_once(work, topic, group, waiters, command.session)
+            # What it waited for before, it still waits for.
+            line.limit(command.session, before)
+        elif nobody_waited:
+            self._due[key] = None
+        return Done()
+
+    def _add(self, key: Key, line: Line, partitions: int) -> _Waiters:
+        waiters = self._waiters.get(key)
+        if waiters is None:
+            waiters = self._waiters[key] = _Waiters(partitions)
+            waiters.line = line
+            self._groups_of.setdefault(key[0], set()).add(key[1])
+        return waiters
+
+    def is_credit(self, command: Lease) -> bool:
+        """Whether the command does no more than add to its session's credit."""
+        topic = self._state.by_name.get(command.topic)
+        if topic is None or topic.partitions or not command.wait:
+            return False
+        groups: Groups = topic.body.groups
+        group = groups.by_name.get(command.group)
+        waiters = self._waiters.get((topic.number, group.number)) if group is not None else None
+        return waiters is not None and (
+            waiters.line.session_of(command.consumer) == command.session
+        )
+
+    def _resume(self, work: Work, topic: Topic, group: Group, command: Lease) -> None:
+        """A consumer that comes back gets its live leases again, under a new token."""
+        leases = work.state.memory.leases
+        held = held_in_group(work.state.memory, topic.number, group, command.consumer)
+        numbers = leases.partition[held] & (PARTITIONS_MAX - 1)
+        for number in np.unique(numbers).tolist():
+            offsets = np.sort(leases.sequence[held[numbers == number]]) - 1
+            token = leases.next_token
+            where = topic.number, number, group.number
+            work.emit(ge.GroupResumed(work.now_us, *where, token, offsets))
+            deliver(work, topic, group, number, command.session, token, offsets)
+
+    def detach(self, session: int) -> None:
+        """The session is gone from all lines."""
+        self._deleted.pop(session, None)
+        for key in self._lines_of.pop(session, ()):
+            if key in self._waiters:
+                self._waiters[key].line.leave(session)
+
+    def end(self, work: Work, topic: Topic, group: Group, error: FastiError) -> None:
+        """All who wait are told that they wait for nothing."""
+        waiters = self._waiters.get((topic.number, group.number))
+        while waiters is not None and waiters.line:
+            waiting = waiters.line.first()
+            waiters.line.leave(waiting.session)
+            ended = ConsumerReplaced(waiting.session, topic.name, waiting.consumer, error)
+            work.effects.append(ended)
+
+    def delete(self, work: Work, topic: Topic, group: Group) -> None:
+        """The group is being deleted: whoever waits, or has waited, is told."""
+        key = topic.number, group.number
+        for session, keys in self._lines_of.items():
+            if key in keys:
+                keys.discard(key)
+                self._deleted.setdefault(session, set()).add((topic.number, group.name))
+        self.end(work, topic, group, deleted(group.name))
+
+    def forget(self, topic: Topic, group: Group) -> None:
+        """The group is gone."""
+        key = topic.number, group.number
+        self._waiters.pop(key, None)
+        self._due.pop(key, None)
+        self._groups_of.get(topic.number, set()).discard(group.number)
+
+    def forget_topic(self, topic: Topic) -> None:
+        """The topic is deleted: nobody waits for its groups."""
+        for number in self._groups_of.pop(topic.number, ()):
+            self._waiters.pop((topic.number, number), None)
+            self._due.pop((topic.number, number), None)
+
+    # Hints, from apply
+
+    def grown(self, topic: Topic, partition: int) -> None:
+        """There are more rows for every group."""
+        for number in self._groups_of.get(topic.number, ()):
+            self._ready((topic.number, number), partition)
+
+    def look(self, topic: Topic, group: Group, partition: int) -> None:
+        """Something about the group's place there is new."""
+        self._ready((topic.number, group.number), partition)
+
+    def finished(self, topic: Topic, group: Group, partition: int) -> None:
+        """The window may have room again, or a key be free."""
+        key = topic.number, group.number
+        if key in self._waiters and partition not in self._waiters[key].ready:
+            self._ready(key, partition)
+
+    def returned(self, topic: Topic, group: Group, partition: int, due_us: int) -> None:
+        """Rows may go out again from a moment on."""
+        key = topic.number, group.number
+        if key in self._waiters:
+            self._plan(key, partition, due_us)
+
+    def keys_loaded(self, work: Work, command: KeysLoaded) -> Done:
+        """Storage has read keys of a partition, for every ordered group."""
+        topic = work.state.topics.get(command.topic)
+        if topic is None:
+            return Done()
+        for group in topic.body.groups.by_number.values():
+            place = group.partitions[command.partition]
+            if place.order is not None:
+                place.order.load(command.first_offset, command.hashes, place.committed)
+                if len(command.hashes):
+                    self.look(topic, group, command.partition)
+                else:
+                    # It could not be read: again a little later.
+                    again_us = work.now_us + SECOND_US
+                    self._plan((topic.number, group.number), command.partition, again_us)
+        return Done()
+
+    def _ready(self, key: Key, partition: int) -> None:
+        waiters = self._waiters.get(key)
+        if waiters is not None:
+            waiters.ready[partition] = None
+            if waiters.line:
+                self._due[key] = None
+
+    def _plan(self, key: Key, partition: int, due_us: int) -> None:
+        waiters = self._waiters.get(key)
+        if waiters is not None and due_us < waiters.planned.get(partition, FOREVER):
+            waiters.planned[partition] = due_us
+            heapq.heappush(self._heap, (due_us, key, partition))
+            if len(self._heap) > self._heap_max:
+                self._heap = [entry for entry in set(self._heap) if self._counts(*entry)]
+                heapq.heapify(self._heap)
+                self._heap_max = max(_PLANNED_MIN, 2 * len(self._heap))
+
+    def _counts(self, due_us: int, key: Key, partition: int) -> bool:
+        waiters = self._waiters.get(key)
+        return waiters is not None and waiters.planned.get(partition) == due_us
+
+    # Serving
+
+    def serve(self, work: Work) -> bool:
+        """Hands out what is to go now; True if there is more to do at once."""
+        while self._heap and self._heap[0][0] <= work.now_us:
+            due_us, key, partition = heapq.heappop(self._heap)
+            if self._counts(due_us, key, partition):
+                del self._waiters[key].planned[partition]
+                self._ready(key, partition)
+        for key in [key for key in self._due if self._find(key).is_behind]:
+            group = self._find(key)
+            topic = self._state.topics[key[0]]
+            self.end(work, topic, group, _behind(topic, group))
+            del self._due[key]
+        if not self._due or not work.state.memory.leases.free:
+            return False
+        more, budget, left = False, SERVED_PER_STEP, len(self._due)
+        for key in list(self._due):
+            if budget <= 0:
+                return True
+            share = min(budget, max(_SHARE_MIN, -(-budget // left)))
+            left -= 1
+            handed, busy = self._turn(work, key, share)
+            budget -= max(handed, _TURN_COST)
+            more |= busy
+        return more
+
+    def next_us(self) -> int:
+        """When the next turn is, if nothing happens before."""
+        # Without room for a lease there is nothing to wake up for: one must end first.
+        if not self._state.memory.leases.free:
+            return FOREVER
+        if self._due:
+            return 0
+        while self._heap and not self._counts(*self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else FOREVER
+
+    def _find(self, key: Key) -> Group:
+        group: Group = self._state.topics[key[0]].body.groups.by_number[key[1]]
+        return group
+
+    def _turn(self, work: Work, key: Key, budget: int) -> tuple[int, bool]:
+        topic, waiters = self._state.topics[key[0]], self._waiters[key]
+        group = self._find(key)
+        handed = _serve(self, work, topic, group, waiters, budget)
+        del self._due[key]
+        if waiters.line and waiters.ready:
+            # Whoever got something comes last next time, so that no group starves another.
+            self._due[key] = None
+            return handed, work.state.memory.leases.free > 0
+        return handed, False
+
+    def _serve_at_once(
+        self, work: Work, topic: Topic, group: Group, waiters: _Waiters, session: int
+    ) -> None:
+        more = 1
+        while more and waiters.line.find(session):
+            more = _serve(self, work, topic, group, waiters, SERVED_PER_STEP)
+
+    def rest(self, key: Key, partition: int, waiters: _Waiters, place: GroupPartition) -> None:
+        """A partition has no more to give for now."""
+        del waiters.ready[partition]
+        due_us = place.again.first_due()
+        if due_us is not None:
+            self._plan(key, partition, due_us)
+
+
+def _serve(
+    turns: LogTurns, work: Work, topic: Topic, group: Group, waiters: _Waiters, budget: int
+) -> int:
+    """Hands rows to those who wait: how many."""
+    line, handed = waiters.line, 0
+    most = _turn_rows(topic, group, waiters)
+    while line and waiters.ready and handed < budget:
+        waiting = line.first()
+        count = min(waiting.credit, most, budget, work.state.memory.leases.free)
+        if handed + count > budget:
+            break  # Not a part of its share: it comes first in the next step.
+        taken = _take(turns, work, topic, group, waiters, waiting, count)
+        if not taken:
+            break
+        handed += taken
+        line.end_turn(taken)
+    return handed
+
+
+def _turn_rows(topic: Topic, group: Group, waiters: _Waiters) -> int:
+    """How many rows a session gets at a time: an even share of what is there."""
+    if len(waiters.line) < 2:
+        return TURN_ROWS
+    logs = topic.body.partitions
+    there = 0
+    for number in waiters.ready:
+        place = group.partitions[number]
+        there += logs[number].next_offset - place.next + place.again.entries
+    return min(TURN_ROWS, max(TURN_ROWS_MIN, -(-there // len(waiters.line))))
+
+
+def _take(
+    turns: LogTurns,
+    work: Work,
+    topic: Topic,
+    group: Group,
+    waiters: _Waiters,
+    waiting: Waiting,
+    count: int,
+) -> int:
+    """Leases up to `count`: from one partition after another."""
+    key, taken = (topic.number, group.number), 0
+    while waiters.ready and taken < count:
+        share = max(TURN_ROWS_MIN, -(-count // len(waiters.ready)))
+        number = next(iter(waiters.ready))
+        wanted = min(share, count - taken)
+        got = lease_from(work, topic, group, number, waiting, wanted)
+        taken += got
+        place, log = group.partitions[number], topic.body.partitions[number]
+        if got < wanted and not has_more(place, log, work.now_us):
+            turns.rest(key, number, waiters, place)
+            continue
+        waiters.ready[number] = waiters.ready.pop(number)
+        if not got:
+            break  # It looked at many rows that are blocked: more of them in the next step.
+    return taken
+
+
+def deleted(name: str) -> Gone:
+    """What consumers of a group are told that is no more."""
+    return Gone(f"the group {name!r} was deleted", details={"group": name})
+
+
+def _behind(topic: Topic, group: Group) -> Gone:
+    """What consumers of a group are told that lost rows."""
+    number = next(n for n, place in enumerate(group.partitions) if place.behind)
+    place, earliest = group.partitions[number], topic.body.partitions[number].earliest
+    return Gone(
+        f"group {group.name!r} is behind: {place.behind} rows of partition {number} of "
+        f"{topic.name!r} were dropped before it had finished them; reset it to go on",
+        details={
+            "topic": topic.name,
+            "group": group.name,
+            "partition": number,
+            "earliest": earliest,
+            "lost": place.behind,
+        },
+    )

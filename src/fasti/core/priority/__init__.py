@@ -1,0 +1,1 @@
+"""Priority topics: what is due, the most urgent first."""

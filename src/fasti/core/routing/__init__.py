@@ -1,0 +1,1 @@
+"""From topic to topic: bindings, the subjects that fit them, and fan-out."""

@@ -1,0 +1,91 @@
+"""Bindings between topics: made, ended and read; what a topic gets goes to those it is bound to.
+
+A binding is a pattern and a target. The list of a topic's bindings is changed as a whole, by one
+event, and has a version by which routes that were worked out for it are known (core/routing/fanout.py).
+The sequencer's thread only.
+"""
+
+from __future__ import annotations
+
+from fasti.core import events as ev
+from fasti.core.replies import Done
+from fasti.core.routing.commands import Bind, ReadBindings, Unbind
+from fasti.core.routing.subjects import check_pattern
+from fasti.core.state import Topic
+from fasti.core.work import Work
+from fasti.errors import InvalidArgument, NotFound
+
+# What can be bound, and bound to.
+KINDS = ("timeline", "priority", "log")
+
+
+def bind(work: Work, command: Bind) -> Done:
+    """Binds a topic to another by a pattern. Done(whether that is new)."""
+    topic, target = work.topic(command.topic), work.topic(command.target)
+    check_pattern(command.pattern)
+    for each, field in ((topic, "topic"), (target, "target")):
+        if each.settings.kind not in KINDS:
+            raise InvalidArgument(
+                f"{each.name!r} is a {each.settings.kind} topic: bindings are between topics of "
+                f"the kinds {', '.join(KINDS)}",
+                field=field,
+            )
+    if topic is target:
+        raise InvalidArgument("a topic can't be bound to itself", field="target")
+    if target.settings.relay:
+        raise InvalidArgument(
+            f"{target.name!r} is a relay, and what is passed on is not passed on again: it would "
+            "be kept nowhere",
+            field="target",
+        )
+    pair = (command.pattern, command.target)
+    if pair in topic.bindings:
+        return Done(False)
+    limit = work.limits.bindings_max
+    if len(topic.bindings) >= limit:
+        raise InvalidArgument(
+            f"a topic has at most {limit} bindings", field="bindings_max", limit=limit
+        )
+    _change(work, topic, [*topic.bindings, pair])
+    return Done(True)
+
+
+def unbind(work: Work, command: Unbind) -> Done:
+    """Ends a binding."""
+    topic = work.topic(command.topic)
+    pair = (command.pattern, command.target)
+    if pair not in topic.bindings:
+        raise NotFound(
+            f"{topic.name!r} is not bound to {command.target!r} by {command.pattern!r}",
+            details={"topic": topic.name, "pattern": command.pattern, "target": command.target},
+        )
+    _change(work, topic, [each for each in topic.bindings if each != pair])
+    return Done()
+
+
+def read_bindings(work: Work, command: ReadBindings) -> Done:
+    """The topic's bindings and their version."""
+    topic = work.topic(command.topic)
+    return Done((topic.bindings_version, list(topic.bindings)))
+
+
+def drop_target(work: Work, target: Topic) -> None:
+    """The topic was deleted: nobody is bound to it any more."""
+    for topic in work.state.topics.values():
+        rest = [pair for pair in topic.bindings if pair[1] != target.name]
+        if len(rest) < len(topic.bindings):
+            _change(work, topic, rest)
+
+
+def is_target(work: Work, topic: Topic) -> bool:
+    """Whether some topic is bound to this one."""
+    return any(
+        target == topic.name for each in work.state.topics.values() for _, target in each.bindings
+    )
+
+
+def _change(work: Work, topic: Topic, bindings: list[tuple[str, str]]) -> None:
+    # The frame's number: a topic that is deleted and made again never has an old version, so
+    # routes that were worked out for the old one are not taken for good.
+    pairs = [list(pair) for pair in bindings]
+    work.emit(ev.BindingsChanged(work.now_us, topic.number, work.state.next_frame, pairs))

@@ -1,0 +1,1 @@
+"""Timelines: messages by their due time. What is decided about messages, whatever the kind."""

@@ -1,0 +1,218 @@
+"""What a command may do to a row: the definite outcome of each, before anything is changed.
+
+A row that can't be changed is told why: it is leased (by whom, until when), finished (how, when),
+dead, somebody else's, of another version, forgotten (`gone`), or was never there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.columns import codes
+from fasti.core.columns.reductions import every, rows_where, some
+from fasti.core.commands import Target
+from fasti.core.replies import Reply
+from fasti.core.state import Topic
+from fasti.core.timeline.partition import Partition
+from fasti.core.work import Work, repeated, split_ids
+from fasti.model import SEQUENCE_BITS, Outcome, State
+
+Int64s = NDArray[np.int64]
+UInt8s = NDArray[np.uint8]
+
+# What a finished message answers, by the state it ended in.
+_ENDED = np.full(8, Outcome.GONE, dtype=np.uint8)
+_ENDED[State.DONE] = Outcome.DONE
+_ENDED[State.CANCELLED] = Outcome.CANCELLED
+_ENDED[State.DEAD] = Outcome.DEAD
+
+
+@dataclass(slots=True)
+class Piece:
+    """The rows of a command that fall into one partition."""
+
+    partition: Partition
+    rows: NDArray[np.intp] | slice
+    sequences: Int64s
+    slots: Int64s
+    states: UInt8s
+
+    def versions(self) -> Int64s:
+        """The version of each message; 0 where there is none (a finished row may linger)."""
+        versions = self.partition.arena.version.take(self.slots).astype(np.int64)
+        if every(self.states != codes.NONE):
+            return versions
+        return np.where(self.states != codes.NONE, versions, 0)
+
+    def only(self, good: NDArray[np.intp] | NDArray[np.bool_], count: int) -> Piece:
+        """Of these rows some. `count` is how many the command has."""
+        rows = np.arange(count)[self.rows][good]
+        return Piece(
+            self.partition, rows, self.sequences[good], self.slots[good], self.states[good]
+        )
+
+
+def locate(topic: Topic, target: Target, reply: Reply) -> list[Piece]:
+    """Finds the rows that a target names, and fills in ids. Strangers are NOT_FOUND."""
+    if target.ids is not None:
+        reply.ids[:] = target.ids
+        pieces = split_ids(target.ids, len(topic.partitions))
+    else:
+        assert target.keys is not None
+        pieces = _find_keys(topic, target, reply)
+    found: list[Piece] = []
+    for number, rows, sequences in pieces:
+        if not 0 <= number < len(topic.partitions):
+            reply.status[rows] = Outcome.NOT_FOUND
+            continue
+        partition = topic.partitions[number]
+        slots = partition.ledger.slots(sequences)
+        found.append(Piece(partition, rows, sequences, slots, partition.states(slots)))
+    return found
+
+
+def _find_keys(
+    topic: Topic, target: Target, reply: Reply
+) -> list[tuple[int, NDArray[np.intp] | slice, Int64s]]:
+    keys = target.keys
+    assert keys is not None
+    if len(topic.partitions) == 1:
+        sequences = topic.partitions[0].find_keys(keys.hashes)
+        reply.ids[:] = sequences
+        return [(0, slice(None), sequences)]
+    numbers = keys.partitions(len(topic.partitions))
+    pieces: list[tuple[int, NDArray[np.intp] | slice, Int64s]] = []
+    for number in np.unique(numbers).tolist():
+        rows = np.flatnonzero(numbers == number)
+        sequences = topic.partitions[number].find_keys(keys.hashes[rows])
+        reply.ids[rows] = np.where(sequences > 0, sequences | number << SEQUENCE_BITS, 0)
+        pieces.append((number, rows, sequences))
+    return pieces
+
+
+def judge_change(
+    work: Work, topic: Topic, piece: Piece, versions: Int64s, owner: str, by_key: bool
+) -> UInt8s:
+    """Which rows the owner may update, move or cancel; why not, for the others."""
+    arena = piece.partition.arena
+    status = np.zeros(len(piece.sequences), dtype=np.uint8)
+    current = arena.version.take(piece.slots, mode="clip")
+    status[(versions != 0) & (versions != current)] = Outcome.CONFLICT
+    owners = arena.owner.take(piece.slots, mode="clip")
+    if some(owners):
+        mine = work.state.memory.owners.find(owner) if owner else None
+        status[(owners != 0) & (owners != (-1 if mine is None else mine))] = Outcome.NOT_OWNER
+    others = rows_where(piece.states != codes.SCHEDULED)
+    if len(others):
+        status[others] = why_not(work, topic, piece, others, by_key)
+    mark_repeated(piece, status)
+    return status
+
+
+def judge_lease(work: Work, topic: Topic, piece: Piece, tokens: Int64s) -> UInt8s:
+    """Which rows are leased under the token that is shown."""
+    leases = work.state.memory.leases
+    status = np.zeros(len(piece.sequences), dtype=np.uint8)
+    held = piece.partition.arena.lease.take(piece.slots, mode="clip")
+    leased = piece.states == codes.LEASED
+    if every(leased):
+        status[leases.token.take(held, mode="clip") != tokens] = codes.STALE_LEASE
+        if not leases.repeats(held):
+            return status
+    else:
+        status[leases.token.take(np.where(leased, held, 0)) != tokens] = Outcome.STALE_LEASE
+        others = np.flatnonzero(~leased)
+        reasons = why_not(work, topic, piece, others, by_key=False)
+        reasons[reasons == Outcome.OK] = Outcome.STALE_LEASE  # scheduled: the lease is over
+        status[others] = reasons
+    mark_repeated(piece, status)
+    return status
+
+
+def mark_repeated(piece: Piece, status: UInt8s) -> None:
+    """A message changes once a batch: of the rows that could change it, the first one does."""
+    if repeated(piece.sequences) is None:
+        return
+    good = np.flatnonzero(status == Outcome.OK)
+    again = repeated(piece.sequences[good])
+    if again is not None:
+        status[good[again]] = Outcome.DUPLICATE
+
+
+def why_not(work: Work, topic: Topic, piece: Piece, rows: NDArray[np.intp], by_key: bool) -> UInt8s:
+    """Why rows can't be changed; OK for those that are scheduled after all."""
+    states, sequences = piece.states[rows], piece.sequences[rows]
+    status = np.zeros(len(rows), dtype=np.uint8)
+    status[states == State.LEASED] = Outcome.LEASED
+    status[states == State.DEAD] = Outcome.DEAD
+    staged = np.flatnonzero(states == State.STAGED)
+    if len(staged):
+        landing = is_landing(work, topic, piece.partition.number, sequences[staged])
+        status[staged] = np.where(landing, Outcome.LEASED, Outcome.NOT_FOUND)
+    missing = np.flatnonzero(states == State.NONE)
+    if len(missing):
+        since = work.now_us - topic.settings.outcome_age_us
+        ended, _ = piece.partition.outcomes.find(sequences[missing], since)
+        answer = _ENDED[ended]
+        never = sequences[missing] >= piece.partition.ledger.next_sequence
+        if by_key:
+            never = ended == State.NONE  # the key names nothing any more
+        answer[never | (sequences[missing] <= 0)] = Outcome.NOT_FOUND
+        status[missing] = answer
+    return status
+
+
+def unname_strangers(reply: Reply, by_key: bool) -> None:
+    """A key that names nothing has no id, though the index may still know an old one."""
+    if by_key and reply.status.any():
+        reply.ids[reply.status == Outcome.NOT_FOUND] = 0
+
+
+def is_landing(work: Work, topic: Topic, partition: int, sequences: Int64s) -> NDArray[np.bool_]:
+    """Which staged rows belong to a stage that is published and about to land."""
+    landing = np.zeros(len(sequences), dtype=np.bool_)
+    for stage in work.state.publishing.values():
+        if stage.topic == topic.number:
+            for batch in stage.batches:
+                if batch.partition == partition:
+                    landing |= np.isin(sequences, batch.sequences)
+    return landing
+
+
+def explain(work: Work, topic: Topic, piece: Piece, reply: Reply) -> None:
+    """Adds who has the leased ones until when, and when the others ended."""
+    status = reply.status[piece.rows]
+    told = np.flatnonzero(
+        np.isin(status, [Outcome.LEASED, Outcome.DONE, Outcome.CANCELLED, Outcome.DEAD])
+    )
+    if not len(told):
+        return
+    if reply.at_us is None:
+        reply.at_us = np.zeros(len(reply.status), dtype=np.int64)
+        reply.by = {}
+    assert reply.by is not None
+    places = np.arange(len(reply.status))[piece.rows]
+    since = work.now_us - topic.settings.outcome_age_us
+    _, ended = piece.partition.outcomes.find(piece.sequences[told], since)
+    reply.at_us[places[told]] = ended
+    leases, consumers = work.state.memory.leases, work.state.memory.consumers
+    for row in told[status[told] == Outcome.LEASED].tolist():
+        place = int(places[row])
+        if piece.states[row] == State.STAGED:
+            reply.by[place] = "publish"
+            continue
+        held = int(piece.partition.arena.lease[piece.slots[row]])
+        reply.by[place] = consumers.name(int(leases.consumer[held]))
+        reply.at_us[place] = work.now_us + int(leases.until[held]) - work.tick
+
+
+def blank(count: int) -> Reply:
+    """A reply to be filled in."""
+    return Reply(
+        np.zeros(count, dtype=np.uint8),
+        np.zeros(count, dtype=np.int64),
+        np.zeros(count, dtype=np.int64),
+    )

@@ -1,0 +1,53 @@
+"""Timelines: messages by (due, sequence), in the arena; what other kinds build on."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fasti.core import commands
+from fasti.core.delivery import leasing
+from fasti.core.kind import Handler, Kind
+from fasti.core.timeline import change, produce, reads
+from fasti.core.timeline.bury import Bury, bury
+
+
+class TimelineKind(Kind):
+    """Everything that can be asked of a timeline."""
+
+    name: ClassVar[str] = "timeline"
+    in_transactions: ClassVar[tuple[type, ...]] = (
+        commands.Produce,
+        commands.Update,
+        commands.Move,
+        commands.Cancel,
+        commands.Purge,
+        Bury,
+        commands.Extend,
+        commands.Release,
+        commands.Ack,
+        commands.Nack,
+        commands.Reject,
+    )
+
+    def handlers(self) -> dict[type, Handler]:
+        """Who decides commands on timelines."""
+        return {
+            commands.Produce: produce.produce,
+            commands.Update: change.update,
+            commands.Move: change.move,
+            commands.Cancel: change.cancel,
+            commands.Redrive: change.redrive,
+            commands.Purge: change.purge,
+            Bury: bury,
+            commands.Lease: self.engine.turns.lease,
+            commands.Heartbeat: leasing.heartbeat,
+            commands.Extend: leasing.extend,
+            commands.Ack: leasing.ack,
+            commands.Release: leasing.release,
+            commands.Nack: leasing.nack,
+            commands.Reject: leasing.reject,
+            commands.Get: reads.get,
+            commands.List: self.engine.list_page,
+            commands.Count: reads.count,
+            commands.Forecast: reads.forecast,
+        }

@@ -1,0 +1,77 @@
+"""The hash index beside a dict."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasti.core.columns.index import HashIndex, mix
+
+
+def keep_all(keys, values):
+    return np.ones(len(keys), dtype=bool)
+
+
+def test_mix_is_one_to_one_and_never_zero_for_positive_numbers():
+    numbers = np.arange(1, 200_001)
+    mixed = mix(numbers)
+    assert len(np.unique(mixed)) == len(numbers)
+    assert (mixed != 0).all()
+
+
+@given(st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=60, unique=True), max_size=30))
+def test_finds_what_was_put_last(batches):
+    index, truth = HashIndex(keep_all), {}
+    for round_number, batch in enumerate(batches, start=1):
+        numbers = np.array(batch)
+        index.put(mix(numbers), numbers * 1000 + round_number)
+        truth.update({n: n * 1000 + round_number for n in batch})
+        asked = np.arange(1, 401)
+        assert index.find(mix(asked)).tolist() == [truth.get(n, 0) for n in asked.tolist()]
+
+
+def test_growing_step_by_step_loses_nothing():
+    random = np.random.default_rng(5)
+    keys = random.integers(1, 2**64 - 1, (60_000, 2), dtype=np.uint64)
+    index = HashIndex(keep_all, wide=True)
+    for begin in range(0, len(keys), 700):
+        part = keys[begin : begin + 700]
+        numbers = np.arange(begin + 1, begin + 1 + len(part))
+        index.put(part[:, 0], numbers, part[:, 1], new=begin % 1400 == 0)
+        known = keys[: begin + len(part)]
+        sample = random.integers(0, len(known), 500)
+        found = index.find(known[sample, 0], known[sample, 1])
+        assert (found == sample + 1).all()
+    strangers = random.integers(1, 2**64 - 1, (5_000, 2), dtype=np.uint64)
+    assert not index.find(strangers[:, 0], strangers[:, 1]).any()
+
+
+def test_keys_that_differ_only_in_the_last_half_are_told_apart():
+    index = HashIndex(keep_all, wide=True)
+    first = np.full(12, 7, dtype=np.uint64)
+    last = np.arange(12, dtype=np.uint64)
+    for row in range(12):  # more than a bucket of them
+        index.put(first[row : row + 1], np.array([row + 1]), last[row : row + 1])
+    assert index.find(first, last).tolist() == list(range(1, 13))
+    assert index.find(first[:1], np.array([99], dtype=np.uint64)).tolist() == [0]
+
+
+def test_what_is_not_kept_leaves_with_the_next_rebuild_and_gives_memory_back():
+    alive: set[int] = set()
+    index = HashIndex(lambda keys, values: np.isin(values, list(alive)))
+    for begin in range(1, 200_001, 1000):
+        numbers = np.arange(begin, begin + 1000)
+        alive.clear()
+        alive.update(numbers.tolist())
+        index.put(mix(numbers), numbers)
+    # A thousand live at a time: the table never grows to hold what has gone.
+    assert index.size_bytes < 40_000 * 16
+    assert (index.find(mix(numbers)) == numbers).all()
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 5000])
+def test_a_whole_batch_into_an_empty_index(count):
+    index = HashIndex(keep_all)
+    numbers = np.arange(1, count + 1)
+    index.put(mix(numbers), numbers)
+    assert (index.find(mix(numbers)) == numbers).all()
