@@ -298,6 +298,17 @@ def test_rows_that_were_dropped_are_gone(client: Client, make_topic: MakeTopic) 
         client.call("truncate", {"topic": topic})
 
 
+def test_a_log_that_was_made_again_is_another(client: Client, make_topic: MakeTopic) -> None:
+    topic = log_of(make_topic)
+    identity = client.call("log", {"topic": topic})["identity"]
+    append(client, topic, 2)
+    assert client.call("log", {"topic": topic})["identity"] == identity
+    assert identity.startswith(client.call("hello")["shard"])
+    client.call("delete_topic", {"topic": topic})
+    client.call("create_topic", {"topic": topic, "settings": {"kind": "log"}})
+    assert client.call("log", {"topic": topic})["identity"] != identity
+
+
 def test_offsets_by_time(client: Client, make_topic: MakeTopic) -> None:
     topic = log_of(make_topic, partitions=2)
     append(client, topic, 3)

@@ -44,6 +44,7 @@ _REPEATABLE = frozenset(
         "offsets",
         "groups",
         "dead",
+        "feed",
         "kv_get",
         "kv_describe",
         "bind",

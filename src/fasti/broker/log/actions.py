@@ -37,8 +37,13 @@ _PLACE: Header = {"offset": None, "offsets": {}, "time_us": None, "start": ""}
 
 def _log(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
-    fields = requests.checked(header, topic=str)
-    return {"partitions": described(service, fields["topic"])}, []
+    topic = requests.checked(header, topic=str)["topic"]
+    partitions = described(service, topic)
+    # Offsets mean nothing in a log that was deleted and made again under the same name.
+    known = service.shard.engine.state.by_name.get(topic)
+    number = known.number if known is not None else 0
+    identity = f"{service.shard.store.manifest.incarnation:016x}:{number}"
+    return {"identity": identity, "partitions": partitions}, []
 
 
 def _offsets(service: Service, header: Header, parts: Parts) -> Answer:
