@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from fasti.errors import FastiError
 
 app = typer.Typer(help="Measure Fasti on this machine, beside the machine's own limits.")
 
@@ -132,6 +135,54 @@ def recovery(
     with _showing() as show:
         found = measure(directory, rows, show)
     _print(found, as_json)
+
+
+@app.command()
+def spark(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A part: reads, schedule, bronze, silver, following. May be repeated."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1_000, help="Messages of each measurement.")] = (
+        5_000_000
+    ),
+    rounds: Annotated[int, typer.Option(min=1, help="Of each measurement; medians count.")] = 3,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """The Spark connector and the pipeline, beside Spark's own Parquet of the same rows."""
+    try:
+        from fasti.bench.spark import PARTS, phases
+        from fasti.bench.spark import spark as measure
+
+        for part in only or []:
+            if part not in PARTS:
+                raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}")
+        total = phases(only or [])
+    except ModuleNotFoundError as error:
+        raise FastiError(f"{error.name} is missing: pip install 'fasti[spark]'") from error
+    with _stepping(total) as show:
+        found = measure(only or [], directory, rows, show, rounds)
+    _print(found, as_json)
+
+
+@contextmanager
+def _stepping(total: int) -> Iterator[Callable[[str], None]]:
+    """Like `_showing`, with a bar: each phase that begins ends the one before."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        with _showing() as show:
+            yield show
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total, completed=-1)
+        yield lambda phase: bar.update(task, description=phase, advance=1)
 
 
 @contextmanager
