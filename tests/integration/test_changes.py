@@ -237,6 +237,31 @@ def test_retention_is_short_and_what_is_gone_is_said(tmp_path: Path) -> None:
             assert caught.value.details["first"] == client.feed().first.frame > 0
 
 
+def test_counts_hold_at_their_position(client: Client) -> None:
+    """Under traffic: what the feed tells up to there adds up to what was counted, exactly."""
+    client.create_topic("t")
+    stop = threading.Event()
+
+    def produce() -> None:
+        producer = client.producer("t")
+        while not stop.is_set():
+            assert producer.send_batch([b"x"] * 7, due=[1 << 60] * 7).all_ok
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        counted = [client.topic("t") for _ in range(20)] + [client.topics()[0] for _ in range(20)]
+    finally:
+        stop.set()
+        thread.join()
+    produced = [row["position"] for row in rows_of(client) if row["op"] == "produced"]
+    assert counted[-1].counts["scheduled"] > counted[0].counts["scheduled"]
+    for topic in counted:
+        assert topic.position is not None
+        told = sum(position <= topic.position.frame for position in produced)
+        assert topic.counts["scheduled"] == told
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         with fasti.connect(broker.address) as client:

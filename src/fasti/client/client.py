@@ -197,7 +197,10 @@ class Client:
     def topics(self) -> list[Topic]:
         """All topics, by name."""
         header, _ = self.transport.call("topics")
-        return [Topic.of_reply(each["topic"], each) for each in header["topics"]]
+        return [
+            Topic.of_reply(each["topic"], {"shard": header.get("shard"), **each})
+            for each in header["topics"]
+        ]
 
     def definitions(self) -> dict[str, Any]:
         """All topics with their settings, bindings and schedules as plain values, to be kept."""

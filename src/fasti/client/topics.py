@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from fasti.client.changes import Position
 from fasti.client.durations import Duration, duration_us
 from fasti.errors import InvalidArgument
 from fasti.model import RetryPolicy, TopicSettings
@@ -45,13 +46,17 @@ class Topic:
     name: str
     settings: TopicSettings
     counts: dict[str, int] = field(default_factory=dict)
+    # The place in the change feed up to which everything is counted, and nothing behind it.
+    position: Position | None = field(default=None, compare=False)
 
     @classmethod
     def of_reply(cls, name: str, header: dict[str, Any]) -> Topic:
-        """From the protocol's `settings` and `counts`."""
-        return cls(
-            name, TopicSettings.from_dict(header["settings"]), dict(header.get("counts", {}))
-        )
+        """From the protocol's `settings`, `counts`, `shard` and `position`."""
+        settings = TopicSettings.from_dict(header["settings"])
+        at = None
+        if "position" in header:
+            at = Position(header["shard"], int(header["position"]))
+        return cls(name, settings, dict(header.get("counts", {})), at)
 
 
 def given_settings(values: dict[str, Any]) -> dict[str, Any]:

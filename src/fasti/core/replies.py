@@ -82,6 +82,8 @@ class Counts:
     """How many messages are in each state, and how many ever finished."""
 
     states: dict[str, int]
+    # The last frame whose events are counted.
+    position: int = 0
     error: FastiError | None = None
 
 

@@ -49,8 +49,13 @@ def _hello(service: Service, header: Header, parts: Parts) -> Answer:
         "protocol": VERSION,
         "now_us": shard.clock.now_us(),
         "limits": asdict(shard.settings.limits),
-        "shard": f"{shard.store.manifest.incarnation:016x}",
+        "shard": _shard_name(service),
     }, []
+
+
+def _shard_name(service: Service) -> str:
+    """What positions belong to."""
+    return f"{service.shard.store.manifest.incarnation:016x}"
 
 
 def _clock(service: Service, header: Header, parts: Parts) -> Answer:
@@ -119,8 +124,7 @@ def _topic(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     settings = service.require_topic(fields["topic"])
-    counts = service.command(co.Count(fields["topic"])).states
-    return {"settings": settings.to_dict(), "counts": counts}, []
+    return {"settings": settings.to_dict(), **_counted(service, fields["topic"])}, []
 
 
 def _topics(service: Service, header: Header, parts: Parts) -> Answer:
@@ -130,12 +134,18 @@ def _topics(service: Service, header: Header, parts: Parts) -> Answer:
     names = sorted(found)
     replies = service.shard.submit([co.Count(name) for name in names]).result() if names else []
     return {
+        "shard": _shard_name(service),
         "topics": [
-            {"topic": name, "settings": found[name].to_dict(), "counts": reply.states}
+            {
+                "topic": name,
+                "settings": found[name].to_dict(),
+                "counts": reply.states,
+                "position": reply.position,
+            }
             for name, reply in zip(names, replies, strict=True)
             # One that was deleted in between is not there.
             if reply.error is None
-        ]
+        ],
     }, []
 
 
@@ -233,7 +243,17 @@ def _purge(service: Service, header: Header, parts: Parts) -> Answer:
 def _count(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
-    return {"counts": service.command(co.Count(fields["topic"])).states}, []
+    return _counted(service, fields["topic"]), []
+
+
+def _counted(service: Service, topic: str) -> Header:
+    """Exact counts, and the position in the change feed at which they hold."""
+    found = service.command(co.Count(topic))
+    return {
+        "counts": found.states,
+        "shard": _shard_name(service),
+        "position": found.position,
+    }
 
 
 def _forecast(service: Service, header: Header, parts: Parts) -> Answer:

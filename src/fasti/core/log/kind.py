@@ -96,7 +96,7 @@ class LogKind(Kind):
         rows = sum(len(partition) for partition in log_of(topic).partitions)
         words = ("scheduled", "ready", "leased", "dead", "staged", "done", "cancelled")
         states = dict.fromkeys(words, 0) | {"ready": rows}
-        return Counts(states | self.groups.counts(topic))
+        return Counts(states | self.groups.counts(topic), work.state.next_frame - 1)
 
     # Making it so
 

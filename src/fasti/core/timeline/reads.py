@@ -127,7 +127,8 @@ def count(work: Work, command: Count) -> Counts:
             "staged": int(totals[State.STAGED]),
             "done": int(totals[State.DONE]),
             "cancelled": int(totals[State.CANCELLED]),
-        }
+        },
+        work.state.next_frame - 1,
     )
 
 
