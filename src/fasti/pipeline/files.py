@@ -1,0 +1,128 @@
+"""Parquet files of a table: what is known of each, without opening it again.
+
+A file belongs to one value of each partition column; that value stands in the path, as Spark and Hive
+write it, and not in the file. Of other columns the smallest and largest values are known, so that a
+reader can leave out files that have nothing for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+# What Hive's escaping leaves alone; the rest is %XX.
+_PLAIN = frozenset("!$&()+,-.;@^_`|~ ")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file: its path below the table's, and what is in it."""
+
+    path: str
+    size_bytes: int
+    rows: int
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    low: Mapping[str, Any] = field(default_factory=dict)
+    high: Mapping[str, Any] = field(default_factory=dict)
+
+    def may_have(self, column: str, above: Any = None, up_to: Any = None) -> bool:
+        """Whether a value of the column can lie above one and not beyond the other."""
+        low, high = self.low.get(column), self.high.get(column)
+        if above is not None and high is not None and high <= above:
+            return False
+        return not (up_to is not None and low is not None and low > up_to)
+
+
+def folder_of(partition: Mapping[str, str | None]) -> str:
+    """Where files with these values lie, below the table."""
+    return "".join(
+        f"{name}={NO_VALUE if value is None else _escaped(value)}/"
+        for name, value in partition.items()
+    )
+
+
+def _escaped(value: str) -> str:
+    return "".join(
+        each if each.isalnum() or each in _PLAIN else "".join(f"%{b:02X}" for b in each.encode())
+        for each in value
+    )
+
+
+def partition_of(path: str, columns: Sequence[str]) -> dict[str, str | None]:
+    """The values that a path tells."""
+    told: dict[str, str | None] = {}
+    for part in path.split("/")[:-1]:
+        name, found, value = part.partition("=")
+        if found and name in columns:
+            told[name] = None if value == NO_VALUE else unquote(value)
+    return told
+
+
+def describe(
+    root: Path, path: str, partition: Mapping[str, str | None], metadata: pq.FileMetaData = None
+) -> DataFile:
+    """What a file's own foot tells of it."""
+    place = root / path
+    if metadata is None:
+        metadata = pq.read_metadata(place)
+    low, high = _bounds(metadata)
+    return DataFile(path, place.stat().st_size, metadata.num_rows, dict(partition), low, high)
+
+
+def _bounds(metadata: pq.FileMetaData) -> tuple[dict[str, Any], dict[str, Any]]:
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    unknown: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            name = column.path_in_schema
+            if "." in name or column.physical_type not in ("INT32", "INT64", "BYTE_ARRAY"):
+                continue
+            found = column.statistics
+            if found is None or not found.has_min_max:
+                if found is None or found.null_count != column.num_values:
+                    unknown.add(name)
+                continue
+            if not isinstance(found.min, (int, str, date, datetime)) or isinstance(found.min, bool):
+                continue
+            low[name] = min(low.get(name, found.min), found.min)
+            high[name] = max(high.get(name, found.max), found.max)
+    for name in unknown:
+        low.pop(name, None)
+        high.pop(name, None)
+    return low, high
+
+
+def told(value: Any) -> Any:
+    """A bound as JSON, the way Delta writes it."""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def stats_json(file: DataFile) -> str:
+    """As a Delta table keeps it."""
+    return json.dumps(
+        {
+            "numRecords": file.rows,
+            "minValues": {name: told(value) for name, value in file.low.items()},
+            "maxValues": {name: told(value) for name, value in file.high.items()},
+            "nullCount": {},
+        }
+    )
+
+
+def plain_schema(schema: pa.Schema, partition_by: Iterable[str]) -> pa.Schema:
+    """A table's schema: its columns, and those that stand in the paths (text)."""
+    fields = [each for each in schema if each.name not in set(partition_by)]
+    return pa.schema([*fields, *(pa.field(name, pa.string()) for name in partition_by)])
