@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fasti.client.log_place import Start
     from fasti.client.reader import Reader
     from fasti.client.schedules import Schedules
+    from fasti.client.sinks import Sink, SinkState
     from fasti.client.transaction import Transaction
     from fasti.client.watch import Watch
 
@@ -377,6 +378,7 @@ class Client:
     def schedules(self, topic: str) -> Schedules:
         """The schedules of a cron topic: put, list, preview, pause, resume, run now, delete."""
         from fasti.client.schedules import Schedules
+    from fasti.client.sinks import Sink, SinkState
 
         self._check_open()
         return Schedules(self.transport, topic)
@@ -507,6 +509,46 @@ class Client:
         """Drops staged messages: how many."""
         header, _ = self.transport.call("drop_stage", {"stage": stage})
         return int(header["rows"])
+
+    def sink(
+        self,
+        topic: str,
+        sink_id: str,
+        operation: str = "produce",
+        on_conflict: str = "fail",
+        *,
+        owner: str | None = None,
+    ) -> Sink:
+        """Batches of rows that take effect exactly once, however often they are sent.
+
+            sink = client.sink("emails", "nightly-import")
+            with sink.stage(batch=7, partition=0, attempt=0) as stage:
+                stage.write(record_batch)
+            sink.publish(7, [stage.staged.name])
+
+        `operation` is `produce`, `append` (logs), `update`, `move`, `cancel` or `put` (key-value
+        topics). `on_conflict`, for `produce`: with `fail` one taken key refuses the whole batch, with
+        `skip` those rows are left out.
+        """
+        from fasti.client.sinks import Sink
+
+        self._check_open()
+        return Sink(
+            self.transport,
+            topic,
+            sink_id,
+            operation=operation,
+            on_conflict=on_conflict,
+            owner=self.owner if owner is None else owner,
+            limits=self.limits,
+        )
+
+    def sinks(self) -> list[SinkState]:
+        """All sinks that the broker remembers, by name."""
+        from fasti.client.sinks import sinks
+
+        self._check_open()
+        return sinks(self.transport)
 
     # The broker
 
