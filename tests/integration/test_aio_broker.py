@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -290,3 +292,38 @@ def test_inside_a_web_application(broker: BrokerProcess) -> None:
             assert (counts["done"], counts["scheduled"], counts["leased"]) == (10, 9, 0)
 
     asyncio.run(story())
+
+
+UNCLOSED = """
+import asyncio, sys
+import fasti.aio
+
+async def wait_for(what):
+    client = await fasti.aio.connect(sys.argv[1])
+    await client.create_topic("unclosed", kind="kv")
+    if what == "changes":
+        follows = await client.changes(start="latest", follow=True)
+    else:
+        follows = client.kv("unclosed").watch()
+    try:
+        async with asyncio.timeout(0.3):
+            await anext(follows)
+    except TimeoutError:
+        print("waited")
+    return client, follows
+
+kept = asyncio.run(wait_for(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("what", ["changes", "watch"])
+def test_a_process_that_forgot_to_close_what_it_follows_ends(
+    broker: BrokerProcess, what: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNCLOSED, broker.address, what],
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert (done.returncode, done.stdout) == (0, "waited\n"), done.stderr

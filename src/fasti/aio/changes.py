@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
 from functools import partial
 from types import TracebackType
 
 import pyarrow as pa
 
 from fasti.aio.home import Home
+from fasti.aio.waiter import Waiter
 from fasti.client import changes as sync
 from fasti.client.changes import Position
-from fasti.errors import Closed
 
 
 class Changes:
@@ -22,10 +21,11 @@ class Changes:
     """
 
     def __init__(self, home: Home, changes: sync.Changes) -> None:
-        self._home, self._changes = home, changes
-        # Following waits for as long as nothing comes: not in the client's few threads.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fasti-aio-changes")
-        self._waiting: Future[pa.Table | None] | None = None
+        self._changes = changes
+        self._waiter = Waiter(home, "these changes are")
+        self._waiter.ends(changes.close)
+        self._gone = weakref.finalize(self, self._waiter.close)
+        self._gone.atexit = False
         self._position = changes.position
 
     @property
@@ -37,17 +37,7 @@ class Changes:
         return self
 
     async def __anext__(self) -> pa.Table:
-        self._home.check()
-        if self._waiting is None:
-            try:
-                self._waiting = self._thread.submit(partial(next, self._changes, None))
-            except RuntimeError as error:
-                raise Closed("these changes are closed") from error
-        waiting = self._waiting
-        # If the task is cancelled the wait goes on, for the next one that asks.
-        table = await asyncio.shield(asyncio.wrap_future(waiting))
-        if self._waiting is waiting:
-            self._waiting = None
+        table = await self._waiter.ask(partial(next, self._changes, None))
         self._position = self._changes.position
         if table is None:
             raise StopAsyncIteration
@@ -55,8 +45,7 @@ class Changes:
 
     async def close(self) -> None:
         """Ends it. Again: nothing happens."""
-        self._changes.close()
-        await self._home.run(partial(self._thread.shutdown, wait=True))
+        self._waiter.close()
 
     async def __aenter__(self) -> Changes:
         return self

@@ -6,8 +6,9 @@ Each call runs in one of the client's threads; a watch has a thread of its own w
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.aio.home import Home
+from fasti.aio.waiter import Waiter
 from fasti.client import kv as sync
 from fasti.client import watch as sync_watch
 from fasti.client.durations import Duration
@@ -175,10 +177,9 @@ class Watch:
         self.topic = topic
         self._home, self._open_it = home, open_it
         self._watch: sync_watch.Watch | None = None
-        # It waits for as long as nothing comes: not in the client's few threads.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fasti-aio-watch")
-        self._waiting: Future[Any] | None = None
-        self._closed = False
+        self._waiter = Waiter(home, f"the watch of {topic!r} is")
+        self._gone = weakref.finalize(self, self._waiter.close)
+        self._gone.atexit = False
 
     @property
     def position(self) -> int | None:
@@ -191,7 +192,7 @@ class Watch:
     async def __anext__(self) -> Change:
         watch = await self._opened()
         while (change := watch.take()) is None:
-            if self._closed or not await self._wait(watch.more):
+            if self._waiter.closed or not await self._waiter.ask(watch.more):
                 raise StopAsyncIteration
         return change
 
@@ -202,42 +203,17 @@ class Watch:
             while (batch := watch.take_batch()) is not None:
                 yield batch
                 await self._home.breathe()
-            if self._closed or not await self._wait(watch.more):
+            if self._waiter.closed or not await self._waiter.ask(watch.more):
                 return
 
     async def _opened(self) -> sync_watch.Watch:
-        while self._watch is None:
-            opened = await self._wait(self._open_it)
-            if isinstance(opened, sync_watch.Watch):
-                self._watch = opened
+        if self._watch is None:
+            self._watch = await self._waiter.ask(partial(_open, self._waiter, self._open_it))
         return self._watch
-
-    async def _wait(self, call: Any) -> Any:
-        """Runs what waits; if the task is cancelled it goes on, for the next one that asks."""
-        self._home.check()
-        if self._waiting is None:
-            try:
-                self._waiting = self._thread.submit(call)
-            except RuntimeError as error:
-                raise Closed(f"the watch of {self.topic!r} is closed") from error
-        waiting = self._waiting
-        try:
-            found = await asyncio.shield(asyncio.wrap_future(waiting))
-        finally:
-            if waiting.done() and self._waiting is waiting:
-                self._waiting = None
-        self._home.rested()
-        return found
 
     async def close(self) -> None:
         """Ends it. Again: nothing happens."""
-        self._closed = True
-        if self._waiting is not None and self._watch is None:
-            # It is being opened: what comes of it is closed as well.
-            self._waiting.add_done_callback(_close_opened)
-        if self._watch is not None:
-            self._watch.close()
-        await self._home.run(partial(self._thread.shutdown, wait=True))
+        self._waiter.close()
 
     async def __aenter__(self) -> Watch:
         await self._opened()
@@ -255,8 +231,7 @@ class Watch:
         return f"<Watch of {self.topic!r}>"
 
 
-def _close_opened(opening: Future[Any]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opened = opening.result()
-        if isinstance(opened, sync_watch.Watch):
-            opened.close()
+def _open(waiter: Waiter, open_it: partial[sync_watch.Watch]) -> sync_watch.Watch:
+    watch = open_it()
+    waiter.ends(watch.close)
+    return watch

@@ -7,17 +7,14 @@ time.
 
 from __future__ import annotations
 
-import asyncio
-import queue
-import threading
 import weakref
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from types import TracebackType
 
 import pyarrow as pa
 
 from fasti.aio.home import Home
+from fasti.aio.waiter import Waiter
 from fasti.client import reader as sync
 from fasti.client.log_message import LogMessage
 from fasti.errors import Closed, InvalidArgument
@@ -37,8 +34,8 @@ class Reader:
         self.topic = reader.topic
         self.follow = reader.follow
         self._home, self._reader = home, reader
-        self._waiter = _Waiter(reader)
-        self._waiting: Future[bool] | None = None
+        self._waiter = Waiter(home, f"the reader of {self.topic!r} is")
+        self._waiter.ends(reader.close)
         self._gone = weakref.finalize(self, self._waiter.close)
         self._gone.atexit = False
 
@@ -77,17 +74,7 @@ class Reader:
     async def _more(self) -> bool:
         """Waits for the next rows, which stay in the reader; False at the end."""
         self._home.check()
-        if self._reader.closed:
-            return False
-        if self._waiting is None:
-            self._waiting = self._waiter.ask()
-        waiting = self._waiting
-        # If the task is cancelled the wait goes on, for the next one that asks.
-        found = await asyncio.shield(asyncio.wrap_future(waiting))
-        if self._waiting is waiting:
-            self._waiting = None
-        self._home.rested()
-        return found
+        return not self._reader.closed and await self._waiter.ask(self._reader.more)
 
     async def close(self) -> None:
         """Ends the iteration. Again: nothing happens."""
@@ -107,37 +94,3 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"<Reader of {self.topic!r}>"
-
-
-class _Waiter:
-    """Waits for rows in a thread of its own: following may last, and ends with the process."""
-
-    def __init__(self, reader: sync.Reader) -> None:
-        self._reader = reader
-        self._asked: queue.SimpleQueue[Future[bool] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def ask(self) -> Future[bool]:
-        """Whether a row is here by then; at the end it is not."""
-        answer: Future[bool] = Future()
-        # It can't be taken back: what comes is for whoever asks next.
-        answer.set_running_or_notify_cancel()
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"fasti-aio-read-{self._reader.topic}", daemon=True
-            )
-            self._thread.start()
-        self._asked.put(answer)
-        return answer
-
-    def _run(self) -> None:
-        while (answer := self._asked.get()) is not None:
-            try:
-                answer.set_result(self._reader.more())
-            except BaseException as error:
-                answer.set_exception(error)
-
-    def close(self) -> None:
-        """Ends the reader, and with it whatever waits."""
-        self._reader.close()
-        self._asked.put(None)
