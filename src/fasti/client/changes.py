@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from fasti.client.durations import Duration, moment_us, seconds
 from fasti.client.following import Following
+from fasti.client.pauses import PASSING
 from fasti.client.transport import Header, Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
 
 # A read that doesn't follow is given up when nothing came for so long.
 _PATIENCE_S = 30.0
-_AGAIN = {"overloaded", "unknown", "unavailable", "closed", "timed_out"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -156,7 +156,7 @@ class Changes:
                 self._moved(self._end.frame)
             except FastiError as error:
                 self._plain = None
-                if error.code not in _AGAIN or not self._following.pause(error, until):
+                if error.code not in PASSING or not self._following.pause(error, until):
                     raise
         return None
 
@@ -188,7 +188,7 @@ class Changes:
                 following.end()
                 if following.closed:
                     return None
-                if error.code not in _AGAIN:
+                if error.code not in PASSING:
                     raise
                 if not following.pause(error, until):
                     return None

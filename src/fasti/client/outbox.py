@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from fasti.client.failures import Failures
 from fasti.client.outcomes import Outcomes
+from fasti.client.pauses import PASSING
 from fasti.client.receipts import Parcel
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import (
@@ -44,7 +45,6 @@ logger = logging.getLogger("fasti.client")
 UNDER_WAY_MAX = 8
 # Behind a batch under way, single sends are gathered up to this before they go.
 GATHER_ROWS, GATHER_BYTES = 5_000, 1 << 20
-_AGAIN = {"overloaded", "storage_full", "unknown", "unavailable", "closed", "timed_out"}
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.02, 2.0
 _IDLE_S = 10.0
 _LAST_WORD_S = 1.0
@@ -402,7 +402,7 @@ class Outbox:
         with self.lock:
             if number != self._stream_number:
                 return
-            if error.code in _AGAIN:
+            if error.code in PASSING:
                 self._lose(error)
             else:
                 failed = [(parcel, error) for parcel in self._under_way]
@@ -433,7 +433,7 @@ class Outbox:
     def _refused(self, error: FastiError) -> list[tuple[Parcel, FastiError]]:
         """The first batch, and with it all behind it, were not carried out by this stream."""
         self._forget_stream()
-        if error.code in _AGAIN:
+        if error.code in PASSING:
             self._pause(error)
             return []
         if isinstance(error, UnknownProducer) and not self._under_way[0].maybe:
