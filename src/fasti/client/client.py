@@ -378,7 +378,6 @@ class Client:
     def schedules(self, topic: str) -> Schedules:
         """The schedules of a cron topic: put, list, preview, pause, resume, run now, delete."""
         from fasti.client.schedules import Schedules
-    from fasti.client.sinks import Sink, SinkState
 
         self._check_open()
         return Schedules(self.transport, topic)
