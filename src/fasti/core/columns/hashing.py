@@ -94,11 +94,20 @@ def repeated_keys(hashes: UInt64s) -> NDArray[np.bool_] | None:
     later = np.zeros(len(lane), dtype=np.bool_)
     later[order[1:][again]] = True
     if (hashes[order[1:], 1] != hashes[order[:-1], 1])[again].any():
-        # Equal in half of their bits only: hardly ever, but they are not the same key. Pairs are
-        # a hundred times as slow to sort.
-        later = lane != 0
-        later[np.unique(hashes, axis=0, return_index=True)[1]] = False
+        # Equal in half of their bits only: hardly ever, but they are not the same key.
+        later = (lane != 0) & (first_rows(hashes) != np.arange(len(lane)))
     return later
+
+
+def first_rows(hashes: UInt64s) -> NDArray[np.int64]:
+    """Of each row, the first one that has the same key: itself, if none stood before."""
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    pairs = hashes[order]
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = (pairs[1:] != pairs[:-1]).any(axis=1)
+    first = np.empty(len(order), dtype=np.int64)
+    first[order] = order[np.flatnonzero(begins)[np.cumsum(begins) - 1]]
+    return first
 
 
 def _layout(keys: pa.Array) -> tuple[NDArray[np.int64], bytes]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.columns.hashing import first_rows, repeated_keys
 from fasti.core.commands import Produce
 from fasti.core.keys import Rows
 from fasti.core.log import append as log_append
@@ -201,12 +202,11 @@ class _Fan:
         They were judged as if it were there, and it is not. Whoever sends them again is told more.
         """
         keys = self.command.keys
-        if keys is None:
+        repeated = None if keys is None else repeated_keys(keys.hashes)
+        if keys is None or repeated is None:
             return
-        rows = np.flatnonzero(failed & keys.given)
-        _, first, same = np.unique(keys.hashes, axis=0, return_index=True, return_inverse=True)
-        earlier = first[same.reshape(-1)[rows]]
-        followers = rows[(earlier != rows) & failed[earlier]]
+        rows = np.flatnonzero(failed & repeated)
+        followers = rows[failed[first_rows(keys.hashes)[rows]]]
         reply.status[followers] = Outcome.ABORTED
         reply.ids[followers] = reply.versions[followers] = 0
         for row in followers.tolist():

@@ -5,7 +5,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys, partitions_of, repeated_keys
+from fasti.core.columns.hashing import (
+    PUBLIC_SEED,
+    first_rows,
+    hash_keys,
+    partitions_of,
+    repeated_keys,
+)
 
 SEED = (0x1234, 0x5678)
 keys = st.lists(st.none() | st.text(min_size=1, max_size=40), max_size=30)
@@ -81,3 +87,9 @@ def test_keys_that_stand_in_a_batch_twice() -> None:
     assert found((0, 0), (6, 1), (0, 0), (6, 1), (5, 1), (6, 1)) == [3, 5]
     # Alike in half of their bits only.
     assert found((5, 1), (5, 2), (7, 1), (5, 1), (7, 1), (5, 2), (0, 0), (0, 0)) == [3, 4, 5]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40))
+def test_the_first_row_with_the_same_key(pairs: list[tuple[int, int]]) -> None:
+    hashes = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
+    assert first_rows(hashes).tolist() == [pairs.index(pair) for pair in pairs]
