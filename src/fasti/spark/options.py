@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from fasti.client.durations import duration_us
 from fasti.errors import InvalidArgument
 
 VIEWS = ("messages", "changes", "log", "kv")
@@ -73,9 +74,17 @@ def _offsets(value: str) -> Any:
         found = None
     if not isinstance(found, dict):
         raise ValueError(
-            'earliest, latest, or JSON such as {"0": 12} or {"shard": ..., "frame": 5}'
+            'earliest, latest, or JSON such as {"0": 12} (a log) or {"<shard>": 12} (changes)'
         )
     return found
+
+
+def _length_s(value: str) -> float:
+    """A length of time, in seconds."""
+    try:
+        return duration_us(value) / 1_000_000
+    except InvalidArgument:
+        raise ValueError("a length of time such as 30s or 5m") from None
 
 
 def _moment(value: str) -> datetime:
@@ -91,6 +100,7 @@ def _moment(value: str) -> datetime:
 OPTIONS: tuple[Option, ...] = (
     Option("address", _text, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas.", "127.0.0.1:7170", writing=True),
     Option("token", _text, "The token of a broker that asks for one.", None, writing=True),
+    Option("timeout", _length_s, "How long a broker that is away is waited for before the job fails.", 60.0, writing=True, shown="60s"),
     Option("topic", _text, "The topic. For `changes` it may be left out: then all.", None, writing=True),
     Option("view", _one_of(*VIEWS), "What is read.", "messages"),
     Option("columns", _names, "The columns that are read, with commas; all that there are by default. Spark doesn't tell a source which it needs.", None),

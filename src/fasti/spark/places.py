@@ -1,16 +1,19 @@
 """Where reads begin and end: from the options' words to offsets that Spark can keep.
 
-Offsets are JSON: of the change feed `{"shard": "…", "frame": 97}`, of a log `{"0": 12, "1": 7}`, the
-next row of each partition.
+Offsets are JSON: of the change feed `{"9f3c…": 97}`, the position in each shard; of a log
+`{"0": 12, "1": 7}`, the next row of each partition. Those that Spark keeps of a log also say which
+one it is (`"log": "9f3c…:4"`): one that was made again under the same name is another.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fasti.client.changes import Position, feed_bounds
 from fasti.client.client import Client
 from fasti.client.durations import moment_us
+from fasti.client.log import LogPartition
 from fasti.errors import InvalidArgument
 from fasti.spark.options import Options
 
@@ -22,23 +25,36 @@ def feed_place(client: Client, options: Options, which: str) -> Offsets:
     if which == "startingOffsets" and options.given("startingTimestamp"):
         at_us = moment_us(options["startingTimestamp"], "startingTimestamp")
         header, _ = client.transport.call("feed", {"time_us": at_us})
-        return {"shard": header["shard"], "frame": int(header["position"])}
+        return {header["shard"]: int(header["position"])}
     given = options[which]
     bounds = feed_bounds(client.transport)
     if given == "earliest":
         return as_offsets(bounds.first)
     if given == "latest":
         return as_offsets(bounds.last)
-    if set(given) != {"shard", "frame"}:
+    # Of another shard: the broker answers that it is gone.
+    if len(given) != 1 or not is_offset(*given.values()):
         raise InvalidArgument(
-            f'{which} of the change feed is {{"shard": "…", "frame": 5}}', field=which
+            f'{which} of this change feed is {{"{bounds.last.shard}": 5}}, not {json.dumps(given)}',
+            field=which,
         )
-    return {"shard": str(given["shard"]), "frame": int(given["frame"])}
+    return dict(given)
+
+
+def is_offset(value: Any) -> bool:
+    """Whether it is a whole number from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def as_offsets(position: Position) -> Offsets:
     """A position as JSON."""
-    return {"shard": position.shard, "frame": position.frame}
+    return {position.shard: position.frame}
+
+
+def position_of(offsets: Offsets) -> Position:
+    """The position that JSON stands for. A broker has one shard."""
+    ((shard, frame),) = offsets.items()
+    return Position(shard, int(frame))
 
 
 def log_place(client: Client, options: Options, which: str) -> Offsets:
@@ -54,9 +70,22 @@ def log_place(client: Client, options: Options, which: str) -> Offsets:
         return {str(each.partition): each.earliest for each in partitions}
     if given == "latest":
         return {str(each.partition): each.end for each in partitions}
-    known = {str(each.partition) for each in partitions}
-    if set(given) != known:
+    known = {str(each.partition): each for each in partitions}
+    if set(given) != set(known):
         raise InvalidArgument(
-            f"{which} names every partition of {topic!r}: {', '.join(sorted(known))}", field=which
+            f"{which} names every partition of {topic!r}: {', '.join(known)}", field=which
         )
-    return {number: int(at) for number, at in given.items()}
+    return {number: _offset_of(known[number], given[number], which) for number in known}
+
+
+def _offset_of(partition: LogPartition, given: Any, which: str) -> int:
+    if given in ("earliest", "latest"):
+        return partition.earliest if given == "earliest" else partition.end
+    if not is_offset(given) or given > partition.end:
+        raise InvalidArgument(
+            f"{which} of partition {partition.partition} is earliest, latest or an offset up to "
+            f"{partition.end}, not {json.dumps(given)}",
+            field=which,
+            limit=partition.end,
+        )
+    return int(given)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasti.client.changes import Position
 from fasti.client.client import Client
 from fasti.spark.options import Options
-from fasti.spark.places import Offsets, feed_place, log_place
+from fasti.spark.places import Offsets, feed_place, log_place, position_of
 from fasti.spark.tickets import Task
 from fasti.spark.views import View
 
@@ -49,40 +50,51 @@ class Planner:
 
     def changes(self, start: Offsets, end: Offsets) -> list[Task]:
         """What happened between two positions."""
+        begin, last = position_of(start), position_of(end)
+        if begin.frame >= last.frame:
+            return []
+        fields = {**self._changes(begin, last), "splits": self._splits}
+        tickets = self._client.transport.plan(fields)
+        return [self._task(ticket, shard=begin.shard) for ticket in tickets]
+
+    def change_task(self, begin: Position, end: Position) -> Task:
+        """All of what happened between two positions, in one task: nobody is asked."""
+        return self._task(self._changes(begin, end), shard=begin.shard)
+
+    def _changes(self, begin: Position, end: Position) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "call": "changes",
-            "shard": start["shard"],
-            "after": start["frame"],
-            "through": end["frame"],
+            "shard": begin.shard,
+            "after": begin.frame,
+            "through": end.frame,
             "payload": any(column.name == "payload" for column in self._view.columns),
-            "splits": self._splits,
         }
         if self._options.given("topic"):
             fields["topic"] = self._options["topic"]
-        if start["frame"] >= end["frame"]:
-            return []
-        return [
-            self._task(ticket, shard=start["shard"])
-            for ticket in self._client.transport.plan(fields)
-        ]
+        return fields
 
     def log(self, start: Offsets, end: Offsets) -> list[Task]:
         """Rows of a log between two places, split where a partition has many."""
         spans = [(n, int(start[n]), int(end[n])) for n in sorted(end, key=int)]
         total = sum(last - first for _, first, last in spans if last > first)
-        share = max(_LOG_ROWS_MIN, -(-total // self._splits))
-        tasks = []
-        for number, first, last in spans:
-            for begin in range(first, last, share):
-                ticket = {
-                    "call": "log",
-                    "topic": self._options["topic"],
-                    "partition": int(number),
-                    "offset": begin,
-                    "end_offset": min(begin + share, last),
-                }
-                tasks.append(self._task(ticket))
-        return tasks
+        least = 1 if self._options["minPartitions"] else _LOG_ROWS_MIN
+        share = max(least, -(-total // self._splits))
+        return [
+            self.log_task(int(number), begin, min(begin + share, last))
+            for number, first, last in spans
+            for begin in range(first, last, share)
+        ]
+
+    def log_task(self, partition: int, begin: int, end: int) -> Task:
+        """Rows of one partition of a log."""
+        ticket = {
+            "call": "log",
+            "topic": self._options["topic"],
+            "partition": partition,
+            "offset": begin,
+            "end_offset": end,
+        }
+        return self._task(ticket)
 
     def between_options(self) -> list[Task]:
         """A batch read of changes or a log, as the options bound it."""

@@ -18,10 +18,11 @@ from pyspark.sql.types import StructType
 
 from fasti.spark.connection import client_of
 from fasti.spark.errors import shown
+from fasti.spark.feed_stream import FeedStream
 from fasti.spark.filters import pushed
+from fasti.spark.log_stream import LogStream
 from fasti.spark.options import Options
 from fasti.spark.plans import Planner
-from fasti.spark.streams import FeedStream, LogStream
 from fasti.spark.tickets import Task
 from fasti.spark.views import View
 

@@ -1,12 +1,19 @@
 """Streams of the change feed and of logs.
 
 Spark keeps offsets before it reads, and reads again between the same two after a kill: what lies
-between two offsets is always the same here. What retention has dropped is an error that says so,
-unless `failOnDataLoss` is false.
+between two offsets is always the same here. What retention has dropped, or went away with a topic or
+the broker's data, is an error that says so, unless `failOnDataLoss` is false.
+
+A reader lives in a process of its own beside the driver for as long as its query runs, and is called
+by one thread. Spark asks for the latest offset again and again while nothing happens, a hundred times
+a second: an idle stream waits before it asks the broker, longer each time, up to a tenth of a second.
+A micro-batch that is small is one question to the broker and one task.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,26 +26,106 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from fasti.client.changes import feed_bounds
 from fasti.client.client import Client
 from fasti.errors import Gone
 from fasti.spark.connection import client_of
 from fasti.spark.errors import shown
 from fasti.spark.options import Options
-from fasti.spark.places import Offsets, as_offsets, feed_place, log_place
+from fasti.spark.patience import patiently
+from fasti.spark.places import Offsets
 from fasti.spark.plans import Planner
 from fasti.spark.tickets import Task
 from fasti.spark.views import View
 
+logger = logging.getLogger("fasti.spark")
 
-class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What both have in common."""
+_IDLE_FIRST_S, _IDLE_MAX_S = 0.01, 0.1
+
+
+class Idling:
+    """How long to wait before the broker is asked again: not at all when there was something new."""
+
+    def __init__(self) -> None:
+        self._pause_s = 0.0
+        self._asked_at = 0.0
+
+    def wait(self) -> None:
+        """Before asking."""
+        left = self._asked_at + self._pause_s - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+    def asked(self, news: bool) -> None:
+        """After it."""
+        grown = min(max(2 * self._pause_s, _IDLE_FIRST_S), _IDLE_MAX_S)
+        self._pause_s = 0.0 if news else grown
+        self._asked_at = time.monotonic()
+
+
+class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What both have in common. `commit` has nothing to do: what Spark has read is not dropped."""
 
     def __init__(self, options: Options, view: View) -> None:
         self._options, self._view = options, view
+        self._idling = Idling()
         self._first: Offsets | None = None
+        # What there was when the broker was last asked.
+        self._latest: Offsets | None = None
         # With AvailableNow: nothing beyond this.
         self._target: Offsets | None = None
+        # A start that was looked at, and where reading really begins from it.
+        self._looked: tuple[Offsets, Offsets] | None = None
+
+    # What Spark calls
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """As `maxOffsetsPerTrigger` says."""
+        most = self._options["maxOffsetsPerTrigger"]
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def initialOffset(self) -> Offsets:
+        """Spark asks more than once: it must hear the same."""
+        with shown():
+            if self._first is None:
+                self._first = self._patiently(self._starting)
+            return self._first
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """Where the next micro-batch ends."""
+        with shown():
+            self._idling.wait()
+            rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            end = self._patiently(lambda: self._ending(start, rows))
+            self._idling.asked(end != start)
+            return end
+
+    def reportLatestOffset(self) -> Offsets | None:
+        """What there is, for the query's progress. Spark asks right after the call above."""
+        return self._latest
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is all that this run reads."""
+        with shown():
+            self._target = self._patiently(self._end)
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch. Again after a restart, for the one that was not finished."""
+        with shown():
+            return [
+                InputPartition(each) for each in self._patiently(lambda: self._work(start, end))
+            ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, in an executor."""
+        tasks: Sequence[Task] = partition.value
+        with shown():
+            for task in tasks:
+                yield from task.batches()
+
+    # For those below
+
+    def _patiently(self, ask: Any) -> Any:
+        return patiently(ask, self._options["timeout"])
 
     @property
     def _client(self) -> Client:
@@ -47,117 +134,39 @@ class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planner(self) -> Planner:
         return Planner(self._client, self._options, self._view, parallelism=2)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """As `maxOffsetsPerTrigger` says."""
-        most = self._options["maxOffsetsPerTrigger"]
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+    def _begin(self, start: Offsets) -> Offsets:
+        """Where reading begins from an offset: there, unless something was lost."""
+        if self._looked is None or self._looked[0] != start:
+            self._looked = start, self._look(start)
+        return self._looked[1]
 
-    def initialOffset(self) -> dict[str, Any]:
-        """Spark asks more than once: it must hear the same."""
-        with shown():
-            if self._first is None:
-                self._first = self._start()
-            return self._first
+    def _lost(self, told: str, settings: str, details: dict[str, Any]) -> None:
+        """Raises that something is missing, or warns of it."""
+        if self._options["failOnDataLoss"]:
+            raise Gone(
+                f"{told} {settings} With failOnDataLoss=false the query goes on with the earliest "
+                "that there is.",
+                details=details,
+            )
+        logger.warning("data loss: %s The query goes on with the earliest that there is.", told)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends."""
-        with shown():
-            end = self._target if self._target is not None else self._end()
-            if isinstance(limit, ReadMaxRows):
-                return self._limited(start, end, limit.max_rows)
-            return end
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What there is, for the query's progress."""
-        with shown():
-            return self._end()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is all that this run reads."""
-        with shown():
-            self._target = self._end()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        task: Task = partition.value
-        with shown():
-            yield from task.batches()
-
-    def _start(self) -> Offsets:
+    def _starting(self) -> Offsets:
+        """Where a new query begins."""
         raise NotImplementedError
 
     def _end(self) -> Offsets:
+        """What there is now."""
         raise NotImplementedError
 
-    def _limited(self, start: Offsets, end: Offsets, rows: int) -> Offsets:
+    def _look(self, start: Offsets) -> Offsets:
+        """Asks the broker what of an offset is still there."""
         raise NotImplementedError
 
+    def _ending(self, start: Offsets, rows: int | None) -> Offsets:
+        """Where a micro-batch from `start` ends that has about so many rows at most."""
+        raise NotImplementedError
 
-class FeedStream(_Stream):
-    """The change feed of a broker."""
+    def _work(self, start: Offsets, end: Offsets) -> list[list[Task]]:
+        """What tasks do: each reads its tickets one after the other."""
+        raise NotImplementedError
 
-    def _start(self) -> Offsets:
-        return feed_place(self._client, self._options, "startingOffsets")
-
-    def _end(self) -> Offsets:
-        return as_offsets(feed_bounds(self._client.transport).last)
-
-    def _limited(self, start: Offsets, end: Offsets, rows: int) -> Offsets:
-        fields = {"shard": start["shard"], "after": start["frame"], "rows": rows}
-        header, _ = self._client.transport.call("feed", fields)
-        return {"shard": start["shard"], "frame": min(int(header["position"]), end["frame"])}
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What happened between two positions."""
-        with shown():
-            try:
-                tasks = self._planner().changes(start, end)
-            except Gone:
-                if self._options["failOnDataLoss"]:
-                    raise
-                bounds = feed_bounds(self._client.transport)
-                tasks = self._planner().changes(as_offsets(bounds.first), end)
-            return [InputPartition(task) for task in tasks]
-
-
-class LogStream(_Stream):
-    """The rows of a log."""
-
-    def _start(self) -> Offsets:
-        return log_place(self._client, self._options, "startingOffsets")
-
-    def _end(self) -> Offsets:
-        topic = self._options["topic"]
-        return {str(each.partition): each.end for each in self._client.log(topic).describe()}
-
-    def _limited(self, start: Offsets, end: Offsets, rows: int) -> Offsets:
-        """Every partition gets its share of the rows, by how many it has."""
-        waiting = {number: max(0, int(end[number]) - int(start.get(number, 0))) for number in end}
-        total = sum(waiting.values())
-        if total <= rows:
-            return end
-        return {
-            number: int(start.get(number, 0)) + -(-count * rows // total)
-            for number, count in waiting.items()
-        }
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Rows between two places."""
-        with shown():
-            described = self._client.log(self._options["topic"]).describe()
-            earliest = {str(each.partition): each.earliest for each in described}
-            lost = {
-                number: first
-                for number, first in earliest.items()
-                if int(start.get(number, 0)) < min(first, int(end.get(number, 0)))
-            }
-            if lost:
-                if self._options["failOnDataLoss"]:
-                    number, first = next(iter(lost.items()))
-                    raise Gone(
-                        f"rows of partition {number} below offset {first} were dropped before "
-                        "they were read",
-                        details={"partition": int(number), "earliest": first},
-                    )
-                start = {n: max(int(start.get(n, 0)), earliest[n]) for n in end}
-            return [InputPartition(task) for task in self._planner().log(start, end)]

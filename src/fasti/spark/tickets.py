@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.spark.connection import client_of
+from fasti.spark.patience import rows_of
 from fasti.spark.views import View
 
 _ROWS = 65_536
@@ -33,8 +34,8 @@ class Task:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows of the ticket."""
         view = View(self.view, self.columns)
-        client = client_of(self.address, self.token)
-        for batch in _joined(client.transport.read(dict(self.ticket))):
+        rows = rows_of(lambda: client_of(self.address, self.token), self.ticket)
+        for batch in _joined(rows):
             yield view.made_of(batch, **self.constants)
 
 

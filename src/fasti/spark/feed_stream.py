@@ -1,0 +1,105 @@
+"""The change feed as a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fasti.client.changes import Position, feed_bounds
+from fasti.errors import FastiError
+from fasti.spark.places import Offsets, as_offsets, feed_place, position_of
+from fasti.spark.streams import Stream
+from fasti.spark.tickets import Task
+
+# So many frames of the journal are one task: a frame has up to some thousand rows, mostly few.
+_FRAMES_SMALL = 32
+_KEEP_LONGER = (
+    "The broker keeps the feed for feed_age, as far as feed_size allows: raise these, or run the "
+    "query more often."
+)
+_OTHER_DATA = (
+    "Was the broker's data replaced or restored? A new query, with a new checkpoint, begins with "
+    "what there is."
+)
+
+
+class FeedStream(Stream):
+    """What happened, in order. Offsets are positions: `{"9f3c…": 97}`."""
+
+    def _starting(self) -> Offsets:
+        return feed_place(self._client, self._options, "startingOffsets")
+
+    def _end(self) -> Offsets:
+        return as_offsets(feed_bounds(self._client.transport).last)
+
+    def _ask(self, begin: Position, rows: int | None = None) -> dict[str, Any]:
+        """The feed's ends, and where so many rows behind a position end. Raises `gone`."""
+        fields = {"shard": begin.shard, "after": begin.frame}
+        if rows is not None:
+            fields["rows"] = rows
+        header, _ = self._client.transport.call("feed", fields)
+        self._latest = {header["shard"]: int(header["last"])}
+        return header
+
+    def _look(self, start: Offsets) -> Offsets:
+        try:
+            self._ask(position_of(start))
+        except FastiError as error:
+            return as_offsets(self._after_loss(position_of(start), error))
+        return start
+
+    def _after_loss(self, wanted: Position, error: FastiError) -> Position:
+        """Where to go on when the broker doesn't have what comes after a position."""
+        if error.code not in ("gone", "not_found"):
+            raise error
+        bounds = feed_bounds(self._client.transport)
+        first, last = bounds.first, bounds.last
+        details = {"position": wanted.frame, "first": first.frame, "last": last.frame}
+        if wanted.shard != first.shard:
+            self._lost(
+                f"Position {wanted.frame} is of the change feed {wanted.shard}, and the broker at "
+                f"{self._options['address']} has another one, {first.shard}.",
+                _OTHER_DATA,
+                details,
+            )
+            return first
+        if wanted.frame > last.frame:
+            self._lost(
+                f"The change feed ends with position {last.frame}, before {wanted.frame}, which was "
+                "read already.",
+                _OTHER_DATA,
+                details,
+            )
+            return last
+        self._lost(
+            f"What happened after position {wanted.frame}, up to {first.frame}, is gone from the "
+            "change feed.",
+            _KEEP_LONGER,
+            details,
+        )
+        return first
+
+    def _ending(self, start: Offsets, rows: int | None) -> Offsets:
+        begin = position_of(start)
+        try:
+            header = self._ask(begin, rows)
+        except FastiError as error:
+            begin = self._after_loss(begin, error)
+            header = self._ask(begin, rows)
+        self._looked = start, as_offsets(begin)
+        end = int(header["last"] if rows is None else header["position"])
+        if self._target is not None:
+            target = position_of(self._target)
+            if target.shard == begin.shard:
+                end = max(begin.frame, min(end, target.frame))
+        return {begin.shard: end}
+
+    def _work(self, start: Offsets, end: Offsets) -> list[list[Task]]:
+        begin, last = position_of(self._begin(start)), position_of(end)
+        if begin.shard != last.shard:
+            # All of it is gone, with the data that it was in.
+            return []
+        planner = self._planner()
+        frames = last.frame - begin.frame
+        if 0 < frames <= _FRAMES_SMALL and not self._options["minPartitions"]:
+            return [[planner.change_task(begin, last)]]
+        return [[task] for task in planner.changes(as_offsets(begin), end)]

@@ -1,0 +1,105 @@
+"""Logs as streams."""
+
+from __future__ import annotations
+
+from fasti.client.log import LogPartition
+from fasti.spark.places import Offsets, log_place
+from fasti.spark.streams import Stream
+from fasti.spark.tickets import Task
+
+# Rows of one task at least, if `minPartitions` doesn't ask for more tasks.
+_ROWS_SMALL = 50_000
+_KEEP_LONGER = (
+    "The log drops rows by its settings segment_age and segment_bytes, or was truncated: raise "
+    "these, or run the query more often."
+)
+_MADE_AGAIN = "A new query, with a new checkpoint, begins with what there is."
+# Which log the offsets are of, beside its partitions.
+LOG = "log"
+
+
+class LogStream(Stream):
+    """The rows of a log. Offsets are `{"log": "9f3c…:4", "0": 12, "1": 7}`."""
+
+    def _describe(self) -> tuple[str, dict[str, LogPartition]]:
+        header, _ = self._client.transport.call("log", {"topic": self._options["topic"]})
+        found = {
+            str(each["partition"]): LogPartition.of_reply(each) for each in header["partitions"]
+        }
+        self._latest = {LOG: header["identity"], **{n: each.end for n, each in found.items()}}
+        return header["identity"], found
+
+    def _starting(self) -> Offsets:
+        identity, _ = self._describe()
+        return {LOG: identity, **log_place(self._client, self._options, "startingOffsets")}
+
+    def _end(self) -> Offsets:
+        identity, partitions = self._describe()
+        return {LOG: identity, **{n: each.end for n, each in partitions.items()}}
+
+    def _look(self, start: Offsets) -> Offsets:
+        return self._begins(start, *self._describe())
+
+    def _begins(
+        self, start: Offsets, identity: str, partitions: dict[str, LogPartition]
+    ) -> Offsets:
+        topic = self._options["topic"]
+        if start[LOG] != identity:
+            self._lost(
+                f"The topic {topic!r} is not the one that was read until now: it was deleted and "
+                "made again, or the broker's data was replaced.",
+                _MADE_AGAIN,
+                {"topic": topic, "log": start[LOG], "now": identity},
+            )
+            return {LOG: identity, **{n: each.earliest for n, each in partitions.items()}}
+        found: Offsets = {LOG: identity}
+        for number, each in partitions.items():
+            wanted = int(start[number])
+            found[number] = max(wanted, each.earliest)
+            if wanted < each.earliest:
+                self._lost(
+                    f"Rows {wanted} to {each.earliest - 1} of partition {number} of {topic!r} were "
+                    "dropped before they were read.",
+                    _KEEP_LONGER,
+                    {"topic": topic, "partition": each.partition, "earliest": each.earliest},
+                )
+        return found
+
+    def _ending(self, start: Offsets, rows: int | None) -> Offsets:
+        identity, partitions = self._describe()
+        begin = self._begins(start, identity, partitions)
+        self._looked = start, begin
+        end = {number: each.end for number, each in partitions.items()}
+        if self._target is not None and self._target[LOG] == identity:
+            end = {n: max(begin[n], min(at, self._target[n])) for n, at in end.items()}
+        return {LOG: identity, **(end if rows is None else shared(begin, end, rows))}
+
+    def _work(self, start: Offsets, end: Offsets) -> list[list[Task]]:
+        begin = self._begin(start)
+        if begin[LOG] != end[LOG]:
+            # All of it is gone, with the topic that it was in.
+            return []
+        spans = {n: (begin[n], at) for n, at in end.items() if n != LOG and at > begin[n]}
+        total = sum(last - first for first, last in spans.values())
+        planner = self._planner()
+        if total <= _ROWS_SMALL and not self._options["minPartitions"]:
+            tasks = [planner.log_task(int(n), first, last) for n, (first, last) in spans.items()]
+            return [tasks] if tasks else []
+        first = {n: first for n, (first, _) in spans.items()}
+        return [[task] for task in planner.log(first, {n: end[n] for n in spans})]
+
+
+def shared(begin: Offsets, end: Offsets, rows: int) -> Offsets:
+    """Where so many rows end: each partition has its share of them, by how many it has."""
+    waiting = {number: int(at) - int(begin[number]) for number, at in end.items()}
+    total = sum(waiting.values())
+    if total <= rows:
+        return end
+    shares = {number: count * rows // total for number, count in waiting.items()}
+    left = rows - sum(shares.values())
+    for number, count in waiting.items():
+        # What rounding left over: less than one for each partition that has any.
+        if left and shares[number] < count:
+            shares[number] += 1
+            left -= 1
+    return {number: int(begin[number]) + share for number, share in shares.items()}
