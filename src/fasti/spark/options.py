@@ -56,6 +56,12 @@ def _count(value: str) -> int:
     return number
 
 
+def _from_zero(value: str) -> int:
+    if not value.isdecimal():
+        raise ValueError("a whole number from 0 on")
+    return int(value)
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def read(value: str) -> str:
         if value not in words:
@@ -101,13 +107,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("address", _text, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas.", "127.0.0.1:7170", writing=True),
     Option("token", _text, "The token of a broker that asks for one.", None, writing=True),
     Option("timeout", _length_s, "How long a broker that is away is waited for before the job fails.", 60.0, writing=True, shown="60s"),
-    Option("topic", _text, "The topic. For `changes` it may be left out: then all.", None, writing=True),
+    Option("topic", _text, "The topic. For `changes` it may be left out: then all; in writes, where a column `topic` says it.", None, writing=True),
     Option("view", _one_of(*VIEWS), "What is read.", "messages"),
     Option("columns", _names, "The columns that are read, with commas; all that there are by default. Spark doesn't tell a source which it needs.", None),
     Option("payload", _flag, "Whether `changes` bring payloads.", False, ("changes",)),
     Option("includeHeaders", _flag, "Whether there is a column `headers`.", True),
     Option("state", _one_of("scheduled", "ready", "leased", "dead"), "Messages in one state.", None, ("messages",)),
-    Option("owner", _text, "Messages of one owner.", None, ("messages",)),
+    Option("owner", _text, "Messages of one owner; in writes, in whose name messages are put or changed.", None, ("messages",), writing=True),
     Option("startingOffsets", _offsets, "Where to begin: `earliest`, `latest`, or offsets as JSON.", "earliest", STREAMED),
     Option("endingOffsets", _offsets, "Where a batch read ends: `latest`, or offsets as JSON.", "latest", STREAMED),
     Option("startingTimestamp", _moment, "Where to begin, by time; instead of `startingOffsets`.", None, STREAMED),
@@ -116,10 +122,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("failOnDataLoss", _flag, "Whether to fail when what comes next was dropped by retention; else it goes on with the earliest there is.", True, STREAMED),
     Option("prefix", _text, "Entries whose key begins so.", None, ("kv",)),
     Option("operation", _one_of(*OPERATIONS), "What a write does with each row.", "produce", (), writing=True),
-    Option("onConflict", _one_of("fail", "skip"), "When a key is taken: nothing is written, or that row is left out.", "fail", (), writing=True),
-    Option("sinkId", _text, "The sink that remembers what was written; by default the query's id, for batch writes a new one.", None, (), writing=True),
-    Option("txnAppId", _text, "With `txnVersion`: a batch write that is run again changes nothing.", None, (), writing=True),
-    Option("txnVersion", int, "A number that grows with each write of `txnAppId`.", None, (), writing=True),
+    Option("onConflict", _one_of("fail", "skip"), "When a key is taken: nothing is written at all, or that row is left out. Of `produce` only.", "fail", (), writing=True),
+    Option("sinkId", _text, "In streams: the name under which the broker remembers which batches were written; by default the query's id.", None, (), writing=True),
+    Option("txnAppId", _text, "In batch writes, with `txnVersion`: what was written under this name and number before is not written again.", None, (), writing=True),
+    Option("txnVersion", _from_zero, "A number that grows with each write of `txnAppId`; one that is not above the last changes nothing.", None, (), writing=True),
 )  # fmt: skip
 _BY_NAME = {option.name.lower(): option for option in OPTIONS}
 # What Spark itself puts among the options.
@@ -162,7 +168,7 @@ class Options:
         return cls(_defaults(found, lambda option: view in option.views))
 
     @classmethod
-    def writing(cls, raw: Mapping[str, str]) -> Options:
+    def writing(cls, raw: Mapping[str, str], stream: bool = False) -> Options:
         """Of `df.write` and `df.writeStream`. Raises `invalid_argument`."""
         found = _read(raw)
         for name in found:
@@ -170,6 +176,24 @@ class Options:
                 raise InvalidArgument(f"option {name!r} is for reading", field=name)
         if ("txnAppId" in found) != ("txnVersion" in found):
             raise InvalidArgument("txnAppId and txnVersion go together", field="txnAppId")
+        if stream and "txnAppId" in found:
+            raise InvalidArgument(
+                "a stream counts its batches itself: leave txnAppId and txnVersion out, or give them "
+                "to df.write in foreachBatch",
+                field="txnAppId",
+            )
+        if not stream and "sinkId" in found:
+            raise InvalidArgument(
+                "sinkId is for streams: a batch write that may be run again has txnAppId and "
+                "txnVersion",
+                field="sinkId",
+            )
+        if "onConflict" in found and found.get("operation", "produce") != "produce":
+            raise InvalidArgument(
+                "onConflict is for operation 'produce'; what becomes of other operations' rows, "
+                "fasti.spark.apply tells row by row",
+                field="onConflict",
+            )
         return cls(_defaults(found, lambda option: option.writing))
 
 

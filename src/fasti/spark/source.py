@@ -9,7 +9,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    DataSourceWriter,
     Filter,
     InputPartition,
 )
@@ -23,6 +25,7 @@ from fasti.spark.filters import pushed
 from fasti.spark.log_stream import LogStream
 from fasti.spark.options import Options
 from fasti.spark.plans import Planner
+from fasti.spark.sink import BatchWriter, StreamWriter
 from fasti.spark.tickets import Task
 from fasti.spark.views import View
 
@@ -51,6 +54,16 @@ class FastiSource(DataSource):
             options = Options.reading(self.options, stream=True)
             kind = FeedStream if options["view"] == "changes" else LogStream
             return kind(options, _view(options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Batch writes."""
+        with shown():
+            return BatchWriter(Options.writing(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Streams into topics."""
+        with shown():
+            return StreamWriter(Options.writing(self.options, stream=True), schema, overwrite)
 
 
 def _view(options: Options) -> View:

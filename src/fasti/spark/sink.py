@@ -1,0 +1,250 @@
+"""`df.write` and `df.writeStream`: rows that go live once, whatever dies in between.
+
+Tasks *stage* their rows: durable in the broker, seen by nobody. The driver's commit *publishes* what
+the tasks that counted have staged, by one decision of the broker, which remembers (sink id, batch)
+for ever: the same batch again, from a driver that was killed and came back, changes nothing. So a
+task may fail half-way, run twice, or come out with other rows the second time.
+
+A stage belongs to one attempt of one task and has a random part in its name: an attempt in a driver
+that came back must not add to what one of its former life has left. What nobody publishes is dropped
+by whoever can, else by the broker after the topic's `stage_age`.
+
+Who runs where: writers are made in the driver, for streams anew for every micro-batch and again for
+its commit, so what a commit must know comes with the tasks' messages. `write` runs in tasks; `commit`
+may run twice for a batch; `abort` may run while tasks are still dying, and after a commit that
+failed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from fasti.client.sinks import Sink, StageWriter
+from fasti.errors import FastiError, InvalidArgument
+from fasti.spark.connection import client_of
+from fasti.spark.errors import shown
+from fasti.spark.options import Options
+from fasti.spark.patience import patiently
+from fasti.spark.rows import Rows, Shape
+
+# Where Spark tells a task of the query and of the micro-batch that it works for.
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Write:
+    """What is written where. Values only: goes to the tasks."""
+
+    address: str
+    token: str | None
+    owner: str
+    # None: a column says it.
+    topic: str | None
+    operation: str
+    on_conflict: str
+    timeout_s: float
+    shape: Shape
+
+    @classmethod
+    def of(cls, options: Options, schema: StructType, overwrite: bool) -> Write:
+        """Checks everything that can be checked before a task runs."""
+        if overwrite:
+            raise InvalidArgument(
+                "messages are only added: write with mode('append'), in streams with "
+                "outputMode('append') or 'update'",
+                field="mode",
+            )
+        operation, topic = options["operation"], options["topic"]
+        shape = Shape.of(schema, operation, topic is not None)
+        made = cls(
+            options["address"],
+            options["token"],
+            options["owner"] or "",
+            topic,
+            operation,
+            options["onConflict"],
+            options["timeout"],
+            shape,
+        )
+        if topic is not None:
+            made.check_topic(topic)
+        return made
+
+    def check_topic(self, topic: str) -> None:
+        """Raises `not_found`, and `invalid_argument` if it is of a kind that can't take this."""
+        client = client_of(self.address, self.token)
+        settings = patiently(lambda: client.topic(topic).settings, self.timeout_s)
+        self.shape.check_kind(topic, settings.kind)
+
+    def sink(self, sink_id: str, topic: str = "") -> Sink:
+        """What stages for one topic, and publishes for all."""
+        return client_of(self.address, self.token).sink(
+            topic, sink_id, self.operation, self.on_conflict, owner=self.owner
+        )
+
+
+@dataclass
+class StagedRows(WriterCommitMessage):
+    """What a task tells the driver: under which name and number it has staged what."""
+
+    sink_id: str
+    batch: int
+    stages: list[str]
+    rows: int
+
+
+class Stages:
+    """The stages of one attempt of a task, one for each topic that it has rows for."""
+
+    def __init__(self, write: Write, sink_id: str, batch: int) -> None:
+        self._write, self._sink_id, self._batch = write, sink_id, batch
+        self._attempt = secrets.randbits(62)
+        self._number = _task().partitionId()
+        self._open: dict[str, StageWriter] = {}
+
+    def take(self, batches: Iterator[pa.RecordBatch]) -> StagedRows:
+        """Stages all rows. If anything goes wrong, what was staged is dropped."""
+        if self._published():
+            return StagedRows(self._sink_id, self._batch, [], 0)
+        rows = Rows(self._write.shape, f"Spark partition {self._number}")
+        try:
+            for batch in batches:
+                for topic, mine in _by_topic(rows.made_of(batch), self._write.topic):
+                    self._writer(topic).write(mine)
+            staged = [writer.close() for writer in self._open.values()]
+        except BaseException:
+            self._drop()
+            raise
+        names = [each.name for each in staged if each.rows]
+        return StagedRows(self._sink_id, self._batch, names, sum(each.rows for each in staged))
+
+    def _published(self) -> bool:
+        """Whether this batch happened in a former life of the driver: nobody needs it again."""
+        last = patiently(self._write.sink(self._sink_id).last_batch, self._write.timeout_s)
+        return last is not None and last >= self._batch
+
+    def _writer(self, topic: str) -> StageWriter:
+        writer = self._open.get(topic)
+        if writer is None:
+            if self._write.topic is None:
+                self._write.check_topic(topic)
+            sink = self._write.sink(self._sink_id, topic)
+            writer = sink.stage(self._batch, self._number, self._attempt)
+            self._open[topic] = writer
+        return writer
+
+    def _drop(self) -> None:
+        for writer in self._open.values():
+            writer.abort()
+        with suppress(FastiError):
+            self._write.sink(self._sink_id).drop([each.name for each in self._open.values()])
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None, "writes run in tasks"
+    return task
+
+
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if not batch.num_rows:
+        return
+    if topic is not None:
+        yield topic, batch
+        return
+    topics = batch.column("topic")
+    rest = batch.drop_columns(["topic"])
+    found = pc.unique(topics).to_pylist()
+    for each in found:
+        yield each, rest if len(found) == 1 else rest.filter(pc.equal(topics, each))
+
+
+def _told(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[str]]:
+    """The sink, and all stages of the tasks that counted. A task that failed has no message."""
+    staged = [each for each in messages if isinstance(each, StagedRows)]
+    names = [name for each in staged for name in each.stages]
+    return staged[0].sink_id if staged else None, names
+
+
+def publish(write: Write, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+    """Makes live what the tasks staged, at once in all topics. In the driver."""
+    sink_id, names = _told(messages)
+    if sink_id is not None:
+        # A batch without rows has happened, too.
+        write.sink(sink_id).publish(batch, names)
+
+
+def drop(write: Write, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Drops what the tasks staged; those that failed have done so themselves. In the driver."""
+    sink_id, names = _told(messages)
+    if sink_id is not None and names:
+        # The error that led here is the one to be told; what stays is dropped with time.
+        with suppress(FastiError):
+            write.sink(sink_id).drop(names)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write`. Made once in the driver; copies of it go to the tasks and to the commit."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        self._write = Write.of(options, schema, overwrite)
+        # Without a name of its own a write is one that was never done before, and never will be.
+        self._once = not options.given("txnAppId")
+        self._sink_id = f"spark-{uuid.uuid4()}" if self._once else options["txnAppId"]
+        self._batch = options["txnVersion"] if options.given("txnVersion") else 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: stages its rows."""
+        with shown():
+            return Stages(self._write, self._sink_id, self._batch).take(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the driver, when all tasks are through."""
+        with shown():
+            publish(self._write, messages, self._batch)
+        if self._once:
+            with suppress(FastiError):
+                self._write.sink(self._sink_id).forget()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the driver, when a task failed for good, or the commit did."""
+        drop(self._write, messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream`."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        self._write = Write.of(options, schema, overwrite)
+        self._sink_id: str | None = options["sinkId"]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: stages its rows."""
+        with shown():
+            query, batch = _task().getLocalProperty(_QUERY), _task().getLocalProperty(_BATCH)
+            assert query is not None and batch is not None, "a stream's tasks are told of it"
+            return Stages(self._write, self._sink_id or query, int(batch)).take(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the driver, when all tasks of a micro-batch are through; again after a kill."""
+        with shown():
+            publish(self._write, messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the driver, when a micro-batch failed. It may be tried again."""
+        drop(self._write, messages)
