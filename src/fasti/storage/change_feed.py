@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # A page is translated at once: about so many rows and bytes of frames.
 _PAGE_ROWS, _PAGE_BYTES = 65_536, 4 << 20
+# So many frames are looked at to count rows.
+_LOOK_FRAMES = 50_000
 
 
 class DirectoryNames:
@@ -98,15 +100,20 @@ class ChangeFeed:
         if page:
             yield page[-1].sequence, self._translated(page, payloads, topics)
 
-    def end_after(self, after: int, rows_max: int) -> tuple[int, int]:
+    def end_after(
+        self, after: int, rows_max: int, topics: frozenset[int] | None = None
+    ) -> tuple[int, int]:
         """The position behind about so many transitions, and how many they are: at least one
         group, if there is one.
+
+        With topics it counts theirs, and goes as far as these reach. It doesn't look on for ever:
+        who gets fewer rows than asked for asks again from there.
         """
         self.check(after)
         rows, end = 0, after
         counted = 0
-        for frame in self._frames(after, self.last):
-            counted += count_rows(frame.body)
+        for frame in self._frames(after, min(self.last, after + _LOOK_FRAMES)):
+            counted += count_rows(frame.body, topics)
             if frame.ends_group:
                 if rows and counted > rows_max:
                     break

@@ -87,12 +87,13 @@ def decode(body: memoryview, seed: tuple[int, int]) -> tuple[list[Event], Rows |
 def decode_about(body: memoryview, topic: int) -> tuple[list[Event], Rows | None]:
     """The same without hashes, for who follows one topic: nothing, if the body tells of others."""
     head, offset = _read_head(body)
-    if not any(topic == _topic_of(code, values) for code, values, _ in head["events"]):
+    if not any(topic == topic_of(code, values) for code, values, _ in head["events"]):
         return [], None
     return _decode(body, head, offset)
 
 
-def _topic_of(code: int, values: list[Any]) -> Any:
+def topic_of(code: int, values: list[Any]) -> Any:
+    """The number of the topic that an event of a head is about; None if of none."""
     scalars, _ = _layout(code)
     return values[scalars.index("topic")] if "topic" in scalars else None
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.cron import events as cron
+from fasti.core.journaled import EVENTS
 from fasti.core.keys import FIELDS, Rows
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.lifecycle import Verb
@@ -29,7 +30,7 @@ from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.log.group_events import GroupDied, GroupReturned
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.model import SEQUENCE_BITS
-from fasti.storage.event_codec import decode, read_head
+from fasti.storage.event_codec import decode, read_head, topic_of
 from fasti.storage.frames import StoredFrame
 
 Int64s = NDArray[np.int64]
@@ -392,9 +393,11 @@ def transitions(
     return table.batch(payloads)
 
 
-def count_rows(body: memoryview) -> int:
-    """About how many rows a frame has in the feed, by its head alone."""
+def count_rows(body: memoryview, topics: frozenset[int] | None = None) -> int:
+    """About how many rows a frame has in the feed, by its head alone; of some topics, or all."""
     return sum(
         max((described[1] for described in packed), default=1)
-        for _, _, packed in read_head(body)["events"]
+        for code, values, packed in read_head(body)["events"]
+        if _SHOWN[EVENTS[code]] is not _hidden
+        and (topics is None or topic_of(code, values) in topics)
     )

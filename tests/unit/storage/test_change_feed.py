@@ -135,6 +135,7 @@ def test_positions_by_time_and_by_rows() -> None:
     assert read(feed, 0, end).num_rows == rows == 51
     assert feed.end_after(end, 1) == (end + 1, 10)
     assert feed.end_after(feed.last, 100) == (feed.last, 0)
+    assert feed.end_after(0, 55, frozenset({99})) == (feed.last, 0)
     with pytest.raises(NotFound):
         feed.check(feed.last + 1)
 

@@ -181,3 +181,12 @@ def test_rows_are_counted_by_the_head(count: int) -> None:
     sequence = np.arange(count)
     frame = stored(1, [ev.Produced(AT_US, 1, 0, 1, "", "", sequence * 7, sequence)], rows)
     assert count_rows(frame.body) == count
+    assert count_rows(frame.body, frozenset({1})) == count
+    assert count_rows(frame.body, frozenset({2})) == 0
+
+
+def test_rows_that_are_not_shown_are_not_counted() -> None:
+    sequence = np.arange(9)
+    receipts = ev.ProducerAdvanced(AT_US, "p", 1, 1, sequence.astype(np.uint8), sequence, sequence)
+    frame = stored(1, [receipts, ev.Cancelled(AT_US, 1, 0, int64s(1))])
+    assert count_rows(frame.body) == len(shown(frame)) == 1

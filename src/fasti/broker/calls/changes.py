@@ -182,9 +182,10 @@ class ChangeFollower(Follower):
 def _feed(service: Service, header: Header, parts: Parts) -> Answer:
     """Where the feed begins and ends; where a time lies, or where so many rows end."""
     none(parts)
-    fields = requests.checked(header, time_us=None, after=None, rows=None, shard="")
+    fields = requests.checked(header, time_us=None, after=None, rows=None, shard="", topic="")
     time_us, rows = requests.integer(fields, "time_us"), requests.integer(fields, "rows")
-    span = Span(service, {**_FIELDS, "shard": fields["shard"], "after": fields["after"]})
+    where = {name: fields[name] for name in ("shard", "after", "topic")}
+    span = Span(service, {**_FIELDS, **where})
     feed = span.feed
     answer: Header = {"shard": shard_name(feed), "first": feed.first, "last": feed.last}
     if time_us is not None:
@@ -192,7 +193,7 @@ def _feed(service: Service, header: Header, parts: Parts) -> Answer:
     if rows is not None:
         if rows < 1:
             raise InvalidArgument("rows is at least 1", field="rows", limit=1)
-        answer["position"], answer["rows"] = feed.end_after(span.after, rows)
+        answer["position"], answer["rows"] = feed.end_after(span.after, rows, span.topics)
     return answer, []
 
 
