@@ -1,0 +1,79 @@
+"""Gold `throughput`: what came in and went out, per topic and minute, hour and day.
+
+Each count stands in the period in which it happened:
+
+- `messages_in`: messages that came to be, and rows appended to logs. What was staged counts once it is
+  published.
+- `messages_out`: acks. In a log each group acks for itself.
+- `failed`: attempts that came to nothing: nacked, lease expired, rejected, or the last one allowed.
+  What was released counts no attempt, so it isn't here.
+- `redelivered`: leases beyond a message's first.
+- `dead`: rejected, out of attempts, or lapsed.
+- `cancelled`: cancelled by somebody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from fasti.model import MINUTE_US
+from fasti.pipeline.gold.periods import added_up, start_of, within
+
+FAILED = ("nacked", "expired", "rejected", "exhausted")
+DEAD = ("rejected", "exhausted", "lapsed")
+COUNTS = ("messages_in", "messages_out", "failed", "redelivered", "dead", "cancelled")
+
+
+def throughput(
+    transitions: DataFrame, messages: DataFrame, days: Sequence[str] | None = None
+) -> DataFrame:
+    """Bronze and silver → topic, grain, start and a column for each of the counts."""
+    happened = within(transitions, "at", days).where(F.col("topic").isNotNull())
+
+    def told(*ops: str) -> Column:
+        return F.count_if(F.col("op").isin(*ops))
+
+    from_bronze = happened.groupBy("topic", start_of("at", MINUTE_US).alias("start")).agg(
+        told("appended").alias("messages_in"),
+        told("acked").alias("messages_out"),
+        told(*FAILED).alias("failed"),
+        told("leased").alias("redelivered"),
+        told(*DEAD).alias("dead"),
+        told("cancelled").alias("cancelled"),
+    )
+    born = _by_minute(messages.where("state <> 'staged'"), "produced_at", days, "messages_in", 1)
+    # All leases, less the first of each message, are redeliveries: no row has to look for others.
+    first = _by_minute(messages, "first_leased_at", days, "redelivered", -1)
+    first_of_groups = _first_of_groups(transitions, days)
+    minutes = from_bronze
+    for more in (born, first, first_of_groups):
+        minutes = minutes.unionByName(more, allowMissingColumns=True)
+    counted = added_up(minutes, ["topic"], COUNTS)
+    filled = counted.fillna(0, list(COUNTS))
+    return filled.where(" or ".join(f"{name} <> 0" for name in COUNTS))
+
+
+def _by_minute(
+    messages: DataFrame, moment: str, days: Sequence[str] | None, name: str, sign: int
+) -> DataFrame:
+    found = within(messages, moment, days)
+    count = (F.count("*") * sign).alias(name)
+    return found.groupBy("topic", start_of(moment, MINUTE_US).alias("start")).agg(count)
+
+
+def _first_of_groups(transitions: DataFrame, days: Sequence[str] | None) -> DataFrame:
+    """First leases of rows of logs, which silver doesn't have.
+
+    A row that is leased again on a later day counts as new there.
+    """
+    leased = within(transitions, "at", days).where("op = 'leased' and offset is not null")
+    row = ["shard", "topic", "partition", "id", "group"]
+    first = leased.groupBy(*row, F.floor(F.unix_micros("at") / F.lit(86_400_000_000))).agg(
+        F.min("at").alias("at")
+    )
+    return first.groupBy("topic", start_of("at", MINUTE_US).alias("start")).agg(
+        (-F.count("*")).alias("redelivered")
+    )
