@@ -2,50 +2,108 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, SparkSession
-
+from fasti.errors import DataDirLocked, InvalidArgument
 from fasti.pipeline.tables import Format, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Lake:
     """The tables below one directory.
 
-    lake = Lake("./lake")
-    lake.bronze.read(spark)           # every transition
-    lake.silver(spark)                # one row per message, as of the last run
-    lake.gold("lateness").arrow()     # without Spark
+    - `lake.bronze.read(spark)`: every transition
+    - `lake.silver(spark)`: one row per message, as of the last run
+    - `lake.gold("lateness").arrow()`: figures, without Spark
+    - `lake.table("mine")`: a table of a pipeline of one's own
     """
 
     def __init__(self, root: str | Path, format: Format = "delta") -> None:
-        self.root, self.format = Path(root), format
+        self.root, self.format = Path(root).absolute(), format
+        # Kept: a table that is opened again would read its list from the beginning.
+        self._tables: dict[str, Table] = {}
+
+    def __repr__(self) -> str:
+        return f"<Lake {self.root} ({self.format})>"
 
     @property
     def bronze(self) -> Table:
         """`transitions`: the change feed."""
-        raise NotImplementedError
+        return self._at("bronze/transitions", "day", "part")
 
     @property
     def messages(self) -> Table:
         """The table behind `silver`: some of its rows are parts of a message's life."""
-        raise NotImplementedError
+        return self._at("silver/messages", "level", "day")
+
+    @property
+    def topics(self) -> Table:
+        """Topics that were made and deleted, as the feed tells it."""
+        return self._at("silver/topics")
 
     def silver(self, spark: SparkSession) -> DataFrame:
-        """One row per message, finished or not."""
-        raise NotImplementedError
+        """One row per message, finished or not, as of the last run."""
+        from fasti.pipeline.silver_stage import messages_now
+
+        return messages_now(self, spark)
 
     def gold(self, name: str) -> Table:
         """A table of figures."""
-        raise NotImplementedError
+        return self._at(f"gold/{_checked(name)}")
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str, *partition_by: str) -> Table:
         """A table of a pipeline of one's own."""
-        raise NotImplementedError
+        return self._at(f"tables/{_checked(name)}", *partition_by)
+
+    def _at(self, place: str, *partition_by: str) -> Table:
+        found = self._tables.get(place)
+        if found is None or found.partition_by != partition_by:
+            found = self._tables[place] = Table(self.root / place, self.format, partition_by)
+        return found
+
+    def clean(self) -> int:
+        """Deletes what killed runs have left in all tables. Only with the lock."""
+        staged = sorted(self.root.glob("*/*/_staged"))
+        return sum(Table(each.parent, self.format).clean() for each in staged)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Makes this process the only one that writes. Raises `locked` if another one is."""
-        raise NotImplementedError
+        """Makes this process the only one that writes. Raises `locked` if another one is.
+
+        The lock goes with the process, however that ends.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who = os.read(handle, 100).decode(errors="replace").strip()
+                raise DataDirLocked(
+                    f"a pipeline is running on {self.root} already ({who or '?'}): "
+                    "end it, or run on another directory"
+                ) from None
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()}\n".encode())
+            yield
+        finally:
+            os.close(handle)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"a table's name is made of letters, digits, '.', '_' and '-', not {name!r}",
+            field="name",
+        )
+    return name

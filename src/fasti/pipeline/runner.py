@@ -1,19 +1,27 @@
 """Runs a pipeline: its stages one after the other, once or on and on.
 
 A stage is a function of a `Run`: it does what is left to do, in steps, each of which ends with a
-commit that says how far it came. So a stage can be killed anywhere and goes on where it was.
+commit that says how far it came. So a stage can be killed anywhere and goes on where it was; and
+SIGINT and SIGTERM end a run between two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any, Literal
 
 from fasti.client.client import Client
+from fasti.errors import InvalidArgument
 from fasti.pipeline.lake import Lake
+from fasti.spark.connection import client_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,8 @@ class Progress:
     done: int
     total: int | None
     seconds: float
+    # The stage's last word in this round.
+    ended: bool = False
 
     @property
     def rate(self) -> float:
@@ -31,25 +41,8 @@ class Progress:
         return self.done / self.seconds if self.seconds else 0.0
 
 
-class Run(Protocol):
-    """What a stage is given."""
-
-    spark: SparkSession
-    lake: Lake
-    client: Client
-    address: str
-    token: str | None
-    on_gap: Literal["fail", "skip"]
-
-    def progress(self, done: int, total: int | None = None) -> None:
-        """Tells how far the stage is; may be called often."""
-
-    def stopping(self) -> bool:
-        """Whether to end after this step."""
-
-
-Stage = Callable[[Run], int]
-"""Does what is there to do; returns how many rows that were. Its `__name__` is the stage's name."""
+Report = Callable[[Progress], None]
+"""Called from the thread that runs, after every step."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,57 @@ class Pipeline:
     stages: Sequence[Stage]
     address: str = "127.0.0.1:7170"
     token: str | None = None
+    # When the feed no longer reaches back to where the lake is: an error, or go on where it begins.
     on_gap: Literal["fail", "skip"] = "fail"
-    options: dict[str, object] = field(default_factory=dict)
+    # Of stages: bronze has `payload`, `step_rows`, `tasks`; silver `step_rows`.
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Run:
+    """What a stage is given: one round of a pipeline."""
+
+    def __init__(
+        self, pipeline: Pipeline, spark: SparkSession, stop: threading.Event, report: Report | None
+    ) -> None:
+        self.spark, self.lake = spark, pipeline.lake
+        self.address, self.token, self.on_gap = pipeline.address, pipeline.token, pipeline.on_gap
+        self._options, self._stop, self._report = pipeline.options, stop, report
+        self._stage, self._began = "", 0.0
+
+    @property
+    def client(self) -> Client:
+        """Of the broker; made when it is first asked for."""
+        return client_of(self.address, self.token)
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """One of the pipeline's options."""
+        return self._options.get(name, default)
+
+    def stopping(self) -> bool:
+        """Whether to end after this step."""
+        return self._stop.is_set()
+
+    def progress(self, done: int, total: int | None = None) -> None:
+        """Tells how far the stage is, after a step."""
+        self._tell(done, total, ended=False)
+
+    def begin(self, stage: str) -> None:
+        """By the runner."""
+        self._stage, self._began = stage, time.monotonic()
+        self._tell(0, None, ended=False)
+
+    def end(self, done: int) -> None:
+        """By the runner."""
+        self._tell(done, done, ended=True)
+
+    def _tell(self, done: int, total: int | None, ended: bool) -> None:
+        if self._report is not None:
+            lasted = time.monotonic() - self._began
+            self._report(Progress(self._stage, done, total, lasted, ended))
+
+
+Stage = Callable[[Run], int]
+"""Does what is there to do; returns how many rows that were. Its `__name__` is the stage's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +121,56 @@ def run(
     *,
     once: bool = True,
     interval: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Report | None = None,
+    stop: threading.Event | None = None,
 ) -> Done:
     """Runs all stages up to what the feed has when it begins; with `interval` again and again.
 
-    SIGINT and SIGTERM end it after the step that is under way. Raises `locked` if another process
-    runs on this lake, `gone` if the feed doesn't reach back to where the lake is.
+    SIGINT and SIGTERM, or `stop`, end it after the step that is under way; between two rounds at
+    once. Raises `locked` if another process runs on this lake, `gone` if the feed doesn't reach back
+    to where the lake is; whatever a stage raises ends the run, and the next one goes on where it was.
     """
-    raise NotImplementedError
+    if once == (interval is not None):
+        raise InvalidArgument("either once, or an interval in seconds", field="interval")
+    stop = threading.Event() if stop is None else stop
+    rows = {name_of(stage): 0 for stage in pipeline.stages}
+    rounds = 0
+    with pipeline.lake.lock(), _signals(stop):
+        pipeline.lake.clean()
+        while not stop.is_set():
+            begun = time.monotonic()
+            this = Run(pipeline, spark, stop, progress)
+            for stage in pipeline.stages:
+                if stop.is_set():
+                    break
+                this.begin(name_of(stage))
+                done = stage(this)
+                rows[name_of(stage)] += done
+                this.end(done)
+            rounds += 1
+            if interval is None:
+                break
+            stop.wait(max(0.0, begun + interval - time.monotonic()))
+    return Done(rows, rounds, stop.is_set())
+
+
+def name_of(stage: Stage) -> str:
+    """For bars and reports."""
+    return str(getattr(stage, "__name__", type(stage).__name__))
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the event, where signals can be had: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
