@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.spark.lives import BEGIN, SHARD, TRANSITIONS, World, a_world, frame
 
 from fasti.pipeline import gold
-from tests.spark.lives import BEGIN, SHARD, TRANSITIONS, World, a_world, frame
 
 GRAINS = {
     "minute": timedelta(minutes=1),
@@ -184,8 +184,8 @@ def test_the_forecast(spark: SparkSession, world: World) -> None:
     as_of = BEGIN + timedelta(hours=4)
     throughput = gold.throughput(world.bronze(spark), world.silver(spark))
     best: dict[str, int] = {}
-    for row in throughput.where("grain = 'minute'").collect():
-        best[row["topic"]] = max(best.get(row["topic"], 0), row["messages_out"])
+    for each in throughput.where("grain = 'minute'").collect():
+        best[each["topic"]] = max(best.get(each["topic"], 0), each["messages_out"])
     pending: dict[Any, list[datetime]] = defaultdict(list)
     for me in world.messages:
         if me["state"] == "pending":
