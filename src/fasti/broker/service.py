@@ -21,6 +21,7 @@ from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
+from fasti.broker.calls.snapshots import Snapshots
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.cron.scheduler import Scheduler
 from fasti.broker.kv.reads import KvReads
@@ -68,6 +69,7 @@ class Service:
         self.shard = shard
         self.metrics = metrics
         self.lateness = LatenessBook()
+        self.snapshots = Snapshots(self)
         self.listings = Listings(self)
         self.routes = RouteBook(shard)
         self.stopping = False

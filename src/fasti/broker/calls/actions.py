@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.calls import changes, requests
+from fasti.broker.calls import changes, requests, snapshots
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
@@ -319,12 +319,6 @@ def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
     return {"rows": int(service.command(co.DropStage(**fields)).value)}, []
 
 
-def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
-    none(parts)
-    service.listings.drop(requests.checked(header, snapshot=int)["snapshot"])
-    return {}, []
-
-
 _MORE = (
     changes,
     cron_actions,
@@ -333,6 +327,7 @@ _MORE = (
     log_actions,
     reply_actions,
     routing_actions,
+    snapshots,
 )
 ACTIONS: dict[str, Action] = {
     "hello": _hello,
@@ -357,7 +352,6 @@ ACTIONS: dict[str, Action] = {
     "transaction": _transaction,
     "publish": _publish,
     "drop_stage": _drop_stage,
-    "drop_snapshot": _drop_snapshot,
     **{name: action for more in _MORE for name, action in more.ACTIONS.items()},
 }
 _PARTS: dict[str, PartOf] = {

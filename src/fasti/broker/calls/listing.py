@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +10,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.broker.calls import requests
+from fasti.broker.calls.snapshot_listing import FIELDS as SNAPSHOT_FIELDS
+from fasti.broker.calls.snapshot_listing import STATES, SnapshotListing, schema_of
+from fasti.broker.calls.snapshot_pages import SnapshotTopic, checked_partitions, split_ranges
+from fasti.broker.calls.snapshots import KEEP_US
 from fasti.broker.reading import MOVED, PIECE_BYTES, fetch
-from fasti.core.commands import DropSnapshot, List, TakeSnapshot, Target
+from fasti.core.commands import List, Target
 from fasti.core.replies import Messages
-from fasti.core.timeline.reads import STATE_WORDS
 from fasti.errors import InvalidArgument
-from fasti.model import MINUTE_US, SEQUENCE_BITS, Outcome
+from fasti.model import SEQUENCE_BITS, Outcome
 from fasti.protocol.schemas import MESSAGES, METADATA, STATUS, VERSION
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Header = dict[str, Any]
 
-_SNAPSHOT_US = 10 * MINUTE_US
 # A page with payloads is small enough to be gathered and sent in one go.
 _PAYLOAD_ROWS = 4096
 _ROWS = 65_536
@@ -41,14 +41,6 @@ _FILTERS: Header = {
     "partition": None,
     "snapshot": 0,
 }
-_STATES = pa.array(["", *(STATE_WORDS.get(code, "") for code in range(1, 8))])
-
-
-@dataclass(slots=True)
-class _Shared:
-    """A snapshot whose endpoints are not all read yet."""
-
-    partitions: set[int] = field(default_factory=set)
 
 
 class Listings:
@@ -56,47 +48,60 @@ class Listings:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._shared: dict[int, _Shared] = {}
-        self._lock = threading.Lock()
 
     def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
-        """A ticket for each partition, all on one snapshot."""
-        fields = requests.checked(descriptor, **_FILTERS)
-        if fields["snapshot"]:
-            raise InvalidArgument("a plan takes its own snapshot", field="snapshot")
-        settings = self._service.require_topic(fields["topic"])
-        partitions = range(settings.partitions)
-        if requests.integer(fields, "partition") is not None:
-            partitions = range(fields["partition"], fields["partition"] + 1)
-        shard = self._service.shard
-        taken = self._service.command(TakeSnapshot(shard.clock.now_us() + _SNAPSHOT_US))
-        number = taken.value.number
-        with self._lock:
-            self._shared[number] = _Shared(set(partitions))
-        base = {"version": VERSION, "call": "list", **descriptor}
-        schema = MESSAGES if fields["payload"] else METADATA
-        return schema, [{**base, "partition": n, "snapshot": number} for n in partitions]
+        """Tickets that together have everything, all on one snapshot.
 
-    def drop(self, snapshot: int) -> None:
-        """Lets a snapshot go."""
-        with self._lock:
-            self._shared.pop(snapshot, None)
-        self._service.command(DropSnapshot(snapshot))
+        One for each partition; with `splits`, about so many of about the same size.
+        """
+        given = dict(descriptor)
+        wanted = requests.checked(
+            {name: given.pop(name) for name in ("splits", "keep_us") if name in given},
+            splits=0,
+            keep_us=KEEP_US,
+        )
+        fields = requests.checked(given, **_FILTERS, **SNAPSHOT_FIELDS)
+        settings = self._service.require_topic(fields["topic"])
+        partitions = checked_partitions(fields, settings.partitions)
+        schema = schema_of(fields)
+        with self._service.snapshots.planning(
+            fields["snapshot"], fields["position"], wanted["keep_us"]
+        ) as held:
+            base = {"version": VERSION, "call": "list", **given, **held.told()}
+            if "splits" not in descriptor:
+                if not fields["snapshot"]:
+                    held.unread = set(partitions)
+                return schema, [{**base, "partition": number} for number in partitions]
+            topic = SnapshotTopic(self._service, held, fields["topic"])
+            ranges = split_ranges(topic, wanted["splits"], partitions)
+            return schema, [{**base, **ids} for ids in ranges]
 
     def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The schema and the pages. Refusals are raised here, before the first page."""
-        fields = requests.checked(ticket, **_FILTERS)
-        settings = self._service.require_topic(fields["topic"])
-        partition = requests.integer(fields, "partition")
-        if partition is not None and not 0 <= partition < settings.partitions:
-            raise InvalidArgument("there is no such partition", field="partition")
+        fields = requests.checked(ticket, **_FILTERS, **SNAPSHOT_FIELDS)
         limit = requests.integer(fields, "limit")
         if limit is not None and limit < 0:
             raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
-        pages = self._pages(fields, partition, limit)
+        if fields["snapshot"]:
+            return self._read_snapshot(fields)
+        settings = self._service.require_topic(fields["topic"])
+        checked_partitions(fields, settings.partitions)
+        for name, default in SNAPSHOT_FIELDS.items():
+            if fields[name] != default:
+                raise InvalidArgument(f"{name!r} goes with a snapshot", field=name)
+        pages = self._pages(fields, requests.integer(fields, "partition"), limit)
         first = next(pages)
         schema = MESSAGES if fields["payload"] else METADATA
         return schema, _again(first, pages)
+
+    def _read_snapshot(self, fields: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        held = self._service.snapshots.find(
+            fields["snapshot"], requests.integer(fields, "position")
+        )
+        listing = SnapshotListing(self._service, held, fields)
+        checked_partitions(fields, listing.partitions)
+        pages = self._service.snapshots.reading(held, listing.batches(), fields["partition"])
+        return listing.schema, pages
 
     def _pages(
         self, fields: Header, partition: int | None, left: int | None
@@ -113,7 +118,6 @@ class Listings:
             beyond = partition is not None and after_id >> SEQUENCE_BITS > partition
             if not after_id or beyond or left == 0:
                 break
-        self._read_to_its_end(fields["snapshot"], partition)
 
     def _page(self, fields: Header, after_id: int, left: int | None) -> Messages:
         rows = _PAYLOAD_ROWS if fields["payload"] else _ROWS
@@ -126,7 +130,6 @@ class Listings:
                 requests.integer(fields, "due_to_us"),
                 fields["state"] or None,
                 fields["owner"] or None,
-                fields["snapshot"],
                 reason=fields["reason"] or None,
             )
         )
@@ -164,16 +167,6 @@ class Listings:
             # Read again from where they are now; what has gone meanwhile has no payload.
             return fetch(shard, topic, Target(ids=found.ids))[1]
 
-    def _read_to_its_end(self, snapshot: int, partition: int | None) -> None:
-        with self._lock:
-            shared = self._shared.get(snapshot)
-            if shared is None:
-                return
-            shared.partitions.discard(-1 if partition is None else partition)
-            if shared.partitions:
-                return
-        self.drop(snapshot)
-
 
 def metadata(found: Messages) -> pa.RecordBatch:
     """Metadata of messages as the protocol has it."""
@@ -184,7 +177,7 @@ def metadata(found: Messages) -> pa.RecordBatch:
         [
             pa.array(found.ids),
             pa.array((found.ids >> SEQUENCE_BITS).astype(np.int32)),
-            _STATES.take(pa.array(columns["state"])),
+            STATES.take(pa.array(columns["state"])),
             pa.array(columns["due_us"]),
             pa.array(columns["version"].astype(np.int64)),
             pa.array(columns["attempts"].astype(np.int32)),

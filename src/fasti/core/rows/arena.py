@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import mmap
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -159,6 +161,17 @@ class Arena:
         rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
         return {name: getattr(self, name)[rows].copy() for name in self._maps}
 
+    def copy_frames(self, frames: Sequence[int], name: str) -> NDArray[Any]:
+        """A private copy of one column of some frames, one behind the other."""
+        column = getattr(self, name)
+        if frames and frames[-1] - frames[0] == len(frames) - 1 and _ascend(frames):
+            return column[frames[0] << FRAME_BITS : (frames[-1] + 1) << FRAME_BITS].copy()
+        found = np.empty(len(frames) << FRAME_BITS, dtype=column.dtype)
+        for place, frame in enumerate(frames):
+            begin, source = place << FRAME_BITS, frame << FRAME_BITS
+            found[begin : begin + FRAME_ROWS] = column[source : source + FRAME_ROWS]
+        return found
+
     def pin(self, snapshot: SharesFrames, frames: NDArray[np.int64]) -> None:
         """A new snapshot shares these frames from now on."""
         self._snapshots.append(snapshot)
@@ -175,3 +188,7 @@ class Arena:
     def _unpin(self, frame: int) -> None:
         self._pinned[frame] = False
         self._pinned_frames -= 1
+
+
+def _ascend(frames: Sequence[int]) -> bool:
+    return all(first < second for first, second in pairwise(frames))

@@ -9,7 +9,7 @@ one instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fasti.core.rows.arena import FRAME_BITS, FRAME_ROWS, PACKED_ID, STATE_MASK, Arena
 from fasti.core.rows.ledger import LedgerView
+from fasti.errors import Gone
 from fasti.model import State, TopicSettings
 
 Int64s = NDArray[np.int64]
@@ -44,6 +45,7 @@ class Snapshot:
         self.holders, self.names = holders, names
         self.ledgers, self.topics = ledgers, topics
         self.position, self.at_us, self.deadline_us = position, at_us, deadline_us
+        self.closed = False
         self._arena = arena
         self._copies: dict[int, Columns] = {}
         self._shared = np.zeros(arena.frames_max, dtype=np.bool_)
@@ -66,6 +68,8 @@ class Snapshot:
 
     def close(self) -> None:
         """Lets the frames go. Called by the sequencer."""
+        # First, so that whoever is reading a frame notices afterwards.
+        self.closed = True
         self._arena.unpin(self, self._frames)
         self._copies.clear()
 
@@ -95,6 +99,22 @@ class Snapshot:
         """The rows whose sequence lies in [first, last], in order."""
         view = self.ledgers[topic, partition]
         return read_range(view, self._live_rows, first, last)
+
+    def copy(self, frames: Sequence[int], names: Sequence[str]) -> Columns:
+        """Some columns of whole frames, one behind the other. From any thread.
+
+        Raises `gone` if the snapshot was let go: then the frames may hold anything by now.
+        """
+        found = {name: self._arena.copy_frames(frames, name) for name in names}
+        for place, frame in enumerate(frames):
+            own = self._copies.get(frame)
+            if own is not None:
+                begin = place << FRAME_BITS
+                for name, values in found.items():
+                    values[begin : begin + FRAME_ROWS] = own[name]
+        if self.closed:
+            raise Gone(f"snapshot {self.number} is gone")
+        return found
 
     def _live_rows(self, frame: int, sequences: Int64s | None) -> Columns:
         return _live(self._read(frame), sequences)

@@ -1,0 +1,258 @@
+"""Snapshots that readers hold: taken, found again by number or name, kept while they are used.
+
+A snapshot is for reads in several pieces, by several readers, maybe again and again: all see one
+state, of one position of the change feed. It is kept for a while after its last use (`keep_us`) and
+then let go; whoever comes later is told that it is gone, never shown anything else.
+
+Readers that can't tell each other a number agree on a name: the first to come takes the snapshot,
+the others find it. A name is used once; when its snapshot is gone, so is the name.
+
+Any thread. Reading needs no lock: a snapshot that is let go under a reader says so itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.core.commands import DropSnapshot
+from fasti.core.engine import Engine
+from fasti.core.rows.snapshot import Snapshot
+from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
+from fasti.model import DAY_US, MINUTE_US, SECOND_US
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+KEEP_US = 10 * MINUTE_US
+_KEEP_MIN_US, _KEEP_MAX_US = SECOND_US, DAY_US
+_NAME_BYTES_MAX = 200
+_PAST_NAMES = 10_000
+
+
+@dataclass(slots=True)
+class Held:
+    """A snapshot that readers use."""
+
+    snapshot: Snapshot
+    engine: Engine
+    shard: str
+    keep_us: int
+    name: str = ""
+    readers: int = 0
+    # The partitions that are still to be read, of one that goes when all were.
+    unread: set[int] | None = field(default=None)
+
+    def told(self) -> Header:
+        """What a ticket says of it."""
+        return {
+            "snapshot": self.snapshot.number,
+            "position": self.snapshot.position,
+            "shard": self.shard,
+            "deadline_us": self.snapshot.deadline_us,
+        }
+
+
+class Snapshots:
+    """All that readers hold of one broker."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._held: OrderedDict[int, Held] = OrderedDict()
+        self._names: dict[str, int] = {}
+        self._past: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+        # Whoever takes one under a name must not be overtaken.
+        self._taking = threading.Lock()
+
+    def take(self, keep_us: int = KEEP_US, name: str = "", existing: bool = False) -> Held:
+        """A snapshot of now, or the one of that name.
+
+        With `existing` the name must be in use; raises `gone` if it isn't, or is no longer.
+        """
+        _check(keep_us, name, existing)
+        with self._taking:
+            if name:
+                found = self._named(name, existing)
+                if found is not None:
+                    return self.used(found)
+            held = self._taken(keep_us, name)
+            with self._lock:
+                self._held[held.snapshot.number] = held
+                if name:
+                    self._names[name] = held.snapshot.number
+            return held
+
+    def find(self, number: int, position: int | None = None) -> Held:
+        """The one that a ticket names. Raises `gone`."""
+        with self._lock:
+            held = self._held.get(number)
+        if held is None or not self.is_here(held) or position not in (None, held.snapshot.position):
+            if held is not None:
+                self._forget(held)
+            raise gone(number)
+        return self.used(held)
+
+    @contextmanager
+    def planning(self, number: int, position: int | None, keep_us: int) -> Iterator[Held]:
+        """The snapshot of a plan: one that is there, or a new one, dropped if there is no plan."""
+        if number:
+            yield self.find(number, position)
+            return
+        held = self.take(keep_us)
+        try:
+            yield held
+        except BaseException:
+            self.drop(held.snapshot.number)
+            raise
+
+    def is_here(self, held: Held) -> bool:
+        """Whether it can be read; after a recovery the engine is another one."""
+        return not held.snapshot.closed and held.engine is self._service.shard.engine
+
+    def used(self, held: Held) -> Held:
+        """It is kept for longer, as somebody uses it."""
+        shard = self._service.shard
+        until_us = shard.clock.now_us() + held.keep_us
+        if until_us - held.snapshot.deadline_us > held.keep_us // 8:
+
+            def keep() -> None:
+                held.snapshot.deadline_us = until_us
+
+            shard.run(keep)
+        with self._lock:
+            if held.snapshot.number in self._held:
+                self._held.move_to_end(held.snapshot.number)
+        return held
+
+    def reading(
+        self, held: Held, batches: Iterator[pa.RecordBatch], partition: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The batches; while they are read nobody makes room at the snapshot's expense.
+
+        A snapshot that a plan took for one reading goes when every partition was read.
+        """
+        with self._lock:
+            held.readers += 1
+        try:
+            yield from batches
+        finally:
+            with self._lock:
+                held.readers -= 1
+        if held.unread is not None and partition is not None:
+            held.unread.discard(partition)
+            if not held.unread:
+                self.drop(held.snapshot.number)
+
+    def drop(self, number: int) -> None:
+        """Lets a snapshot go; one that is gone is fine."""
+        with self._lock:
+            held = self._held.get(number)
+        if held is not None:
+            self._forget(held)
+            self._service.command(DropSnapshot(number))
+
+    def _named(self, name: str, existing: bool) -> Held | None:
+        with self._lock:
+            number = self._names.get(name)
+            held = None if number is None else self._held.get(number)
+            past = name in self._past
+        if held is not None and not self.is_here(held):
+            self._forget(held)
+            held, past = None, True
+        if held is None and (past or existing):
+            raise Gone(
+                f"the snapshot {name!r} is gone: it was dropped, the broker was started again, or "
+                "nobody read it for too long",
+                details={"name": name},
+            )
+        return held
+
+    def _taken(self, keep_us: int, name: str) -> Held:
+        """Between two steps, so that it holds whole frames; told when all in it is durable."""
+        service = self._service
+        shard = service.shard
+        if service.stopping:
+            raise service.unavailable()
+
+        def take() -> tuple[Engine, Snapshot] | None:
+            engine, now_us = shard.engine, shard.clock.now_us()
+            if len(engine.snapshots) >= shard.settings.limits.snapshots_max:
+                return None
+            return engine, engine.snapshot(now_us, now_us + keep_us)
+
+        taken = shard.run(take).result()
+        while taken is None:
+            self._make_room()
+            taken = shard.run(take).result()
+        engine, snapshot = taken
+        try:
+            shard.submit([]).result()
+        except FastiError:
+            shard.run(lambda: engine.release_snapshot(snapshot.number)).result()
+            raise
+        return Held(snapshot, engine, f"{shard.store.journal.incarnation:016x}", keep_us, name)
+
+    def _make_room(self) -> None:
+        """One that has a name and that nobody reads, the longest unused, goes."""
+        with self._lock:
+            idle = next((h for h in self._held.values() if h.name and not h.readers), None)
+        if idle is None:
+            raise Overloaded("too many snapshots are open")
+        self.drop(idle.snapshot.number)
+
+    def _forget(self, held: Held) -> None:
+        with self._lock:
+            self._held.pop(held.snapshot.number, None)
+            if held.name:
+                self._names.pop(held.name, None)
+                self._past[held.name] = None
+                if len(self._past) > _PAST_NAMES:
+                    self._past.popitem(last=False)
+
+
+def gone(number: int) -> Gone:
+    """What is said of a snapshot that is not there any more, or never was."""
+    return Gone(
+        f"snapshot {number} is gone: it was dropped, or nobody read it for too long",
+        details={"snapshot": number},
+    )
+
+
+def _check(keep_us: int, name: str, existing: bool) -> None:
+    if not _KEEP_MIN_US <= keep_us <= _KEEP_MAX_US:
+        raise InvalidArgument(
+            "a snapshot is kept for 1 second to 1 day", field="keep_us", limit=_KEEP_MAX_US
+        )
+    if len(name.encode()) > _NAME_BYTES_MAX:
+        raise InvalidArgument(
+            f"a snapshot's name has at most {_NAME_BYTES_MAX} bytes",
+            field="name",
+            limit=_NAME_BYTES_MAX,
+        )
+    if existing and not name:
+        raise InvalidArgument("existing goes with a name", field="existing")
+
+
+def _take_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields: dict[str, Any] = requests.checked(header, name="", existing=False, keep_us=KEEP_US)
+    return service.snapshots.take(**fields).told(), []
+
+
+def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    service.snapshots.drop(requests.checked(header, snapshot=int)["snapshot"])
+    return {}, []
+
+
+ACTIONS: dict[str, Action] = {"take_snapshot": _take_snapshot, "drop_snapshot": _drop_snapshot}
+TRANSACTION_PARTS: dict[str, PartOf] = {}
