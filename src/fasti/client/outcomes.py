@@ -184,6 +184,16 @@ class Outcomes(Sequence[Outcome]):
         """The rows that are not ok."""
         return np.flatnonzero(self.codes)
 
+    @property
+    def by(self) -> dict[int, str]:
+        """Of the rows that have one, who holds the message, or which target was in the way."""
+        return self._by
+
+    @property
+    def at_us(self) -> dict[int, int]:
+        """Of the rows that have one, until when the message is held, or when it ended."""
+        return self._at_us
+
     def counts(self) -> dict[str, int]:
         """How many rows have each status."""
         found = np.bincount(self.codes, minlength=len(WORDS)).tolist()

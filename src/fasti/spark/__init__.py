@@ -8,6 +8,7 @@
 Needs the extra `fasti[spark]`.
 """
 
+from fasti.spark.apply import apply
 from fasti.spark.session import register, session
 
-__all__ = ["register", "session"]
+__all__ = ["apply", "register", "session"]

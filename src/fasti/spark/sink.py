@@ -237,7 +237,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """In a task: stages its rows."""
         with shown():
             query, batch = _task().getLocalProperty(_QUERY), _task().getLocalProperty(_BATCH)
-            assert query is not None and batch is not None, "a stream's tasks are told of it"
+            assert query is not None, "a stream's tasks are told of it"
+            assert batch is not None, "and of the batch"
             return Stages(self._write, self._sink_id or query, int(batch)).take(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -1,0 +1,258 @@
+"""Asking the broker what becomes of rows, batch by batch: in earnest, or only what would.
+
+Used by tasks; one `Answers` for each. Nothing here knows of Spark. A dry run lets the engine decide
+for itself: the change goes as a transaction together with one that can't be, so nothing of it
+happens, and the answers tell what would have.
+
+While a broker is away it is asked again. A change whose answer was lost on the way may have happened
+then, and the row says how it is now: `cancelled`, or `conflict` where a version was named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fasti.client.client import Client
+from fasti.client.columns import pieces
+from fasti.client.durations import Duration, duration_us
+from fasti.client.kv_columns import names_batch
+from fasti.client.outcomes import Outcomes
+from fasti.client.producer import OnConflict, Producer
+from fasti.model import DUE_MAX_US, SEQUENCE_MASK, Outcome
+from fasti.spark.connection import client_of
+from fasti.spark.patience import patiently
+
+_PIECE_ROWS, _PIECE_BYTES = 50_000, 16 << 20
+# How often a shift reads due times again that somebody changed in between.
+_SHIFT_TRIES = 5
+_OK, _ABORTED, _CONFLICT = int(Outcome.OK), int(Outcome.ABORTED), int(Outcome.CONFLICT)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is done, and in whose name. Values only: goes to the tasks."""
+
+    operation: str
+    address: str
+    token: str | None
+    owner: str
+    on_conflict: OnConflict
+    dry_run: bool
+    # By how much messages are moved on, or back, from when they are due now.
+    shift_us: int | None
+    timeout_s: float
+
+
+class Answers:
+    """For one task, which closes it."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._producers: dict[str, Producer] = {}
+
+    @property
+    def _client(self) -> Client:
+        return client_of(self._asked.address, self._asked.token)
+
+    def kind(self, topic: str) -> str:
+        """A topic's kind. Raises `not_found`."""
+        return patiently(lambda: self._client.topic(topic), self._asked.timeout_s).settings.kind
+
+    def of(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        """What became of each row; with `dry_run`, what would."""
+        if self._asked.operation == "put":
+            return self._put(topic, batch)
+        if self._asked.operation == "produce":
+            return self._taken(topic, batch) if self._asked.dry_run else self._send(topic, batch)
+        if self._asked.dry_run:
+            return self._judged(topic, batch)
+        if self._asked.shift_us is not None and "due_us" not in batch.schema.names:
+            return self._shifted(topic, batch)
+        return self._call(self._asked.operation, topic, batch)
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+        for producer in self._producers.values():
+            producer.close()
+
+    # New messages
+
+    def _send(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        producer = self._producers.get(topic)
+        if producer is None:
+            producer = self._client.producer(topic, owner=self._asked.owner)
+            self._producers[topic] = producer
+        return producer.send_batch(batch, on_conflict=self._asked.on_conflict)
+
+    def _taken(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        """Whose key is taken by now, or stands in the batch before."""
+        rows = batch.num_rows
+        codes, ids = np.zeros(rows, dtype=np.uint8), np.zeros(rows, dtype=np.int64)
+        versions = np.ones(rows, dtype=np.int64)
+        if "key" not in batch.schema.names or batch.column("key").null_count == rows:
+            return Outcomes(codes, ids, versions)
+        given = np.flatnonzero(batch.column("key").is_valid().to_numpy(zero_copy_only=False))
+        keys = batch.column("key").take(pa.array(given))
+        found = self._get(topic, "key", keys)
+        live = pc.and_(pc.equal(found.column("status"), "ok"), found.column("state").is_valid())
+        live = pc.and_(live, pc.not_equal(found.column("state"), "dead")).fill_null(False)
+        taken = live.to_numpy(zero_copy_only=False)
+        ids[given] = np.where(taken, _numbers(found.column("id")), 0)
+        versions[given] = np.where(taken, _numbers(found.column("version")), 1)
+        taken |= ~_first(keys)
+        codes[given[taken]] = {"reject": _CONFLICT, "keep": int(Outcome.DUPLICATE)}.get(
+            self._asked.on_conflict, _OK
+        )
+        return Outcomes(codes, ids, versions)
+
+    # Changes
+
+    def _call(self, action: str, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        header = {"topic": topic}
+        if action in ("update", "move", "cancel"):
+            header["owner"] = self._asked.owner
+        found = []
+        for piece in pieces(batch, _PIECE_ROWS, _PIECE_BYTES):
+            ask = partial(self._client.transport.call, action, header, [piece])
+            found.append(Outcomes.of_reply(patiently(ask, self._asked.timeout_s)[0]))
+        return Outcomes.joined(found)
+
+    def _judged(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        """What the engine says of a change that can't be because another one can't.
+
+        Whether a message may be cancelled, moved or updated is one question.
+        """
+        target = batch.select([name for name in batch.schema.names if name in _TARGET])
+        command = {"op": "cancel", "topic": topic, "owner": self._asked.owner}
+        # No message ever has this id.
+        never = pa.RecordBatch.from_arrays([pa.array([SEQUENCE_MASK], pa.int64())], ["id"])
+        found = []
+        for piece in pieces(target, _PIECE_ROWS, _PIECE_BYTES):
+            ask = partial(
+                self._client.transport.call,
+                "transaction",
+                {"commands": [command, command]},
+                [piece, never],
+            )
+            reply = patiently(ask, self._asked.timeout_s)[0]
+            assert not reply["committed"], "a transaction that can't be"
+            found.append(Outcomes.of_reply(reply["outcomes"][0]))
+        outcomes = Outcomes.joined(found)
+        outcomes.codes = np.where(outcomes.codes == _ABORTED, np.uint8(_OK), outcomes.codes)
+        return outcomes
+
+    def _shifted(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        """Moves from when each is due now, with the version that goes with it."""
+        named = "id" if "id" in batch.schema.names else "key"
+        expected = batch.column("version") if "version" in batch.schema.names else None
+        outcomes = self._shift_once(topic, named, batch.column(named), expected)
+        for _ in range(_SHIFT_TRIES):
+            again = np.flatnonzero(outcomes.codes == _CONFLICT)
+            if not len(again) or expected is not None:
+                return outcomes
+            rows = pa.array(again)
+            after = self._shift_once(topic, named, batch.column(named).take(rows), None)
+            outcomes = _replaced(outcomes, again, after)
+        return outcomes
+
+    def _shift_once(
+        self, topic: str, named: str, targets: pa.Array, expected: pa.Array | None
+    ) -> Outcomes:
+        assert self._asked.shift_us is not None
+        found = self._get(topic, named, targets)
+        # One that is not there, or not any more, says so itself, wherever it is moved to.
+        due_us = np.clip(_numbers(found.column("due_us")) + self._asked.shift_us, 0, DUE_MAX_US)
+        versions = found.column("version") if expected is None else expected
+        columns = {named: targets, "version": _one(versions), "due_us": pa.array(due_us)}
+        return self._call("move", topic, pa.RecordBatch.from_pydict(columns))
+
+    def _get(self, topic: str, named: str, targets: pa.Array) -> pa.Table:
+        messages = self._client.messages(topic, owner=self._asked.owner)
+        ask = partial(messages.get, payload=False, **{named: targets})
+        table: pa.Table = patiently(ask, self._asked.timeout_s)
+        return table
+
+    # Entries
+
+    def _put(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        if self._asked.dry_run:
+            return self._compared(topic, batch)
+        # A row without a value deletes; those of one name happen in their order.
+        found = [self._put_run(topic, run) for run in _runs(batch)]
+        return Outcomes.joined(found)
+
+    def _put_run(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        if batch.column("payload").null_count:
+            names = [name for name in batch.schema.names if name in _ENTRY]
+            return self._call("kv_delete", topic, batch.select(names))
+        names = ["value" if name == "payload" else name for name in batch.schema.names]
+        return self._call("kv_put", topic, batch.rename_columns(names))
+
+    def _compared(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        clustering = batch.column("clustering") if "clustering" in batch.schema.names else None
+        names = names_batch(batch.column("key"), clustering, None)
+        header = {"topic": topic, "value": False}
+        ask = partial(self._client.transport.call, "kv_get", header, [names])
+        present = _numbers(patiently(ask, self._asked.timeout_s)[1][0].column("version"))
+        codes = np.zeros(batch.num_rows, dtype=np.uint8)
+        if "version" in batch.schema.names:
+            expected = batch.column("version")
+            asked = expected.is_valid().to_numpy(zero_copy_only=False)
+            codes[asked & (_numbers(expected) != present)] = _CONFLICT
+        deleted = batch.column("payload").is_null().to_numpy(zero_copy_only=False)
+        codes[deleted & (present == 0)] = int(Outcome.NOT_FOUND)
+        return Outcomes(codes, np.zeros(batch.num_rows, dtype=np.int64), present)
+
+
+_TARGET = ("id", "key", "version")
+_ENTRY = ("key", "clustering", "version")
+
+
+def _one(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _numbers(column: Any) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.asarray(_one(column).fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _first(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which rows have a key that none before them has."""
+    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    first = np.zeros(len(keys), dtype=np.bool_)
+    first[np.unique(codes, return_index=True)[1]] = True
+    return first
+
+
+def _runs(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Neighbouring rows that all have a value, or all none."""
+    empty = batch.column("payload").is_null().to_numpy(zero_copy_only=False)
+    cuts = [0, *(np.flatnonzero(empty[1:] != empty[:-1]) + 1).tolist(), batch.num_rows]
+    return [batch.slice(a, b - a) for a, b in pairwise(cuts)]
+
+
+def _replaced(outcomes: Outcomes, rows: Any, after: Outcomes) -> Outcomes:
+    """With other answers for some rows."""
+    codes, ids, versions = outcomes.codes.copy(), outcomes.ids.copy(), outcomes.versions.copy()
+    codes[rows], ids[rows], versions[rows] = after.codes, after.ids, after.versions
+    at_us = outcomes.at_us | {int(rows[row]): value for row, value in after.at_us.items()}
+    by = outcomes.by | {int(rows[row]): value for row, value in after.by.items()}
+    return Outcomes(codes, ids, versions, at_us, by)
+
+
+def shift_us(shift: Duration) -> int:
+    """A length of time as microseconds; `"-1h"` and negative ones go back."""
+    if isinstance(shift, str):
+        text = shift.strip()
+        return -duration_us(text[1:], "shift") if text[:1] == "-" else duration_us(text, "shift")
+    if isinstance(shift, timedelta):
+        shift = shift.total_seconds()
+    return -duration_us(-shift, "shift") if shift < 0 else duration_us(shift, "shift")

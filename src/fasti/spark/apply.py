@@ -1,0 +1,211 @@
+"""`fasti.spark.apply`: a DataFrame carried out row by row, with what became of each row.
+
+`df.write` says what shall be, all of it once; `apply` asks, and answers. No row waits for another:
+what can't be done is told, the rest is done. It is done while `apply` runs, and the outcomes are
+kept: looking at them again doesn't do it again. It is not exactly once: a task that fails half-way is
+run again by Spark, and rows that it had done then say so (`cancelled`, `conflict`).
+
+The driver only checks columns; the tasks talk to the broker, see `answers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from fasti.client.durations import Duration, duration_us
+from fasti.client.outcomes import WORDS, Outcomes
+from fasti.client.producer import OnConflict
+from fasti.errors import InvalidArgument
+from fasti.model import DUE_MAX_US
+from fasti.spark.answers import Answers, Asked, shift_us
+from fasti.spark.errors import shown
+from fasti.spark.options import OPERATIONS
+from fasti.spark.rows import Rows, Shape
+from fasti.spark.views import MOMENT
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("clustering", pa.string()),
+        pa.field("id", pa.int64()),
+        pa.field("status", pa.string()),
+        pa.field("version", pa.int64()),
+        pa.field("by", pa.string()),
+        pa.field("at", MOMENT),
+    ]
+)
+_SPARK_SCHEMA = (
+    "topic string, key string, clustering string, id bigint, status string, version bigint, "
+    "by string, at timestamp"
+)
+_WORDS = pa.array(WORDS)
+# Of the rows that were read: the outcome says by them which row it is about.
+_TOLD = ("key", "clustering", "id")
+
+
+def apply(
+    df: DataFrame,
+    topic: str | None,
+    operation: str = "produce",
+    *,
+    dry_run: bool = False,
+    shift: Duration | None = None,
+    on_conflict: OnConflict = "reject",
+    owner: str = "",
+    address: str = "127.0.0.1:7170",
+    token: str | None = None,
+    timeout: Duration = "60s",
+) -> DataFrame:
+    """Carries out a row each, and gives back what became of it.
+
+        late = spark.read.format("fasti").option("topic", "emails").load().filter("due < '2030-01-02'")
+        fasti.spark.apply(late, "emails", "cancel", dry_run=True).groupBy("status").count().show()
+        fasti.spark.apply(late, "emails", "move", shift="1h").groupBy("status").count().show()
+
+    `operation` and columns are those of `df.write`; `topic` is None where a column says it. The
+    outcomes have a row for each, in order: `topic`, `key`, `clustering`, `id`, `status` (`ok`,
+    `conflict`, `leased`, `not_found`, ...), `version`, `by` and `at` (who has it and until when, or
+    when it ended).
+
+    With `dry_run` nothing is changed: the outcomes are what would become of the rows, asked anew
+    whenever the DataFrame is computed. `shift` moves by a length of time, back with a minus: from the
+    column `due` if there is one, else from when each message is due now. `on_conflict` is that of
+    `Producer.send`. `timeout` is how long a broker that is away is waited for.
+    """
+    with shown():
+        asked = Asked(
+            _checked(operation, shift, on_conflict),
+            address,
+            token,
+            owner,
+            on_conflict,
+            dry_run,
+            None if shift is None else shift_us(shift),
+            duration_us(timeout, "timeout") / 1_000_000,
+        )
+        shape = Shape.of(df.schema, operation, topic is not None, shift is not None)
+    told = tuple(name for name in _TOLD if name in df.columns and name not in shape.columns)
+    chosen = df.select(*shape.columns, *told)
+    outcomes = chosen.mapInArrow(Applying(asked, shape, topic), _SPARK_SCHEMA)
+    # Kept, not remembered as a way to compute it: nobody wants it done again.
+    return outcomes if dry_run else outcomes.localCheckpoint(eager=True)
+
+
+def _checked(operation: str, shift: Any, on_conflict: str) -> str:
+    if operation not in OPERATIONS:
+        raise InvalidArgument(
+            f"operation is one of {', '.join(OPERATIONS)}, not {operation!r}", field="operation"
+        )
+    if shift is not None and operation != "move":
+        raise InvalidArgument("shift is for operation 'move'", field="shift")
+    if on_conflict not in ("reject", "replace", "keep"):
+        raise InvalidArgument(
+            f"on_conflict is one of reject, replace, keep, not {on_conflict!r}",
+            field="on_conflict",
+        )
+    return operation
+
+
+@dataclass(frozen=True)
+class Applying:
+    """What tasks do. Values only."""
+
+    asked: Asked
+    shape: Shape
+    topic: str | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The outcomes of a task's rows, batch by batch."""
+        task = TaskContext.get()
+        rows = Rows(self.shape, f"Spark partition {task.partitionId() if task else 0}")
+        checked: set[str] = set()
+        answers = Answers(self.asked)
+        with shown():
+            try:
+                for batch in batches:
+                    if batch.num_rows:
+                        yield self._answered(batch, rows.made_of(batch), answers, checked)
+            finally:
+                answers.close()
+
+    def _answered(
+        self, batch: pa.RecordBatch, wire: pa.RecordBatch, answers: Answers, checked: set[str]
+    ) -> pa.RecordBatch:
+        if self.asked.shift_us is not None and "due_us" in wire.schema.names:
+            wire = _shifted(wire, self.asked.shift_us)
+        found, order = [], list[pa.Array]()
+        for topic, place, mine in _by_topic(wire, self.topic):
+            if topic not in checked:
+                self.shape.check_kind(topic, answers.kind(topic))
+                checked.add(topic)
+            rows = batch if place is None else batch.take(place)
+            found.append(_told(topic, rows, answers.of(topic, mine)))
+            if place is None:
+                return found[0]
+            order.append(place)
+        back = np.argsort(np.concatenate([each.to_numpy() for each in order]))
+        return pa.concat_batches(found).take(pa.array(back))
+
+
+def _by_topic(
+    batch: pa.RecordBatch, topic: str | None
+) -> Iterator[tuple[str, pa.Array | None, pa.RecordBatch]]:
+    """For each topic its rows, and where they stood; None: they are all."""
+    if topic is not None:
+        yield topic, None, batch
+        return
+    topics = batch.column("topic")
+    rest = batch.drop_columns(["topic"])
+    found = pc.unique(topics).to_pylist()
+    if len(found) == 1:
+        yield found[0], None, rest
+        return
+    for each in found:
+        place = pc.indices_nonzero(pc.equal(topics, each))
+        yield each, place, rest.take(place)
+
+
+def _shifted(batch: pa.RecordBatch, by_us: int) -> pa.RecordBatch:
+    due_us = batch.column("due_us").to_numpy() + by_us
+    place = batch.schema.get_field_index("due_us")
+    return batch.set_column(place, "due_us", pa.array(np.clip(due_us, 0, DUE_MAX_US)))
+
+
+def _told(topic: str, rows: pa.RecordBatch, outcomes: Outcomes) -> pa.RecordBatch:
+    """Outcomes beside what they are about."""
+    count = rows.num_rows
+    names = rows.schema.names
+    ids = pa.array(outcomes.ids, mask=outcomes.ids == 0)
+    columns = {
+        "topic": pa.repeat(pa.scalar(topic), count),
+        "key": rows.column("key") if "key" in names else pa.nulls(count, pa.string()),
+        "clustering": rows.column("clustering")
+        if "clustering" in names
+        else pa.nulls(count, pa.string()),
+        "id": rows.column("id") if "id" in names else ids,
+        "status": _WORDS.take(pa.array(outcomes.codes)),
+        "version": pa.array(outcomes.versions, mask=outcomes.versions == 0),
+        "by": _sparse(outcomes.by, count, pa.string()),
+        "at": _sparse(outcomes.at_us, count, pa.int64()),
+    }
+    arrays = [columns[field.name].cast(field.type) for field in _SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+def _sparse(values: dict[int, Any], count: int, kind: pa.DataType) -> pa.Array:
+    """A column that has values in some rows."""
+    if not values:
+        return pa.nulls(count, kind)
+    places = np.full(count, -1, dtype=np.int64)
+    places[list(values)] = np.arange(len(values))
+    given = pa.array(list(values.values()), type=kind)
+    return given.take(pa.array(places, mask=places < 0))
