@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fasti.client.changes import Position, feed_bounds
 from fasti.errors import FastiError
+from fasti.spark.options import Options
 from fasti.spark.places import Offsets, as_offsets, feed_place, position_of
 from fasti.spark.streams import Stream
 from fasti.spark.tickets import Task
+from fasti.spark.views import View
 
 # So many frames of the journal are one task: a frame has up to some thousand rows, mostly few.
 _FRAMES_SMALL = 32
+# A checkpoint stays for so long at most while nothing happens to its topic.
+_QUIET_S, _QUIET_FRAMES = 60.0, 100_000
 _KEEP_LONGER = (
     "The broker keeps the feed for feed_age, as far as feed_size allows: raise these, or run the "
     "query more often."
@@ -25,6 +30,12 @@ _OTHER_DATA = (
 class FeedStream(Stream):
     """What happened, in order. Offsets are positions: `{"9f3c…": 97}`."""
 
+    def __init__(self, options: Options, view: View) -> None:
+        super().__init__(options, view)
+        # Up to here nothing happened to the topic since the micro-batch before.
+        self._quiet: Position | None = None
+        self._moved_at = time.monotonic()
+
     def _starting(self) -> Offsets:
         return feed_place(self._client, self._options, "startingOffsets")
 
@@ -33,10 +44,11 @@ class FeedStream(Stream):
 
     def _ask(self, begin: Position, rows: int | None = None) -> dict[str, Any]:
         """The feed's ends, and where so many rows behind a position end. Raises `gone`."""
-        fields = {"shard": begin.shard, "after": begin.frame}
+        fields: dict[str, Any] = {"shard": begin.shard, "after": begin.frame}
         if rows is not None:
             fields["rows"] = rows
-        header, _ = self._client.transport.call("feed", fields)
+            fields["topic"] = self._options["topic"] or ""
+        header = self._call("feed", fields)
         self._latest = {header["shard"]: int(header["last"])}
         return header
 
@@ -79,19 +91,46 @@ class FeedStream(Stream):
         return first
 
     def _ending(self, start: Offsets, rows: int | None) -> Offsets:
-        begin = position_of(start)
+        begin = self._passed(position_of(start))
+        # Of one topic: whether there is anything.
+        asked = 1 if rows is None and self._options.given("topic") else rows
         try:
-            header = self._ask(begin, rows)
+            header = self._ask(begin, asked)
         except FastiError as error:
             begin = self._after_loss(begin, error)
-            header = self._ask(begin, rows)
+            header = self._ask(begin, asked)
         self._looked = start, as_offsets(begin)
         end = int(header["last"] if rows is None else header["position"])
+        if asked is not None and not header["rows"]:
+            end = int(header["position"])
+            self._quiet = Position(begin.shard, end)
+            if self._may_stay(position_of(start)):
+                return start
         if self._target is not None:
             target = position_of(self._target)
             if target.shard == begin.shard:
                 end = max(begin.frame, min(end, target.frame))
-        return {begin.shard: end}
+        found = {begin.shard: end}
+        if found != start:
+            self._moved_at = time.monotonic()
+        return found
+
+    def _passed(self, start: Position) -> Position:
+        """Behind what is known to have nothing of the topic."""
+        quiet = self._quiet
+        return start if quiet is None or quiet.shard != start.shard else max(start, quiet)
+
+    def _may_stay(self, start: Position) -> bool:
+        """Whether a checkpoint may stay where it is while only other topics have news.
+
+        It saves micro-batches without rows. Now and then it moves all the same, so that it isn't
+        left behind by what the broker keeps.
+        """
+        assert self._quiet is not None
+        if self._target is not None or start.shard != self._quiet.shard:
+            return False
+        near = self._quiet.frame - start.frame < _QUIET_FRAMES
+        return near and time.monotonic() - self._moved_at < _QUIET_S
 
     def _work(self, start: Offsets, end: Offsets) -> list[list[Task]]:
         begin, last = position_of(self._begin(start)), position_of(end)

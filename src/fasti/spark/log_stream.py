@@ -10,7 +10,7 @@ from fasti.spark.tickets import Task
 # Rows of one task at least, if `minPartitions` doesn't ask for more tasks.
 _ROWS_SMALL = 50_000
 _KEEP_LONGER = (
-    "The log drops rows by its settings segment_age and segment_bytes, or was truncated: raise "
+    "The log drops rows by its settings segment_age and retained_bytes, or was truncated: raise "
     "these, or run the query more often."
 )
 _MADE_AGAIN = "A new query, with a new checkpoint, begins with what there is."
@@ -22,7 +22,7 @@ class LogStream(Stream):
     """The rows of a log. Offsets are `{"log": "9f3c…:4", "0": 12, "1": 7}`."""
 
     def _describe(self) -> tuple[str, dict[str, LogPartition]]:
-        header, _ = self._client.transport.call("log", {"topic": self._options["topic"]})
+        header = self._call("log", {"topic": self._options["topic"]})
         found = {
             str(each["partition"]): LogPartition.of_reply(each) for each in header["partitions"]
         }

@@ -131,6 +131,10 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _client(self) -> Client:
         return client_of(self._options["address"], self._options["token"])
 
+    def _call(self, action: str, fields: dict[str, Any]) -> dict[str, Any]:
+        header, _ = self._client.transport.call(action, fields, timeout=self._options["timeout"])
+        return header
+
     def _planner(self) -> Planner:
         return Planner(self._client, self._options, self._view, parallelism=2)
 
@@ -169,4 +173,3 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _work(self, start: Offsets, end: Offsets) -> list[list[Task]]:
         """What tasks do: each reads its tickets one after the other."""
         raise NotImplementedError
-
