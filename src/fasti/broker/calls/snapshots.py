@@ -5,13 +5,16 @@ state, of one position of the change feed. It is kept for a while after its last
 then let go; whoever comes later is told that it is gone, never shown anything else.
 
 Readers that can't tell each other a number agree on a name: the first to come takes the snapshot,
-the others find it. A name is used once; when its snapshot is gone, so is the name.
+the others find it. A name is used once; when its snapshot is gone, so is the name. Names don't
+outlive the broker's process, whose *life* has a name too: a reader that comes again tells in which
+life it came first, and isn't given another snapshot in a later one.
 
 Any thread. Reading needs no lock: a snapshot that is let go under a reader says so itself.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -70,18 +73,20 @@ class Snapshots:
         self._names: dict[str, int] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
+        self.life = secrets.token_hex(8)
         # Whoever takes one under a name must not be overtaken.
         self._taking = threading.Lock()
 
-    def take(self, keep_us: int = KEEP_US, name: str = "", existing: bool = False) -> Held:
+    def take(self, keep_us: int = KEEP_US, name: str = "", life: str = "") -> Held:
         """A snapshot of now, or the one of that name.
 
-        With `existing` the name must be in use; raises `gone` if it isn't, or is no longer.
+        Raises `gone` if the name's snapshot is, or may be: if the reader came first in another
+        `life` of the broker.
         """
-        _check(keep_us, name, existing)
+        _check(keep_us, name, life)
         with self._taking:
             if name:
-                found = self._named(name, existing)
+                found = self._named(name, life not in ("", self.life))
                 if found is not None:
                     return self.used(found)
             held = self._taken(keep_us, name)
@@ -160,7 +165,7 @@ class Snapshots:
             self._forget(held)
             self._service.command(DropSnapshot(number))
 
-    def _named(self, name: str, existing: bool) -> Held | None:
+    def _named(self, name: str, outlived: bool) -> Held | None:
         with self._lock:
             number = self._names.get(name)
             held = None if number is None else self._held.get(number)
@@ -168,7 +173,7 @@ class Snapshots:
         if held is not None and not self.is_here(held):
             self._forget(held)
             held, past = None, True
-        if held is None and (past or existing):
+        if held is None and (past or outlived):
             raise Gone(
                 f"the snapshot {name!r} is gone: it was dropped, the broker was started again, or "
                 "nobody read it for too long",
@@ -227,7 +232,7 @@ def gone(number: int) -> Gone:
     )
 
 
-def _check(keep_us: int, name: str, existing: bool) -> None:
+def _check(keep_us: int, name: str, life: str) -> None:
     if not _KEEP_MIN_US <= keep_us <= _KEEP_MAX_US:
         raise InvalidArgument(
             "a snapshot is kept for 1 second to 1 day", field="keep_us", limit=_KEEP_MAX_US
@@ -238,14 +243,15 @@ def _check(keep_us: int, name: str, existing: bool) -> None:
             field="name",
             limit=_NAME_BYTES_MAX,
         )
-    if existing and not name:
-        raise InvalidArgument("existing goes with a name", field="existing")
+    if life and not name:
+        raise InvalidArgument("life goes with a name", field="life")
 
 
 def _take_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
-    fields: dict[str, Any] = requests.checked(header, name="", existing=False, keep_us=KEEP_US)
-    return service.snapshots.take(**fields).told(), []
+    fields: dict[str, Any] = requests.checked(header, name="", life="", keep_us=KEEP_US)
+    held = service.snapshots.take(**fields)
+    return {**held.told(), "life": service.snapshots.life}, []
 
 
 def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:

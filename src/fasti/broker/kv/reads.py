@@ -1,7 +1,8 @@
 """Scans of key-value topics: all entries, a prefix or a range, in the order of (key, clustering).
 
 A scan reads pages, each as of its own moment: it sees every put that was acknowledged when it
-began and was not overwritten or removed since. Any thread.
+began and was not overwritten or removed since. What must be of one moment is read from a snapshot
+(snapshot_reads.py). Any thread.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.broker.calls import requests
+from fasti.broker.calls.snapshot_pages import SnapshotTopic, split_ranges
+from fasti.broker.calls.snapshots import KEEP_US
 from fasti.broker.kv.order import KeyOrder, page
 from fasti.broker.kv.reading import entries_batch, pieces
 from fasti.broker.kv.requests import SEPARATOR, split
+from fasti.broker.kv.snapshot_reads import FIELDS as SNAPSHOT_FIELDS
+from fasti.broker.kv.snapshot_reads import SnapshotEntries
 from fasti.core.kv.commands import KvDescribe, KvFound, KvRows
 from fasti.errors import InvalidArgument
 from fasti.model import Outcome
@@ -53,15 +58,43 @@ class KvReads:
         self._orders: dict[str, KeyOrder] = {}
 
     def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
-        """One ticket: the order of keys spans the partitions."""
+        """One ticket: the order of keys spans the partitions. With `splits`, several that read a
+        snapshot.
+        """
+        if "splits" in descriptor:
+            return self._plan_snapshot(descriptor)
         fields = requests.checked(descriptor, **_FIELDS)
         _bounds(fields)
         self._service.command(KvDescribe(fields["topic"]))
         return KV_ROWS, [{"version": VERSION, "call": "kv", **descriptor}]
 
+    def _plan_snapshot(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+        given = dict(descriptor)
+        wanted = requests.checked(
+            {name: given.pop(name) for name in ("splits", "keep_us") if name in given},
+            splits=int,
+            keep_us=KEEP_US,
+        )
+        fields = requests.checked(given, **_FIELDS, **SNAPSHOT_FIELDS)
+        _bounds(fields)
+        self._service.command(KvDescribe(fields["topic"]))
+        snapshots = self._service.snapshots
+        position = requests.integer(fields, "position")
+        with snapshots.planning(fields["snapshot"], position, wanted["keep_us"]) as held:
+            schema = SnapshotEntries(self._service, held, fields).schema
+            topic = SnapshotTopic(self._service, held, fields["topic"])
+            ranges = split_ranges(topic, wanted["splits"], range(topic.settings.partitions))
+            base = {"version": VERSION, "call": "kv", **given, **held.told()}
+            return schema, [{**base, **ids} for ids in ranges]
+
     def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The schema and the pages. Refusals are raised here, before the first page."""
-        fields = requests.checked(ticket, **_FIELDS)
+        fields = requests.checked(ticket, **_FIELDS, **SNAPSHOT_FIELDS)
+        if fields["snapshot"]:
+            return self._read_snapshot(fields)
+        for name, default in SNAPSHOT_FIELDS.items():
+            if fields[name] != default:
+                raise InvalidArgument(f"{name!r} goes with a snapshot", field=name)
         low, high = _bounds(fields)
         limit = requests.integer(fields, "limit")
         if limit is not None and limit < 0:
@@ -70,6 +103,13 @@ class KvReads:
         order = self._order(topic)
         runs = order.runs(lambda ids: self._alive(topic, ids))
         return KV_ROWS, self._pages(topic, runs, (low, high), limit, fields["value"])
+
+    def _read_snapshot(self, fields: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        _bounds(fields)
+        snapshots = self._service.snapshots
+        held = snapshots.find(fields["snapshot"], requests.integer(fields, "position"))
+        entries = SnapshotEntries(self._service, held, fields)
+        return entries.schema, snapshots.reading(held, entries.batches(), None)
 
     def forget(self, topic: str) -> None:
         """The topic was deleted."""
