@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tests.crash.photographs import START_US, Op, PhasedShard, Sight
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
-from fasti.core.commands import RunsInstalled
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Deliver, Step
 from fasti.model import (
@@ -32,11 +32,9 @@ from fasti.model import (
     partition_of,
     sequence_of,
 )
-from fasti.storage.checkpoint import Plan, Written
 from fasti.storage.files import Files
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=4096, feed_bytes=0)
-START_US = 1_700_000_000 * SECOND_US
 LONG_US = 24 * 60 * MINUTE_US
 KEYS = [f"key-{n}" for n in range(12)]
 TOPICS = {
@@ -46,10 +44,7 @@ TOPICS = {
     "aging": TopicSettings(kind="priority", age_step_us=20 * SECOND_US),
 }
 
-Op = tuple[str, dict[str, Any]]
 Seed = tuple[int, int]
-# What a shard shows at one moment, before an operation and after it.
-Sight = tuple[dict[str, Any], dict[str, Any]]
 
 
 def int64s(values: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -113,30 +108,24 @@ def to_command(op: Op, seed: Seed) -> Any:
     return plain[name](**given)
 
 
-class Driven:
+class Driven(PhasedShard):
     """A local shard that takes operations, at a time that each of them brings along."""
 
     def __init__(self, files: Files, settings: ShardSettings = SETTINGS) -> None:
-        self.files, self.settings = files, settings
-        self.shard = LocalShard(files, settings)
-        # A checkpoint beside the traffic: its plan, and what was written of it.
-        self._plan: Plan | None = None
-        self._written: tuple[Written, RunsInstalled] | None = None
+        super().__init__(files, settings)
 
     def do(self, op: Op, now_us: int) -> Step | None:
         """Carries an operation out; when it returns, it is acknowledged."""
         if op[0] == "phase":
-            self._go_on(now_us)
+            self.phase(now_us)
             return None
         if op[0] == "checkpoint":
-            while self._plan is not None:
-                self._go_on(now_us)
+            while self.in_phase:
+                self.phase(now_us)
             self.shard.checkpoint(now_us, 0)
             return None
         if op[0] == "restart":
-            self.shard.close()
-            self.shard = LocalShard(self.files, self.settings)
-            self._plan = self._written = None
+            self.restart()
             return None
         if op[0] == "expire":
             # Far beyond every lease, armed anew by a restart or not.
@@ -144,22 +133,6 @@ class Driven:
         self.shard.step([], now_us, 0)  # Who doesn't wait gets only what is read back already.
         command = to_command(self._with_tokens(op), self.shard.store.seed)
         return self.shard.step([command], now_us, 0)
-
-    def _go_on(self, now_us: int) -> None:
-        """The next part of a checkpoint that lets others work in between."""
-        shard, store = self.shard, self.shard.store
-        if self._plan is None:
-            self._plan = store.begin_checkpoint(shard.engine, now_us)
-        elif self._written is None:
-            self._written = store.write_checkpoint(self._plan, lambda _: None, lambda _: None)
-        else:
-            written, finished = self._written
-            for rows in store.install(shard.engine, written):
-                shard.step([rows], now_us, 0)
-            shard.step([finished], now_us, 0)
-            shard.engine.release_snapshot(self._plan.snapshot.number)
-            store.clean_up(shard.engine.snapshots)
-            self._plan = self._written = None
 
     def _with_tokens(self, op: Op) -> Op:
         """Fencing tokens for leases that are named by who took them; 0 for those that are over."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+from tests.crash.photographs import PhotographedFiles
 from tests.properties.cron_rig import START, SteppedShard
 
 from fasti.broker.cron.scheduler import Scheduler
@@ -35,19 +35,6 @@ SCHEDULES = {
     "strict": Schedule("t", every_us=2 * SECOND_US, overlap="skip", **ALL),  # type: ignore[arg-type]
 }
 STEPS = {"ahead": 1, "cron": 5, "strict": 2}
-
-
-class PhotographedFiles(SimulatedFiles):
-    """A disk that calls `photograph` before each of its operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.photograph: Callable[[int], None] = lambda operation: None
-
-    def step(self, kind: str, name: str) -> bool:
-        if kind not in ("read", "open"):
-            self.photograph(self.operations)
-        return super().step(kind, name)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.crash.photographs import START_US, PhotographedFiles
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
@@ -25,21 +26,7 @@ from fasti.model import SECOND_US, SEQUENCE_BITS, State, TopicSettings
 from fasti.testing.disk import SimulatedFiles
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=256)
-START_US = 1_700_000_000 * SECOND_US
 Seen = dict[str, dict[bytes, tuple[int, str]]]
-
-
-class PhotographedFiles(SimulatedFiles):
-    """A disk that calls `photograph` before each of its operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.photograph: Callable[[], None] = lambda: None
-
-    def step(self, kind: str, name: str) -> bool:
-        if kind not in ("read", "open"):
-            self.photograph()
-        return super().step(kind, name)
 
 
 def int64s(values: list[int]) -> np.ndarray[Any, Any]:
@@ -188,7 +175,7 @@ def test_a_message_is_in_one_topic_or_the_other(seed: int) -> None:
     rng = random.Random(seed)
     taken: list[tuple[SimulatedFiles, Seen, Seen, int]] = []
 
-    def photograph() -> None:
+    def photograph(_: int) -> None:
         if rng.random() < 0.25:
             taken.append((files.crash(rng), story.seen, story.maybe, story.now_us))
 

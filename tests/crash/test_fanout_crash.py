@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.crash.test_shard_crash import PhotographedFiles
+from tests.crash.photographs import PhotographedFiles
 from tests.properties.fanout_rig import Rig, words
 
 from fasti.testing.disk import SimulatedFiles

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.crash.test_shard_crash import PhotographedFiles, differences
+from tests.crash.photographs import (
+    START_US,
+    PhasedShard,
+    PhotographedFiles,
+    differences,
+    moment,
+)
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
@@ -29,7 +35,6 @@ from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
 from fasti.storage.files import Files
 from fasti.testing.disk import SimulatedFiles
 
-START_US = 1_700_000_000 * SECOND_US
 LONG_US = 24 * 3_600 * SECOND_US
 SETTINGS = ShardSettings(segment_bytes=16_384, memory_bytes=16 << 20, leases_max=256)
 TOPIC = TopicSettings(
@@ -39,24 +44,18 @@ GROUPS = ("plain", "ordered")
 Row = tuple[str, int, int]
 
 
-def moment(step: int) -> int:
-    return START_US + step * SECOND_US
-
-
 def int64s(values: Any) -> Any:
     return np.array(values, dtype=np.int64)
 
 
-class Story:
+class Story(PhasedShard):
     """A shard, and whoever invents what happens to it by looking at what it has handed out."""
 
     def __init__(self, files: Files, seed: int) -> None:
-        self.files = files
+        super().__init__(files, SETTINGS)
         self.rng = random.Random(seed)
-        self.shard = LocalShard(files, SETTINGS)
         # Rows that somebody has, as far as the story knows: (group, id, token).
         self.held: list[Row] = []
-        self.plan: Any = None
 
     def begin(self) -> None:
         self.shard.call(co.CreateTopic("log", TOPIC), START_US, 0)
@@ -154,21 +153,10 @@ class Story:
         self._do(co.Transaction([ack, self._produce_command()]), now_us)
 
     def _phase(self, now_us: int) -> None:
-        """A checkpoint begins beside the traffic, or is written and installed."""
-        store, engine = self.shard.store, self.shard.engine
-        if self.plan is None:
-            self.plan = store.begin_checkpoint(engine, now_us)
-            return
-        written, finished = store.write_checkpoint(self.plan, lambda _: None, lambda _: None)
-        self.shard.step([*store.install(engine, written), finished], now_us, 0)
-        engine.release_snapshot(self.plan.snapshot.number)
-        store.clean_up(engine.snapshots)
-        self.plan = None
+        self.phase(now_us)
 
     def _restart(self, now_us: int) -> None:
-        self.shard.close()
-        self.shard = LocalShard(self.files, SETTINGS)
-        self.plan = None
+        self.restart()
 
 
 def dump(shard: LocalShard) -> dict[str, Any]:

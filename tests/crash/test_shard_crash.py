@@ -9,14 +9,19 @@ exactly what was acknowledged, or that and the whole step that was under way.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.crash.photographs import (
+    Op,
+    PhotographedFiles,
+    Sight,
+    check_sight,
+    compact_as_if_after_years,
+    differences,
+)
 from tests.crash.shard_workload import (
     Driven,
-    Op,
-    Sight,
     check_drained,
     drain,
     dump,
@@ -26,7 +31,6 @@ from tests.crash.shard_workload import (
     write_story,
 )
 
-from fasti.storage import checkpoint
 from fasti.testing.disk import Crashed, SimulatedFiles
 
 
@@ -34,35 +38,7 @@ from fasti.testing.disk import Crashed, SimulatedFiles
 def compact_often(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other story compacts as if it had had years to gather runs and deltas."""
     if seed % 2:
-        monkeypatch.setattr(checkpoint, "_RUNS_MAX", 2)
-        monkeypatch.setattr(checkpoint, "_DELTA_ROWS_MIN", 3)
-        monkeypatch.setattr(checkpoint, "BLOCK_ROWS_MAX", 8)
-
-
-class PhotographedFiles(SimulatedFiles):
-    """A disk that calls `photograph` before each of its operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.photograph: Callable[[int], None] = lambda operation: None
-
-    def step(self, kind: str, name: str) -> bool:
-        if kind not in ("read", "open"):
-            self.photograph(self.operations)
-        return super().step(kind, name)
-
-
-def differences(was: Any, now: Any, path: str = "") -> list[str]:
-    """Where two dumps differ, in words."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        found = []
-        for name in sorted({*was, *now}, key=str):
-            if name not in was or name not in now:
-                found.append(f"{path}/{name}: only {'now' if name in now else 'before'}")
-            else:
-                found += differences(was[name], now[name], f"{path}/{name}")
-        return found
-    return [] if was == now else [f"{path}: {was!r:.300} became {now!r:.300}"]
+        compact_as_if_after_years(monkeypatch)
 
 
 def tokens_of(driven: Driven) -> dict[str, Any]:
@@ -106,11 +82,10 @@ def _check_crash(
 ) -> None:
     driven = Driven(image)
     seen = dump(driven.shard, moment(step))
-    unlike = [differences(sight, seen) for sight in sights[step]]
-    assert not all(unlike), "\n".join(["", *unlike[0][:6], "or", *unlike[1][:6]])
+    landed = check_sight(seen, sights[step])
     if go_on:
         # The shard lives on as if nothing had been: the rest of the story ends as it did.
-        for later in range(step + (not unlike[1]), len(ops)):
+        for later in range(step + landed, len(ops)):
             driven.do(ops[later], moment(later))
         end = dump(driven.shard, moment(len(ops) - 1))
         assert not differences(without_tokens(sights[-1][1]), without_tokens(end))
