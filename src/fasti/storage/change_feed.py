@@ -9,7 +9,7 @@ Any thread may read; each page is read and translated in the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -85,9 +85,18 @@ class ChangeFeed:
         through: int,
         payloads: bool = False,
         topics: frozenset[int] | None = None,
+        ops: frozenset[str] | None = None,
+        columns: Sequence[str] = (),
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Transitions after a position, up to another, and the position behind each page."""
+        """Transitions after a position, up to another, and the position behind each page.
+
+        Of some topics, some ops and some columns, or all.
+        """
         self.check(after)
+
+        def translated(page: list[StoredFrame]) -> pa.RecordBatch:
+            return transitions(page, self._names, self._seed, payloads, topics, ops, columns)
+
         page: list[StoredFrame] = []
         rows = size = 0
         for frame in self._frames(after, through):
@@ -95,10 +104,10 @@ class ChangeFeed:
             rows += count_rows(frame.body)
             size += len(frame.body)
             if frame.ends_group and (rows >= _PAGE_ROWS or size >= _PAGE_BYTES):
-                yield frame.sequence, self._translated(page, payloads, topics)
+                yield frame.sequence, translated(page)
                 page, rows, size = [], 0, 0
         if page:
-            yield page[-1].sequence, self._translated(page, payloads, topics)
+            yield page[-1].sequence, translated(page)
 
     def end_after(
         self, after: int, rows_max: int, topics: frozenset[int] | None = None
@@ -143,8 +152,3 @@ class ChangeFeed:
             # Trimmed under our hands.
             self.check(after)
             raise
-
-    def _translated(
-        self, page: list[StoredFrame], payloads: bool, topics: frozenset[int] | None
-    ) -> pa.RecordBatch:
-        return transitions(page, self._names, self._seed, payloads, topics)

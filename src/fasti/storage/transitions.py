@@ -88,19 +88,32 @@ class _Table:
     """Columns that grow by events; what an event doesn't set stays null."""
 
     names: Names
-    # The frame that is being shown.
+    # The ops that are wanted; None: all.
+    ops: frozenset[str] | None = None
+    # The frame that is being shown, and the next row's place in it.
     frame: int = 0
+    row: int = 0
     size: int = 0
-    positions: list[tuple[int, int]] = field(default_factory=list)
-    moments: list[tuple[int, int]] = field(default_factory=list)
+    # Whether what is shown just now is only counted.
+    muted: bool = False
+    skipped: bool = False
+    # For each event: its frame, the place of its first row, when it was decided, how many rows.
+    places: list[tuple[int, int, int, int]] = field(default_factory=list)
     numbers: dict[str, list[tuple[int, int, Any]]] = field(default_factory=dict)
     words: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
     contents: list[_Contents] = field(default_factory=list)
 
     def add(self, event: ev.Event, op: str, count: int, **columns: Any) -> None:
-        """So many rows of an event. A column is a value for all of them, or an array."""
+        """So many rows of an event. A column is a value for all of them, or an array.
+
+        Rows that nobody wants have their places too: a row's place is always the same.
+        """
+        first, self.row = self.row, self.row + count
+        self.skipped = self.muted or (self.ops is not None and op not in self.ops)
+        if self.skipped or not count:
+            return
         begin, self.size = self.size, self.size + count
-        self.moments.append((event.at_us, count))
+        self.places.append((self.frame, first, event.at_us, count))
         columns["op"] = op
         for name, value in columns.items():
             if name in _NUMBERS:
@@ -110,36 +123,31 @@ class _Table:
 
     def bring(self, rows: Rows | None, which: Int64s) -> None:
         """The last `len(which)` rows have these contents."""
-        if rows is not None:
+        if rows is not None and not self.skipped and len(which):
             self.contents.append(_Contents(self.size - len(which), rows.batch, which))
 
-    def end_frame(self, sequence: int, begin: int) -> None:
-        """What was added since `begin` is this frame's."""
-        if self.size > begin:
-            self.positions.append((sequence, self.size - begin))
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """All of it, by these columns."""
+        arrays = [self._array(schema_field) for schema_field in schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def batch(self, payloads: bool) -> pa.RecordBatch:
-        """All of it."""
-        schema = WITH_PAYLOADS if payloads else TRANSITIONS
-        counts = np.array([count for _, count in self.positions], dtype=np.int64)
-        arrays: dict[str, pa.Array] = {
-            "position": pa.array(np.repeat(_column(self.positions), counts)),
-            "row": pa.array(_places(counts)),
-            "at_us": pa.array(
-                np.repeat(_column(self.moments), [count for _, count in self.moments])
-            ),
-        }
-        for schema_field in schema:
-            name = schema_field.name
-            if name in arrays:
-                continue
-            if name in _NUMBERS:
-                arrays[name] = self._number(name)
-            elif name in _WORDS:
-                arrays[name] = self._word(name)
-            else:
-                arrays[name] = self._content(schema_field)
-        return pa.RecordBatch.from_arrays([arrays[each.name] for each in schema], schema=schema)
+    def _array(self, wanted: pa.Field) -> pa.Array:
+        name = wanted.name
+        if name in ("position", "row", "at_us"):
+            return pa.array(self._place(name))
+        if name in _NUMBERS:
+            return self._number(name)
+        return self._word(name) if name in _WORDS else self._content(wanted)
+
+    def _place(self, name: str) -> NDArray[Any]:
+        frames, firsts, moments, counts = (
+            np.array(self.places, dtype=np.int64).reshape(-1, 4).T.copy()
+        )
+        if name == "row":
+            ends = np.cumsum(counts)
+            shift = np.repeat(firsts - (ends - counts), counts)
+            return (np.arange(self.size) + shift).astype(np.int32)
+        return np.repeat(frames if name == "position" else moments, counts)
 
     def _number(self, name: str) -> pa.Array:
         kind = _NUMBERS[name]
@@ -181,16 +189,6 @@ class _Table:
         if at < self.size or not pieces:
             pieces.append(pa.nulls(self.size - at, wanted.type))
         return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
-
-
-def _column(pairs: Sequence[tuple[int, int]]) -> Int64s:
-    return np.array([value for value, _ in pairs], dtype=np.int64)
-
-
-def _places(counts: Int64s) -> NDArray[np.int32]:
-    """0, 1, 2, ... anew in each frame."""
-    ends = np.cumsum(counts)
-    return (np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)).astype(np.int32)
 
 
 def _is_range(rows: Int64s, count: int) -> bool:
@@ -380,17 +378,30 @@ def transitions(
     seed: tuple[int, int],
     payloads: bool = False,
     topics: frozenset[int] | None = None,
+    ops: frozenset[str] | None = None,
+    columns: Sequence[str] = (),
 ) -> pa.RecordBatch:
-    """What these frames tell, of all topics or some of them (by number)."""
-    table = _Table(names)
+    """What these frames tell, of all topics or some of them (by number), of all ops or some.
+
+    With `columns` only these, in this order.
+    """
+    table = _Table(names, ops)
     for frame in frames:
+        if topics is not None and not count_rows(frame.body, topics):
+            continue
         events, rows = decode(frame.body, seed)
-        begin, table.frame = table.size, frame.sequence
+        table.frame, table.row = frame.sequence, 0
         for event in events:
-            if topics is None or getattr(event, "topic", None) in topics:
-                _SHOWN[type(event)](table, event, rows)
-        table.end_frame(frame.sequence, begin)
-    return table.batch(payloads)
+            table.muted = topics is not None and getattr(event, "topic", None) not in topics
+            _SHOWN[type(event)](table, event, rows)
+    return table.batch(schema_of(payloads, columns))
+
+
+def schema_of(payloads: bool, columns: Sequence[str] = ()) -> pa.Schema:
+    """All columns, with payloads or without, or those that are named."""
+    if not columns:
+        return WITH_PAYLOADS if payloads else TRANSITIONS
+    return pa.schema([WITH_PAYLOADS.field(name) for name in columns])
 
 
 def count_rows(body: memoryview, topics: frozenset[int] | None = None) -> int:

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from fasti.broker.calls import requests
 from fasti.broker.calls.follower import IDLE_S, Follower, Written
+from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.feed import EVERYTHING
 from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.protocol.schemas import VERSION
 from fasti.storage.change_feed import ChangeFeed, DirectoryNames
-from fasti.storage.transitions import TRANSITIONS, WITH_PAYLOADS
+from fasti.storage.transitions import WITH_PAYLOADS, schema_of
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
 _SPLITS_MAX = 1_000
 # Before the journal is looked at again, when the shard recovers.
 _PAUSE_S = 0.05
-_FIELDS: Header = {"shard": "", "after": None, "topic": "", "payload": False}
+_FIELDS: Header = {
+    "shard": "",
+    "after": None,
+    "topic": "",
+    "topics": [],
+    "ops": [],
+    "columns": [],
+    "payload": False,
+}
 
 
 def feed_of(service: Service) -> ChangeFeed:
@@ -57,27 +66,33 @@ class Span:
         feed.check(self.after)
         self.payload: bool = fields["payload"]
         self.topic: str = fields["topic"]
-        self.topics: frozenset[int] | None = None
-        if self.topic:
-            self.topics = _numbers(service, self.topic)
+        topics = [*words(fields, "topics"), *([self.topic] if self.topic else [])]
+        self.topics = _numbers(service, topics) if topics else None
+        self.ops = frozenset(words(fields, "ops")) or None
+        self.columns = tuple(words(fields, "columns"))
+        if self.columns:
+            columns_of(WITH_PAYLOADS, list(self.columns))
 
     @property
     def schema(self) -> pa.Schema:
-        """With or without payloads."""
-        return WITH_PAYLOADS if self.payload else TRANSITIONS
+        """With or without payloads, or the columns that were asked for."""
+        return schema_of(self.payload, self.columns)
 
     def pages(self, through: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Pages from where it is; it moves on with each."""
-        for position, batch in self.feed.pages(self.after, through, self.payload, self.topics):
+        pages = self.feed.pages(
+            self.after, through, self.payload, self.topics, self.ops, self.columns
+        )
+        for position, batch in pages:
             self.after = position
             yield position, batch
 
 
-def _numbers(service: Service, topic: str) -> frozenset[int]:
-    """All topics that ever had the name, as far as anybody remembers."""
+def _numbers(service: Service, topics: list[str]) -> frozenset[int]:
+    """All topics that ever had one of the names, as far as anybody remembers."""
     shard = service.shard
     known: dict[int, str] = shard.run(lambda: dict(shard.engine.state.directory.topics)).result()
-    return frozenset(number for number, name in known.items() if name == topic)
+    return frozenset(number for number, name in known.items() if name in topics)
 
 
 class ChangeReads:
@@ -98,9 +113,8 @@ class ChangeReads:
         base = {
             "version": VERSION,
             "call": "changes",
+            **{name: fields[name] for name in _FIELDS if fields[name] != _FIELDS[name]},
             "shard": shard_name(span.feed),
-            "topic": span.topic,
-            "payload": span.payload,
         }
         step = max(1, -(-(through - span.after) // fields["splits"]))
         bounds = list(range(span.after, through, step)) or [through]

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.broker.calls import requests
+from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.snapshot_pages import IdRange, SnapshotTopic, by_place, is_there, only
 from fasti.core.rows.arena import PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns
@@ -37,7 +38,6 @@ _MADE_OF = {
     "consumer": ("lease",),
     "reason": ("lease",),
 }
-NAMED_MAX = 1_000
 # Filters that only snapshots have, and their default.
 FIELDS: Header = {
     "states": [],
@@ -58,28 +58,6 @@ def schema_of(fields: Header) -> pa.Schema:
     if not fields["columns"]:
         return whole
     return columns_of(MESSAGES, fields["columns"])
-
-
-def columns_of(schema: pa.Schema, names: list[Any]) -> pa.Schema:
-    """Some columns, in the order in which they are named. Raises `invalid_argument`."""
-    for name in names:
-        if name not in schema.names:
-            raise InvalidArgument(
-                f"there is no column {name!r}: there are {', '.join(schema.names)}", field="columns"
-            )
-    if len(set(names)) < len(names):
-        raise InvalidArgument("a column is named twice", field="columns")
-    return pa.schema([schema.field(name) for name in names])
-
-
-def words(fields: Header, name: str) -> list[str]:
-    """A list of texts. Raises `invalid_argument`."""
-    found = fields[name]
-    if not all(isinstance(word, str) for word in found):
-        raise InvalidArgument(f"{name!r} is a list of texts", field=name)
-    if len(found) > NAMED_MAX:
-        raise InvalidArgument(f"{name!r} names too many", field=name, limit=NAMED_MAX)
-    return list(found)
 
 
 class SnapshotListing:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fasti.broker.calls import requests
-from fasti.broker.calls.snapshot_listing import columns_of, words
+from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.snapshot_pages import IdRange, SnapshotTopic, by_place, only
 from fasti.broker.kv.requests import split
 from fasti.core.rows.arena import STATE_MASK
