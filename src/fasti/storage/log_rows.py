@@ -21,13 +21,15 @@ from fasti.storage.runs import PAYLOAD_SCHEMA
 Int64s = NDArray[np.int64]
 
 
-def read_piece(payloads: Payloads, piece: LogPiece) -> pa.RecordBatch:
-    """The rows of a piece, with every column of PAYLOAD_SCHEMA."""
+def read_piece(
+    payloads: Payloads, piece: LogPiece, schema: pa.Schema = PAYLOAD_SCHEMA
+) -> pa.RecordBatch:
+    """The rows of a piece, with every column of PAYLOAD_SCHEMA, or some of them."""
     batch, _ = payloads.batch_at(piece.location)
     in_block = piece.location >= IN_RUN
     begin = piece.location & (ROWS_MAX - 1)
     columns = []
-    for field in PAYLOAD_SCHEMA:
+    for field in schema:
         if field.name == "created_us" and not in_block:
             columns.append(pa.array(np.full(piece.count, piece.at_us)))
         elif field.name not in batch.schema.names:
@@ -36,7 +38,7 @@ def read_piece(payloads: Payloads, piece: LogPiece) -> pa.RecordBatch:
             columns.append(batch.column(field.name).slice(begin, piece.count))
         else:
             columns.append(batch.column(field.name).take(pa.array(piece.rows)))
-    return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def locations(piece: LogPiece) -> Int64s:

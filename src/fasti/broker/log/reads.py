@@ -7,19 +7,21 @@ the two; then the engine is asked again. Any thread; a cursor is for one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from fasti.broker.calls import requests
+from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.requests import INT64_MAX
 from fasti.broker.reading import MOVED
 from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, LogPiece, ReadLog
 from fasti.errors import Gone, InvalidArgument
 from fasti.protocol.schemas import LOG_ROWS, VERSION
 from fasti.storage import log_rows
+from fasti.storage.runs import PAYLOAD_SCHEMA
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -31,7 +33,9 @@ STARTS = {"earliest": EARLIEST, "latest": LATEST}
 # Rows that the engine locates at once: some numbers for each piece of them.
 _PAGE_ROWS = 65_536
 # Small pieces travel together until they have about so much.
-_GATHER_ROWS, _GATHER_BYTES = 4_096, 1 << 20
+_GATHER_ROWS = 4_096
+# Whoever says which columns it wants reads in bulk.
+_BULK_ROWS = 65_536
 # A frame may have 64 MiB: nobody has to take so much at once.
 _BATCH_BYTES = 16 << 20
 _TRIES = 16
@@ -44,6 +48,7 @@ _FIELDS: Header = {
     "offsets": {},
     "end_offset": None,
     "limit": None,
+    "columns": [],
 }
 _PLACES = ("offset", "time_us", "start", "offsets")
 
@@ -56,7 +61,13 @@ class LogCursor:
     """
 
     def __init__(
-        self, service: Service, topic: str, partition: int, offset: int, anew: bool = False
+        self,
+        service: Service,
+        topic: str,
+        partition: int,
+        offset: int,
+        anew: bool = False,
+        columns: Sequence[str] = (),
     ) -> None:
         self._service, self._topic = service, topic
         self.partition, self.offset = partition, offset
@@ -64,6 +75,9 @@ class LogCursor:
         self.end = offset
         self._anew = anew
         self._tries = 0
+        self.schema = columns_of(LOG_ROWS, list(columns)) if columns else LOG_ROWS
+        self._stored = pa.schema([f for f in PAYLOAD_SCHEMA if f.name in self.schema.names])
+        self._gather_rows = _BULK_ROWS if columns else _GATHER_ROWS
 
     def page(self, upto: int | None = None) -> Iterator[pa.RecordBatch]:
         """The next rows below `upto`, as LOG_ROWS: some of them, or none at the end.
@@ -80,15 +94,28 @@ class LogCursor:
             if contents is None:
                 break
             begin = self.offset - piece.first_offset
-            contents = contents.slice(begin, min(piece.count - begin, most))
-            if waiting and _rows(waiting) + contents.num_rows > _GATHER_ROWS:
+            count = min(piece.count - begin, most)
+            contents = contents.slice(begin, count)
+            if waiting and _rows(waiting) + count > self._gather_rows:
                 yield from _cut(waiting)
                 waiting = []
-            waiting.append(as_rows(contents, self.partition, self.offset))
-            self.offset += contents.num_rows
-            most -= contents.num_rows
+            waiting.append(self._as_rows(contents, count))
+            self.offset += count
+            most -= count
         if waiting:
             yield from _cut(waiting)
+
+    def _as_rows(self, contents: pa.RecordBatch, count: int) -> pa.RecordBatch:
+        """Contents that lie behind each other, from where it is."""
+        arrays = []
+        for name in self.schema.names:
+            if name == "partition":
+                arrays.append(pa.array(np.full(count, self.partition, dtype=np.int32)))
+            elif name == "offset":
+                arrays.append(pa.array(np.arange(self.offset, self.offset + count)))
+            else:
+                arrays.append(contents.column(name))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _located(self, most: int) -> LogPage:
         while True:
@@ -108,7 +135,9 @@ class LogCursor:
     def _contents(self, piece: LogPiece) -> pa.RecordBatch | None:
         """The rows of a piece; None if they have moved since they were located."""
         try:
-            contents = log_rows.read_piece(self._service.shard.store.payloads, piece)
+            contents = log_rows.read_piece(
+                self._service.shard.store.payloads, piece, self._stored
+            )
         except MOVED:
             self._tries += 1
             if self._tries > _TRIES:
@@ -136,17 +165,6 @@ def _cut(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     middle = joined.num_rows // 2
     yield from _cut([joined.slice(0, middle)])
     yield from _cut([joined.slice(middle)])
-
-
-def as_rows(contents: pa.RecordBatch, partition: int, offset: int) -> pa.RecordBatch:
-    """Contents that lie behind each other in a partition, from this offset on."""
-    rows = contents.num_rows
-    columns = [
-        pa.array(np.full(rows, partition, dtype=np.int32)),
-        pa.array(np.arange(offset, offset + rows)),
-        *(contents.column(name) for name in LOG_ROWS.names[2:]),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=LOG_ROWS)
 
 
 def gone(topic: str, partition: int, offset: int, earliest: int) -> Gone:
@@ -247,10 +265,10 @@ class Begin:
             )
         return offset
 
-    def cursors(self) -> list[LogCursor]:
+    def cursors(self, columns: Sequence[str] = ()) -> list[LogCursor]:
         """One for each partition that is read."""
         return [
-            LogCursor(self._service, self._topic, number, offset, number in self.anew)
+            LogCursor(self._service, self._topic, number, offset, number in self.anew, columns)
             for number, offset in self.offsets.items()
         ]
 
@@ -293,6 +311,8 @@ class LogReads:
         base = {"version": VERSION, "call": "log", "topic": fields["topic"]}
         if fields["limit"] is not None:
             base["limit"] = fields["limit"]
+        if fields["columns"]:
+            base["columns"] = fields["columns"]
         wanted = requests.integer(fields, "end_offset")
         return LOG_ROWS, [
             {**base, "partition": n, "offset": offset, "end_offset": begin.end(n, wanted)}
@@ -307,10 +327,12 @@ class LogReads:
             raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
         begin = Begin(self._service, fields)
         wanted = requests.integer(fields, "end_offset")
-        cursors = [(each, begin.end(each.partition, wanted)) for each in begin.cursors()]
+        columns = words(fields, "columns")
+        schema = columns_of(LOG_ROWS, columns) if columns else LOG_ROWS
+        cursors = [(each, begin.end(each.partition, wanted)) for each in begin.cursors(columns)]
         pages = _limited(self._all(cursors), limit)
         first = next(pages, None)
-        return LOG_ROWS, _with_first(first, pages)
+        return schema, _with_first(first, pages, schema)
 
     def _all(self, cursors: list[tuple[LogCursor, int]]) -> Iterator[pa.RecordBatch]:
         for cursor, end in cursors:
@@ -331,10 +353,10 @@ def _limited(pages: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.
 
 
 def _with_first(
-    first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]
+    first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     if first is None:
-        yield pa.RecordBatch.from_pylist([], schema=LOG_ROWS)
+        yield pa.RecordBatch.from_pylist([], schema=schema)
         return
     yield first
     yield from rest
