@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 
 from fasti.pipeline.ends import Place
+from fasti.pipeline.lake import Lake
 
 if TYPE_CHECKING:
     from fasti.pipeline.user import Pipeline, Step
@@ -67,10 +68,12 @@ def run(
     tell = progress or (lambda done: None)
     runners = [_Runner(pipeline.name, step, active, place, tell) for step in steps]
     try:
-        if once:
-            return [runner.once() for runner in runners]
-        _run_on(runners)
-        return [runner.total() for runner in runners]
+        # One process at a time: two would write each other's micro-batches.
+        with Lake(place.directory / pipeline.name).lock():
+            if once:
+                return [runner.once() for runner in runners]
+            _run_on(runners)
+            return [runner.total() for runner in runners]
     finally:
         if mine:
             active.stop()
