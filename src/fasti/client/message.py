@@ -343,6 +343,11 @@ class Batch:
         return self._table
 
     @property
+    def reason_bytes_max(self) -> int:
+        """How long the reason of a nack may be."""
+        return self._segments[0][0].session.reason_bytes_max
+
+    @property
     def messages(self) -> list[Message]:
         """The rows one by one."""
         return [Message(run, row) for run, rows in self._segments for row in rows.tolist()]

@@ -10,5 +10,6 @@ Needs the extra `fasti[spark]`.
 
 from fasti.spark.apply import apply
 from fasti.spark.session import register, session
+from fasti.spark.workers import Worker, consume
 
-__all__ = ["apply", "register", "session"]
+__all__ = ["Worker", "apply", "consume", "register", "session"]
