@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,23 +23,7 @@ from fasti.errors import (
     Unavailable,
 )
 
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("data")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=["flight", "embedded"])
-def client(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[fasti.Client]:
-    if request.param == "flight":
-        address = request.getfixturevalue("broker").address
-    else:
-        address = f"embedded:{tmp_path_factory.mktemp('embedded')}"
-    with fasti.connect(address, owner="billing", timeout="20s") as made:
-        yield made
+CONNECTED = {"owner": "billing"}
 
 
 @pytest.fixture

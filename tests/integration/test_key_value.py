@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,24 +26,6 @@ from fasti.errors import (
 from fasti.testing import VirtualBroker
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("data")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=["flight", "embedded"])
-def client(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[fasti.Client]:
-    if request.param == "flight":
-        address = request.getfixturevalue("broker").address
-    else:
-        address = f"embedded:{tmp_path_factory.mktemp('embedded')}"
-    with fasti.connect(address, timeout="20s") as made:
-        yield made
 
 
 @pytest.fixture

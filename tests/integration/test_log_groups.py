@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.log_rig import emptied, fill
 
 import fasti
 import fasti.aio
@@ -30,35 +31,10 @@ from fasti.testing import VirtualBroker
 QUICK = fasti.Backoff("1ms", factor=1, limit="1ms")
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker.address
-
-
-@pytest.fixture(scope="module", params=["process", "embedded"])
-def shared(
-    request: pytest.FixtureRequest, address: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Client]:
-    place = f"embedded:{tmp_path_factory.mktemp('embedded')}"
-    small = {"segment_bytes": 1 << 20} if request.param == "embedded" else {}
-    with fasti.connect(address if request.param == "process" else place, **small) as connected:
-        yield connected
-
-
 @pytest.fixture
 def client(shared: Client) -> Iterator[Client]:
-    yield shared
-    for topic in shared.topics():
-        shared.delete_topic(topic.name)
-
-
-def fill(client: Client, partitions: int = 1, rows: int = 10, **settings: Any) -> None:
-    client.create_topic("events", kind="log", partitions=partitions, **settings)
-    with client.producer("events") as producer:
-        for partition in range(partitions):
-            payloads = [b"%d:%d" % (partition, offset) for offset in range(rows)]
-            assert producer.send_batch(payloads, partition=partition).all_ok
+    with emptied(shared):
+        yield shared
 
 
 def take(client: Client, count: int, group: str = "billing", **more: Any) -> list[Any]:
@@ -342,8 +318,8 @@ def test_a_consumer_comes_back_to_what_it_had(client: Client) -> None:
     first.close()
 
 
-def test_groups_of_an_event_loop(address: str) -> None:
-    asyncio.run(consume_in_a_loop(address))
+def test_groups_of_an_event_loop(broker: BrokerProcess) -> None:
+    asyncio.run(consume_in_a_loop(broker.address))
 
 
 async def consume_in_a_loop(address: str) -> None:

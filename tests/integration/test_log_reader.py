@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.log_rig import emptied, fill
 
 import fasti
 import fasti.aio
@@ -19,36 +20,10 @@ from fasti.client.client import Client
 from fasti.errors import Closed, Gone, InvalidArgument, NotFound
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker.address
-
-
-@pytest.fixture(scope="module", params=["process", "embedded"])
-def shared(
-    request: pytest.FixtureRequest, address: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Client]:
-    place = f"embedded:{tmp_path_factory.mktemp('embedded')}"
-    small = {"segment_bytes": 1 << 20} if request.param == "embedded" else {}
-    with fasti.connect(address if request.param == "process" else place, **small) as connected:
-        yield connected
-
-
 @pytest.fixture
 def client(shared: Client) -> Iterator[Client]:
-    yield shared
-    for topic in shared.topics():
-        shared.delete_topic(topic.name)
-
-
-def fill(client: Client, partitions: int = 1, rows: int = 10) -> None:
-    """Each partition has `rows` rows whose payloads say where they are."""
-    client.create_topic("events", kind="log", partitions=partitions)
-    with client.producer("events") as producer:
-        for partition in range(partitions):
-            payloads = [b"%d:%d" % (partition, offset) for offset in range(rows)]
-            assert producer.send_batch(payloads, partition=partition).all_ok
+    with emptied(shared):
+        yield shared
 
 
 def places(messages: object) -> list[tuple[int, int]]:
@@ -258,8 +233,8 @@ def test_a_large_payload_and_many_small_frames(client: Client) -> None:
     assert [message.payload for message in found[40:]] == [b"%d" % n for n in range(50)]
 
 
-def test_the_client_closes_readers_that_wait(address: str) -> None:
-    client = fasti.connect(address)
+def test_the_client_closes_readers_that_wait(broker: BrokerProcess) -> None:
+    client = fasti.connect(broker.address)
     client.create_topic("closing", kind="log")
     reader = client.reader("closing", follow=True)
     ended = threading.Event()
@@ -279,8 +254,8 @@ def test_deleting_the_topic_ends_those_who_follow(client: Client) -> None:
         next(reader)
 
 
-def test_readers_of_an_event_loop(address: str, tmp_path: Path) -> None:
-    asyncio.run(read_in_a_loop(address, tmp_path))
+def test_readers_of_an_event_loop(broker: BrokerProcess, tmp_path: Path) -> None:
+    asyncio.run(read_in_a_loop(broker.address, tmp_path))
 
 
 async def endless(reader: Any) -> AsyncIterator[Any]:

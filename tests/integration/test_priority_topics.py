@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 
 import numpy as np
@@ -14,24 +13,6 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import InvalidArgument, TransactionAborted
 from fasti.testing.virtual import VirtualBroker
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("data")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=["flight", "embedded"])
-def client(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[fasti.Client]:
-    if request.param == "flight":
-        address = request.getfixturevalue("broker").address
-    else:
-        address = f"embedded:{tmp_path_factory.mktemp('embedded')}"
-    with fasti.connect(address, timeout="20s") as made:
-        yield made
 
 
 @pytest.fixture

@@ -20,24 +20,6 @@ from fasti.errors import InvalidArgument, NotFound, TransactionAborted
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("data")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=["flight", "embedded"])
-def client(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[fasti.Client]:
-    if request.param == "flight":
-        address = request.getfixturevalue("broker").address
-    else:
-        address = f"embedded:{tmp_path_factory.mktemp('embedded')}"
-    with fasti.connect(address, timeout="20s") as made:
-        yield made
-
-
 @pytest.fixture
 def topics(client: fasti.Client) -> Iterator[dict[str, str]]:
     """Fresh topics, by what they are for."""
