@@ -21,7 +21,8 @@ def shown() -> Iterator[None]:
     try:
         yield
     except FastiError as error:
-        told = ", ".join(f"{name}={value}" for name, value in (error.details or {}).items())
+        details = {name: value for name, value in error.details.items() if value is not None}
+        told = ", ".join(f"{name}={value}" for name, value in details.items())
         raise SparkFastiError(
             f"[FASTI.{error.code}] {error.message}{f' ({told})' if told else ''}"
         ) from None

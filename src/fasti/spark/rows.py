@@ -224,18 +224,19 @@ class Rows:
             self._refuse(batch, row, field, "is null")
         if field.bounds is not None:
             self._check_bounds(batch, field, array)
-        if array.type == field.made:
-            return array
         if field.made == HEADERS:
-            return self._headers(batch, field, array)
-        return array.cast(field.made)
+            self._check_headers(batch, field, array)
+        return array if array.type == field.made else array.cast(field.made)
 
-    def _headers(self, batch: pa.RecordBatch, field: Field, array: pa.Array) -> pa.Array:
-        if array.items.null_count:
-            holed = pc.list_parent_indices(array.cast(pa.list_(array.type.value_type)))
-            row = holed[pc.index(array.items.is_null(), True).as_py()].as_py()
-            self._refuse(batch, row, field, "have a null among their values")
-        return array.cast(HEADERS)
+    def _check_headers(self, batch: pa.RecordBatch, field: Field, array: pa.Array) -> None:
+        if not array.items.null_count:
+            return
+        pairs = array.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
+        empty = pc.list_flatten(pairs).field("value").is_null()
+        place = pc.index(empty, True).as_py()
+        if place >= 0:
+            row = pc.list_parent_indices(pairs)[place].as_py()
+            self._refuse(batch, row, field, "has a null among its values")
 
     def _needs(self, name: str) -> bool:
         """Whether every row must have it."""
