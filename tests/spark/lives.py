@@ -43,7 +43,6 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self._position = 0
 
     def tell(self, message: dict[str, Any], at: datetime, op: str, **columns: Any) -> None:
         """One transition. Positions are given when all is told, by time."""
@@ -98,7 +97,8 @@ class World:
         self.tell(me, ended, op, started=started, due=me["due_last"], reason=reason)
 
     def finish(self) -> World:
-        """Positions, in the order of time, and the days."""
+        """Ids and positions, in the order of time, and the days."""
+        self._number()
         self.transitions.sort(key=lambda each: (each["at"], each["id"]))
         last: dict[tuple[str, int], int] = {}
         for position, each in enumerate(self.transitions, 1):
@@ -108,6 +108,16 @@ class World:
         for me in self.messages:
             me["last_position"] = last[me["topic"], me["id"]]
         return self
+
+    def _number(self) -> None:
+        """Ids grow with the time at which messages are produced."""
+        given: dict[str, int] = {}
+        numbers = {}
+        for me in sorted(self.messages, key=lambda each: each["produced_at"]):
+            given[me["topic"]] = given.get(me["topic"], 0) + 1
+            numbers[me["topic"], me["id"]] = given[me["topic"]]
+        for row in (*self.transitions, *self.messages):
+            row["id"] = numbers[row["topic"], row["id"]]
 
     def bronze(self, spark: SparkSession) -> DataFrame:
         """The transitions."""
