@@ -28,10 +28,18 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Has a test of its own, beside those of the commands.
 ELSEWHERE = {DOCS / "guides" / "command-line.md"}
+# Run in the Spark session that tests share, see tests/spark/test_pages.py.
+ABOUT_SPARK = {
+    page
+    for page in (DOCS / "guides").glob("*.md")
+    if re.search(
+        r"^(import|from) (fasti\.spark|fasti\.pipeline|pyspark)", page.read_text(), re.MULTILINE
+    )
+}
 PAGES = [
     ROOT / "README.md",
     DOCS / "embedding.md",
-    *sorted(set((DOCS / "guides").glob("*.md")) - ELSEWHERE),
+    *sorted(set((DOCS / "guides").glob("*.md")) - ELSEWHERE - ABOUT_SPARK),
 ]
 FENCED = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>python|sh|text)\n(?P<code>.*?)^```$",

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fasti.cli.terminating import terminated_softly
 from fasti.errors import FastiError
 
 app = typer.Typer(help="Measure Fasti on this machine, beside the machine's own limits.")
@@ -161,7 +162,7 @@ def spark(
         total = phases(only or [])
     except ModuleNotFoundError as error:
         raise FastiError(f"{error.name} is missing: pip install 'fasti[spark]'") from error
-    with _stepping(total) as show:
+    with _stepping(total) as show, terminated_softly():
         found = measure(only or [], directory, rows, show, rounds)
     _print(found, as_json)
 
