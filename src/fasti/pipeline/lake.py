@@ -16,6 +16,8 @@ from fasti.pipeline.tables import Format, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# Gold tables that say how things are now: no day of them stays as it is.
+_WHOLE = ("backlog", "audit")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -58,8 +60,9 @@ class Lake:
         return messages_now(self, spark)
 
     def gold(self, name: str) -> Table:
-        """A table of figures."""
-        return self._at(f"gold/{_checked(name)}")
+        """A table of figures, by the day; `backlog` and `audit` are written whole."""
+        by = () if name in _WHOLE else ("day",)
+        return self._at(f"gold/{_checked(name)}", *by)
 
     def table(self, name: str, *partition_by: str) -> Table:
         """A table of a pipeline of one's own."""

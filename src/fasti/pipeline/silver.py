@@ -1,8 +1,13 @@
 """Silver: one row per message, its life from the first transition to the last.
 
-A message is `open` until it is done, cancelled or purged. What is new is folded together with the
-rows of open messages only: a row of the last run comes back as a transition `carried`, which brings
-what was summed up so far. So the cost grows with what is new and what is open, not with history.
+Everything here is a *part* of a life: what is known of a message between two places in the feed. One
+transition is the smallest part, a whole life the largest; `merged` puts the parts of each message
+together, and it doesn't matter which ones were put together before. So new transitions need not be
+joined with all messages that are still open: what is new becomes parts of its own, see
+`silver_stage`.
+
+A part knows what it can't know: the state before its first transition, and since when; whether a
+start, which is judged by the due time of then, is still to be judged. `merged` fills that in.
 
 Pure functions from DataFrames to DataFrames, made of built-in expressions; nothing here knows where
 tables lie. Moments are timestamps, lengths of time are whole microseconds.
@@ -12,11 +17,10 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-
-KEY = ["shard", "topic", "partition", "id", "group"]
+from pyspark.sql.window import WindowSpec
 
 # What a message is after each op; ops that are not here leave it as it was.
-_STATE_AFTER = {
+STATE_AFTER = {
     "produced": "pending",
     "published": "pending",
     "staged": "staged",
@@ -34,10 +38,24 @@ _STATE_AFTER = {
     "exhausted": "dead",
     "lapsed": "dead",
     "purged": "purged",
+    # Of a stage's message that nobody published, or whose key was taken then.
+    "stage_dropped": "purged",
+    "skipped": "purged",
+    # Of whatever was still open.
+    "topic_deleted": "purged",
 }
+OPS = [*STATE_AFTER, "updated", "reprioritised", "extended"]
 FINAL = ("done", "cancelled", "purged")
 
+_REASONS = {
+    "topic_deleted": "topic deleted",
+    "stage_dropped": "stage dropped",
+    "skipped": "key taken",
+}
 _STARTED = ("acked", "nacked", "released", "rejected", "exhausted")
+_BORN = ("produced", "published")
+_FIRST = ("produced", "staged")
+_RESETS = ("produced", "published", "replaced", "redriven")
 _COUNTS = {
     "moves": ("moved",),
     "updates": ("updated", "replaced", "reprioritised"),
@@ -50,172 +68,212 @@ _COUNTS = {
 }
 _TIMES = ("scheduled_us", "ready_us", "leased_us", "dead_us")
 
+# A message's name: its topic, by a number that is never used again, and its id in there.
+NAME = ["id", "topic_no"]
+# The columns of `messages`, for readers.
+COLUMNS = [
+    "shard",
+    "topic",
+    "topic_since",
+    "partition",
+    "id",
+    "key",
+    "owner",
+    "state",
+    "reason",
+    "produced_at",
+    "due_first",
+    "due_last",
+    "version",
+    "priority",
+    "stage",
+    *_COUNTS,
+    "attempts",
+    "consumers",
+    "first_leased_at",
+    "last_leased_at",
+    "started_at",
+    "started_due",
+    "finished_at",
+    "lateness_us",
+    "early",
+    *_TIMES,
+    "seen_from_start",
+    "first_position",
+    "last_position",
+    "last_at",
+]
+# What parts have besides, for `merged`.
+_INNER = ["topic_no", "first_place", "known_at", "state_at", "unjudged", "resets"]
+PARTS = [*COLUMNS, *_INNER]
 
-def transitions_of_messages(changes: DataFrame) -> DataFrame:
-    """Those rows of the change feed that tell of a message in a timeline or priority topic."""
-    ops = [*_STATE_AFTER, "updated", "reprioritised", "extended"]
-    return changes.where(F.col("id").isNotNull() & F.col("offset").isNull() & F.col("op").isin(ops))
+
+def place_of(position: Column, row: Column) -> Column:
+    """The place in the feed as one number that grows."""
+    return F.shiftleft(position, 24) + row
 
 
-def with_published(changes: DataFrame, staged: DataFrame) -> DataFrame:
-    """A row `published` for each message of a stage that was published, beside the stage's own.
+def parts_of(transitions: DataFrame) -> DataFrame:
+    """Each transition as a part. They have `topic_no` and `topic_since` besides the feed's columns."""
+    op = F.col("op")
 
-    `staged` are the messages that were staged before, with their stage.
-    """
-    published = changes.where("op = 'published'").select(
+    def when(ops: tuple[str, ...], value: Column | str) -> Column:
+        return F.when(op.isin(*ops), F.col(value) if isinstance(value, str) else value)
+
+    def flag(ops: tuple[str, ...]) -> Column:
+        return op.isin(*ops).cast("long")
+
+    state = _mapped(op, STATE_AFTER)
+    at = F.col("at")
+    # Nobody knows when user code got it: the feed says 0.
+    begun = F.when(F.unix_micros("started") > 0, F.col("started"))
+    started = when(_STARTED, begun)
+    no_time = F.lit(None).cast("timestamp")
+    values = {
+        "state": state,
+        "reason": F.coalesce(_mapped(op, _REASONS), F.col("reason")),
+        "produced_at": when(_BORN, "at"),
+        "due_first": F.col("due"),
+        "due_last": F.col("due"),
+        **{name: flag(ops) for name, ops in _COUNTS.items()},
+        "attempts": flag(("leased",)) - flag(("released",)),
+        "consumers": F.when(F.col("consumer").isNotNull(), F.array("consumer")),
+        "first_leased_at": when(("leased",), "at"),
+        "last_leased_at": when(("leased",), "at"),
+        "started_at": started,
+        "started_due": no_time,
+        "finished_at": no_time,
+        "lateness_us": F.lit(None).cast("long"),
+        "early": F.lit(0).cast("long"),
+        **{name: F.lit(0).cast("long") for name in _TIMES},
+        "seen_from_start": op.isin(*_FIRST),
+        "first_position": F.col("position"),
+        "last_position": F.col("position"),
+        "last_at": at,
+        "first_place": place_of(F.col("position"), F.col("row")),
+        "known_at": F.when(state.isNotNull(), at),
+        "state_at": F.when(state.isNotNull(), at),
+        "unjudged": started,
+        "resets": op.isin(*_RESETS),
+    }
+    same: tuple[str, ...] = (
         "shard",
-        "stage",
-        F.col("position").alias("_position"),
-        F.col("at").alias("_at"),
-        F.from_json(F.get_json_object("details", "$.skipped"), "array<bigint>").alias("_skipped"),
+        "topic",
+        "topic_since",
+        "partition",
+        "id",
+        "key",
+        "owner",
+        "version",
     )
-    columns = [*KEY, "stage"]
-    new = changes.where("op = 'staged'").select(*columns, "due")
-    waiting = new.unionByName(staged.select(*columns, F.col("due_last").alias("due")))
-    landed = (
-        waiting.join(F.broadcast(published), ["shard", "stage"])
-        .where(~F.coalesce(F.array_contains("_skipped", F.col("id")), F.lit(False)))
-        .select(
-            *KEY,
-            F.lit("published").alias("op"),
-            F.col("_position").alias("position"),
-            F.lit(0).alias("row"),
-            F.col("_at").alias("at"),
-            "due",
-        )
+    same += ("priority", "stage", "topic_no")
+    columns = {**{name: F.col(name) for name in same}, **values}
+    yields = (op == "topic_deleted").alias("_yields")
+    return transitions.select(*(columns[name].alias(name) for name in PARTS), yields)
+
+
+def merged(parts: DataFrame) -> DataFrame:
+    """The parts of each message as one. They follow each other in the feed, whatever lies between."""
+    if "_yields" not in parts.columns:
+        parts = parts.withColumn("_yields", F.lit(False))
+    order = Window.partitionBy(*NAME).orderBy("first_place")
+    before = order.rowsBetween(Window.unboundedPreceding, -1)
+    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+
+    def latest(column: str) -> Column:
+        return F.last(column, ignorenulls=True).over(before)
+
+    rows = parts.select(
+        *PARTS,
+        "_yields",
+        latest("state").alias("_was"),
+        latest("state_at").alias("_since"),
+        latest("due_last").alias("_due"),
+        F.coalesce(F.sum("attempts").over(before), F.lit(0)).alias("_attempts"),
+        F.lead("first_place").over(order).isNull().alias("_last"),
     )
-    return changes.unionByName(landed, allowMissingColumns=True)
-
-
-def carried(open_messages: DataFrame) -> DataFrame:
-    """Rows of the last run as transitions."""
-    return open_messages.select(
-        *KEY,
-        F.lit("carried").alias("op"),
-        F.col("last_position").alias("position"),
-        F.lit(-1).alias("row"),
-        F.col("last_at").alias("at"),
-        F.struct("*").alias("_before"),
+    rows = rows.transform(_filled)
+    return (
+        rows.select("_last", *(_running(name, so_far).alias(name) for name in PARTS))
+        .where("_last")
+        .transform(_finished)
     )
 
 
-def fold(changes: DataFrame, open_messages: DataFrame) -> DataFrame:
-    """New transitions and open messages → each of those messages as it is now."""
-    before = carried(open_messages)
-    events = changes.withColumn("_before", F.lit(None).cast(before.schema["_before"].dataType))
-    rows = events.unionByName(before, allowMissingColumns=True)
-    ordered = Window.partitionBy(*KEY).orderBy("position", "row")
-    so_far = ordered.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    state = _mapped(F.col("op"), _STATE_AFTER)
-    rows = (
-        rows.withColumn("_state", F.coalesce(state, F.col("_before.state")))
-        .withColumn("_state", F.last("_state", ignorenulls=True).over(so_far))
-        .withColumn("_due", F.coalesce("due", F.col("_before.due_last")))
-        .withColumn("_due", F.last("_due", ignorenulls=True).over(so_far))
-        .withColumn("_then", F.lag("at").over(ordered))
-        .withColumn("_was", F.lag("_state").over(ordered))
-        .withColumn("_was_due", F.lag("_due").over(ordered))
-    )
-    return _summed(_timed(rows))
-
-
-def _mapped(column: Column, words: dict[str, str]) -> Column:
-    pairs = [F.lit(word) for pair in words.items() for word in pair]
-    return F.element_at(F.create_map(*pairs), column)
-
-
-def _us(column: Column) -> Column:
-    return F.unix_micros(column)
-
-
-def _timed(rows: DataFrame) -> DataFrame:
-    """How long each message was in each state between two of its transitions."""
-    begin, end = _us(F.col("_then")), _us(F.col("at"))
-    due = F.least(F.greatest(_us(F.col("_was_due")), begin), end)
+def _filled(rows: DataFrame) -> DataFrame:
+    """What a part couldn't know without those before it."""
+    # The end of a topic is nothing to messages that were finished before.
+    counts = ~(F.col("_yields") & F.coalesce(F.col("_was").isin(*FINAL), F.lit(False)))
+    told = ("state", "reason", "state_at", "known_at", "last_position", "last_at")
+    rows = rows.withColumns({name: F.when(counts, F.col(name)) for name in told})
+    begin, end = F.unix_micros("_since"), F.unix_micros("known_at")
+    # Without a due time it was ready: what has expired was due before.
+    due = F.least(F.greatest(F.coalesce(F.unix_micros("_due"), begin), begin), end)
     was = F.col("_was")
-    lengths = {
+    gaps = {
         "scheduled_us": F.when(was == "pending", due - begin),
         "ready_us": F.when(was == "pending", end - due),
         "leased_us": F.when(was == "leased", end - begin),
         "dead_us": F.when(was == "dead", end - begin),
     }
-    for name, length in lengths.items():
-        rows = rows.withColumn(f"_{name}", F.coalesce(length, F.lit(0)))
-    return rows
-
-
-def _summed(rows: DataFrame) -> DataFrame:
-    place = F.struct("position", "row")
-
-    def last_of(value: Column | str, *ops: str) -> Column:
-        value = F.col(value) if isinstance(value, str) else value
-        wanted = value if not ops else F.when(F.col("op").isin(*ops), value)
-        return F.max_by(wanted, F.when(wanted.isNotNull(), place))
-
-    def first_of(value: Column | str, *ops: str) -> Column:
-        value = F.col(value) if isinstance(value, str) else value
-        wanted = value if not ops else F.when(F.col("op").isin(*ops), value)
-        return F.min_by(wanted, F.when(wanted.isNotNull(), place))
-
-    def kept(name: str, otherwise: Column) -> Column:
-        """What was known before, else what is found now."""
-        return F.coalesce(F.max(F.col(f"_before.{name}")), otherwise)
-
-    def renewed(name: str, found: Column) -> Column:
-        """What is found now, else what was known before."""
-        return F.coalesce(found, F.max(F.col(f"_before.{name}")))
-
-    def counted(name: str, ops: tuple[str, ...]) -> Column:
-        new = F.count_if(F.col("op").isin(*ops))
-        return (F.coalesce(F.max(F.col(f"_before.{name}")), F.lit(0)) + new).alias(name)
-
-    born = ("produced", "published", "staged")
-    return (
-        rows.groupBy(*KEY)
-        .agg(
-            kept("key", first_of("key")).alias("key"),
-            kept("owner", first_of("owner")).alias("owner"),
-            renewed("stage", last_of("stage")).alias("stage"),
-            renewed("priority", last_of("priority")).alias("priority"),
-            kept("produced_at", first_of("at", *born)).alias("produced_at"),
-            kept("due_first", first_of("due")).alias("due_first"),
-            renewed("due_last", last_of("due")).alias("due_last"),
-            renewed("version", last_of("version")).alias("version"),
-            *(counted(name, ops) for name, ops in _COUNTS.items()),
-            kept("first_leased_at", first_of("at", "leased")).alias("first_leased_at"),
-            renewed("last_leased_at", last_of("at", "leased")).alias("last_leased_at"),
-            renewed("started_at", last_of("started", *_STARTED)).alias("started_at"),
-            # Lateness is judged by the due time that counted when it was started.
-            renewed("started_due", last_of(F.col("_was_due"), *_STARTED)).alias("started_due"),
-            F.array_distinct(
-                F.concat(
-                    F.coalesce(F.max(F.col("_before.consumers")), F.array().cast("array<string>")),
-                    F.collect_set("consumer"),
-                )
-            ).alias("consumers"),
-            renewed("reason", last_of("reason")).alias("reason"),
-            last_of("_state").alias("state"),
-            *(
-                (F.coalesce(F.max(F.col(f"_before.{name}")), F.lit(0)) + F.sum(f"_{name}")).alias(
-                    name
-                )
-                for name in _TIMES
+    early = (F.col("unjudged") < F.col("_due")).cast("int")
+    return rows.withColumns(
+        {
+            **{name: F.col(name) + F.coalesce(gap, F.lit(0)) for name, gap in gaps.items()},
+            "started_due": F.when(
+                F.col("started_at").isNotNull(), F.coalesce("started_due", F.col("_due"))
             ),
-            kept("early", F.lit(None).cast("int")).alias("_early_before"),
-            F.max("position").alias("last_position"),
-            F.max("at").alias("last_at"),
-        )
-        .transform(_finished)
+            "early": F.col("early") + F.coalesce(early, F.lit(0)),
+            "unjudged": F.when(F.col("_due").isNull(), F.col("unjudged")),
+            "_attempts": F.when(F.col("resets"), F.col("_attempts")),
+        }
     )
+
+
+_ADDED = {*_COUNTS, *_TIMES, "early"}
+_FROM_FIRST = {
+    *("shard", "topic", "topic_since", "partition", "id", "topic_no", "key", "owner", "stage"),
+    *("produced_at", "due_first", "first_leased_at", "first_position", "first_place"),
+    *("known_at", "unjudged", "seen_from_start"),
+}
+
+
+def _running(name: str, so_far: WindowSpec) -> Column:
+    """A column of all parts up to this one."""
+    if name in NAME:
+        return F.col(name)
+    if name in _ADDED:
+        return F.sum(name).over(so_far).cast("long")
+    if name in _FROM_FIRST:
+        return F.first(name, ignorenulls=True).over(so_far)
+    if name == "attempts":
+        # Those since it was last produced anew: all, less those before.
+        before = F.last("_attempts", ignorenulls=True).over(so_far)
+        return (F.sum(name).over(so_far) - F.coalesce(before, F.lit(0))).cast("long")
+    if name == "resets":
+        return F.max(name).over(so_far)
+    if name == "started_due":
+        # Of the last start, also if nobody knows when that was due.
+        return F.last(
+            F.when(F.col("started_at").isNotNull(), F.struct(name)), ignorenulls=True
+        ).over(so_far)[name]
+    if name == "consumers":
+        return F.array_sort(F.array_distinct(F.flatten(F.collect_list(name).over(so_far))))
+    return F.last(name, ignorenulls=True).over(so_far)
 
 
 def _finished(messages: DataFrame) -> DataFrame:
+    """What follows from the rest."""
     final = F.col("state").isin(*FINAL)
-    began = F.greatest(_us(F.col("started_due")), _us(F.col("produced_at")))
-    early = (F.col("started_at") < F.col("started_due")).cast("int")
-    return (
-        messages.withColumn("finished_at", F.when(final, F.col("last_at")))
-        .withColumn("lateness_us", _us(F.col("started_at")) - began)
-        .withColumn("early", F.greatest(F.coalesce(early, F.lit(0)), F.col("_early_before")))
-        .drop("_early_before")
-    )
+    began = F.greatest(F.unix_micros("started_due"), F.unix_micros("produced_at"))
+    return messages.withColumns(
+        {
+            "finished_at": F.when(final, F.col("state_at")),
+            "lateness_us": F.unix_micros("started_at") - began,
+        }
+    ).select(*PARTS)
+
+
+def _mapped(column: Column, words: dict[str, str]) -> Column:
+    pairs = [F.lit(word) for pair in words.items() for word in pair]
+    return F.element_at(F.create_map(*pairs), column)

@@ -1,15 +1,290 @@
-"""Silver as a table: from bronze, step by step."""
+"""Silver as a table: from bronze, step by step, at a cost that grows with what is new.
+
+The table `messages` has levels. Level 0 are messages whose life is over: one row each, written once,
+by the day on which they ended. The others are *open* levels: parts of lives, at most one of a message
+in each level, higher levels after lower ones in the feed. A step makes parts of what is new, puts
+those that are whole and over into level 0 and the rest into a new level. Nothing old is read for
+that, however many messages are open.
+
+Levels are put together when there are too many, or when all of them are small beside what is new. So
+there is mostly one open level, with a row per message; a lake with many millions of open messages has
+a few more, and a row is written again a few times in its life.
+
+A step is one commit: levels that were read go, the new ones come, and the position in bronze moves.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from fasti.pipeline import silver
+from fasti.pipeline.bronze import shards, transaction
+from fasti.pipeline.files import DataFile
+from fasti.pipeline.topics import Told, Topics
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from fasti.pipeline.lake import Lake
+    from fasti.pipeline.runner import Run
+
+# A step is at most about so many transitions.
+STEP_ROWS = 4_000_000
+# Open levels with fewer rows than this together, or than the step has, are put together at once.
+SMALL_ROWS = 200_000
+LEVELS_MAX = 8
+# When there are too many: a level goes with the newer ones if it isn't much larger than they are.
+_MUCH_LARGER = 2
+
+_READ = ["shard", "position", "row", "at", "op", "topic", "partition", "id", "version", "due"]
+_READ += ["started", "priority", "owner", "consumer", "reason", "stage", "key"]
+_STAGE_OPS = ("published", "stage_dropped")
+
+
+def silver_messages(run: Run) -> int:
+    """Brings silver up to bronze. Returns how many transitions were new."""
+    total = done = 0
+    plans = {shard: Steps(run, shard) for shard in shards(run.lake)}
+    total = sum(each.waiting for each in plans.values())
+    for steps in plans.values():
+        while not run.stopping():
+            rows = steps.step()
+            if rows is None:
+                break
+            done += rows
+            run.progress(done, max(total, done))
+    return done
+
+
+silver_messages.__name__ = "silver"
+
+
+class Steps:
+    """The steps of one shard."""
+
+    def __init__(self, run: Run, shard: str) -> None:
+        self._run, self._shard = run, shard
+        self._lake, self._spark = run.lake, run.spark
+        self._name = f"bronze:{shard}"
+        bronze = run.lake.bronze
+        self._target = bronze.position(transaction(shard)) or 0
+        self._files = [each for each in bronze.files() if self._new(each)]
+        self.waiting = sum(each.rows for each in self._files)
+
+    @property
+    def after(self) -> int:
+        """Where silver is."""
+        found = self._lake.messages.position(self._name)
+        return -1 if found is None else found
+
+    def _new(self, file: DataFile) -> bool:
+        return file.may_have("position", above=self.after)
+
+    def step(self) -> int | None:
+        """Takes the next rows of bronze in. None: there are none."""
+        after = self.after
+        if after >= self._target:
+            return None
+        through = self._end(after)
+        files = [each for each in self._files if each.may_have("position", after, through)]
+        if not files:
+            return None
+        new = Step(self._run, self._shard, after, through, files)
+        new.commit((self._name, through))
+        return new.rows
+
+    def _end(self, after: int) -> int:
+        """Where the step ends: behind enough files, in the order in which they end."""
+        rows, most = 0, int(self._run.option("step_rows", STEP_ROWS))
+        for each in sorted(self._files, key=lambda each: each.high["position"]):
+            if each.high["position"] > after:
+                rows += each.rows
+                if rows >= most:
+                    return min(int(each.high["position"]), self._target)
+        return self._target
+
+
+class Step:
+    """One step: the rows of bronze between two positions."""
+
+    def __init__(
+        self, run: Run, shard: str, after: int, through: int, files: list[DataFile]
+    ) -> None:
+        self._run, self._spark, self._lake = run, run.spark, run.lake
+        self._shard, self._after, self._through, self._files = shard, after, through, files
+        self.rows = sum(each.rows for each in files)
+        self._told = Told.by(self._lake.bronze, files, shard, after, through)
+        self._topics = Topics(self._lake.topics)
+        self._deleted = self._topics.learn(shard, self._told, run.client)
+        self._levels = open_levels(self._lake.messages.files())
+
+    def commit(self, txn: tuple[str, int]) -> None:
+        """Does it, whole or not at all."""
+        self._topics.save()
+        table = self._lake.messages
+        stages = [each for each in self._told.events if each["op"] in _STAGE_OPS]
+        whole = bool(self._deleted)
+        taken = list(self._levels) if whole else to_merge(self._sizes(), self.rows)
+        old = [file for level in taken for file in self._levels[level]]
+        parts = self._new_parts(stages)
+        if old:
+            parts = parts.unionByName(_opened(table, self._spark, old), allowMissingColumns=True)
+        messages = silver.merged(parts)
+        everything = len(taken) == len(self._levels)
+        level = max(self._levels, default=0) + 1
+        rows = with_levels(messages, level, everything)
+        with table.staging() as staged:
+            schema = table.write_staged(rows, staged)
+            table.replace(table.adopt(staged), old, txn, schema)
+
+    def _sizes(self) -> dict[int, int]:
+        return {level: sum(f.rows for f in files) for level, files in self._levels.items()}
+
+    def _new_parts(self, stages: list[dict[str, Any]]) -> DataFrame:
+        rows = self._transitions()
+        if stages:
+            rows = rows.unionByName(self._staged(rows, stages), allowMissingColumns=True)
+        if self._deleted:
+            rows = rows.unionByName(self._swept(rows), allowMissingColumns=True)
+        return silver.parts_of(rows)
+
+    def _transitions(self) -> DataFrame:
+        """New rows of messages, with the number of their topic."""
+        spans = self._topics.spans(self._shard, self._told.names)
+        topics = self._spark.createDataFrame(
+            spans,
+            "shard string, topic string, topic_no long, topic_since long, _begin long, _end long",
+        )
+        position = F.col("position")
+        rows = (
+            self._lake.bronze.read(self._spark, self._files)
+            .where(F.col("id").isNotNull() & F.col("offset").isNull())
+            .where(F.col("op").isin(*silver.OPS))
+            .where((position > self._after) & (position <= self._through))
+            .where(F.col("shard") == self._shard)
+            .select(*_READ)
+        )
+        rows = rows.join(F.broadcast(topics), ["shard", "topic"])
+        return rows.where((position >= F.col("_begin")) & (position < F.col("_end"))).drop(
+            "_begin", "_end"
+        )
+
+    def _staged(self, rows: DataFrame, stages: list[dict[str, Any]]) -> DataFrame:
+        """A row for each message of a stage of which one row told for all."""
+        names = [each["stage"] for each in stages]
+        told = self._spark.createDataFrame(
+            [
+                (e["stage"], e["op"], e["position"], e["row"], e["at"], e["details"] or "{}")
+                for e in stages
+            ],
+            "stage string, op string, position long, row int, at timestamp, _details string",
+        )
+        # A stage that is dropped in pieces ends with the first.
+        told = told.groupBy("stage").agg(
+            *(F.min_by(name, "position").alias(name) for name in told.columns if name != "stage")
+        )
+        skipped = F.from_json(F.get_json_object("_details", "$.skipped"), "array<bigint>")
+        left_out = F.coalesce(F.array_contains(skipped, F.col("id")), F.lit(False))
+        waiting = (
+            rows.where("op = 'staged'").where(F.col("stage").isin(names)).select(*_NAMES, "stage")
+        )
+        opened = self._open_rows()
+        if opened is not None:
+            before = opened.where(F.col("stage").isin(names)).groupBy(*_NAMES, "stage")
+            never = before.agg(F.max("produced_at").alias("_produced")).where("_produced is null")
+            waiting = waiting.unionByName(never.drop("_produced"))
+        return (
+            waiting.join(F.broadcast(told), "stage")
+            .withColumn("op", F.when(left_out, F.lit("skipped")).otherwise(F.col("op")))
+            .drop("_details")
+        )
+
+    def _swept(self, rows: DataFrame) -> DataFrame:
+        """A row for each message of a topic that was deleted."""
+        numbers = [each.topic_no for each in self._deleted]
+        ends = self._spark.createDataFrame(
+            [(each.topic_no, each.position, each.row, each.at) for each in self._deleted],
+            "topic_no long, position long, row int, at timestamp",
+        )
+        found = rows.where(F.col("topic_no").isin(numbers)).select(*_NAMES)
+        opened = self._open_rows()
+        if opened is not None:
+            found = found.unionByName(opened.where(F.col("topic_no").isin(numbers)).select(*_NAMES))
+        ended = found.distinct().join(F.broadcast(ends), "topic_no")
+        return ended.withColumn("op", F.lit("topic_deleted"))
+
+    def _open_rows(self) -> DataFrame | None:
+        files = [file for level in self._levels.values() for file in level]
+        return _opened(self._lake.messages, self._spark, files) if files else None
+
+
+_NAMES = ["shard", "topic", "topic_no", "topic_since", "partition", "id"]
+
+
+def open_levels(files: Sequence[DataFile]) -> dict[int, list[DataFile]]:
+    """The files of each open level, older levels first."""
+    levels: dict[int, list[DataFile]] = {}
+    for each in files:
+        level = int(each.partition["level"] or 0)
+        if level:
+            levels.setdefault(level, []).append(each)
+    return dict(sorted(levels.items()))
+
+
+def to_merge(sizes: dict[int, int], new: int) -> list[int]:
+    """The levels that are put together with a step of so many rows: the newest ones, or none."""
+    if sum(sizes.values()) <= max(SMALL_ROWS, new):
+        return list(sizes)
+    if len(sizes) < LEVELS_MAX:
+        return []
+    taken: list[int] = []
+    rows = new
+    for level in sorted(sizes, reverse=True):
+        if len(taken) >= 2 and sizes[level] > _MUCH_LARGER * rows:
+            break
+        taken.append(level)
+        rows += sizes[level]
+    return taken
+
+
+def with_levels(messages: DataFrame, level: int, everything: bool) -> DataFrame:
+    """Where each row belongs. With `everything` no part of a message lies elsewhere."""
+    final = F.col("state").isin(*silver.FINAL)
+    over: Column = final if everything else final & F.col("seen_from_start")
+    day = F.when(over, F.to_date("finished_at"))
+    return messages.withColumns(
+        {"level": F.when(over, F.lit(0)).otherwise(F.lit(level)), "day": day}
+    )
+
+
+def _opened(table: Any, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+    rows: DataFrame = table.read(spark, files)
+    return rows.select(*silver.PARTS)
 
 
 def messages_now(lake: Lake, spark: SparkSession) -> DataFrame:
-    """One row per message."""
-    raise NotImplementedError
+    """One row per message, finished or not, as of the last step."""
+    table = lake.messages
+    files = table.files()
+    levels = open_levels(files)
+    over = [each for each in files if int(each.partition["level"] or 0) == 0]
+    settled = table.read(spark, over).select(*silver.COLUMNS)
+    if not levels:
+        return settled
+    return settled.unionByName(_together(lake, spark, levels).select(*silver.COLUMNS))
+
+
+def _together(lake: Lake, spark: SparkSession, levels: dict[int, list[DataFile]]) -> DataFrame:
+    """Open messages: those of the largest level that no other level knows need no merging."""
+    table = lake.messages
+    if len(levels) == 1:
+        return _opened(table, spark, next(iter(levels.values())))
+    largest = max(levels, key=lambda level: sum(each.rows for each in levels[level]))
+    others = [file for level, files in levels.items() if level != largest for file in files]
+    parts, base = _opened(table, spark, others), _opened(table, spark, levels[largest])
+    names = parts.select(*silver.NAME).distinct()
+    touched = base.join(names, silver.NAME, "left_semi")
+    untouched = base.join(names, silver.NAME, "left_anti")
+    return untouched.unionByName(silver.merged(parts.unionByName(touched)))

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 Format = Literal["delta", "parquet"]
 Transaction = tuple[str, int]
 """A name and a number that grows: see the module."""
+
+Rows: TypeAlias = "DataFrame | pa.Table | Sequence[DataFile]"
+"""What can be written: a DataFrame, an Arrow table, or files that were adopted."""
 
 _STAGED = "_staged"
 _PATHS_MAX = 32
@@ -51,7 +54,7 @@ class Table:
                 f"format is delta or parquet, not {format!r}",
                 field="format",
             )
-        self.path, self.format, self.partition_by = Path(path), format, tuple(partition_by)
+        self.path, self.format, self.partition_by = Path(path).absolute(), format, tuple(partition_by)
         kind = DeltaCommits if format == "delta" else PlainCommits
         self._commits: Commits = kind(self.path)
 
@@ -121,36 +124,39 @@ class Table:
         path.rename(target)
         return describe(self.path, name, partition)
 
-    def write_staged(self, rows: DataFrame, staged: Path) -> None:
-        """Spark writes rows into a staging directory."""
+    def write_staged(self, rows: DataFrame | pa.Table, staged: Path) -> pa.Schema:
+        """Writes rows into a staging directory; Spark writes those of a DataFrame."""
+        if isinstance(rows, pa.Table):
+            by = ds.partitioning(
+                pa.schema([rows.schema.field(name) for name in self.partition_by]), flavor="hive"
+            )
+            ds.write_dataset(rows, staged, format="parquet", partitioning=by)
+            return pa.schema([_nullable(each) for each in rows.schema])
         # Spark's own kind of moment has no bounds and other readers warn of it.
         with _setting(rows.sparkSession, "parquet.outputTimestampType", "TIMESTAMP_MICROS"):
             writer = rows.write.mode("append").option("compression", "zstd")
             if self.partition_by:
                 writer = writer.partitionBy(*self.partition_by)
             writer.parquet(str(staged))
+        return arrow_schema(rows)
 
-    def append(self, rows: DataFrame | Sequence[DataFile], txn: Transaction | None = None) -> bool:
+    def append(self, rows: Rows, txn: Transaction | None = None) -> bool:
         """Adds rows. False if that transaction was committed before: then nothing changes."""
         return self._write(rows, txn, overwrite=False)
 
-    def overwrite(
-        self, rows: DataFrame | Sequence[DataFile], txn: Transaction | None = None
-    ) -> bool:
+    def overwrite(self, rows: Rows, txn: Transaction | None = None) -> bool:
         """These rows instead of all that were there, in one moment."""
         return self._write(rows, txn, overwrite=True)
 
-    def _write(
-        self, rows: DataFrame | Sequence[DataFile], txn: Transaction | None, overwrite: bool
-    ) -> bool:
+    def _write(self, rows: Rows, txn: Transaction | None, overwrite: bool) -> bool:
         if self._repeated(txn):
             return False
         if isinstance(rows, Sequence):
             return self.replace(rows, self.files() if overwrite else [], txn)
         with self.staging() as staged:
-            self.write_staged(rows, staged)
+            schema = self.write_staged(rows, staged)
             remove = self.files() if overwrite else []
-            return self.replace(self.adopt(staged), remove, txn, arrow_schema(rows))
+            return self.replace(self.adopt(staged), remove, txn, schema)
 
     def replace(
         self,

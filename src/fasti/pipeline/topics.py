@@ -1,0 +1,175 @@
+"""Which topic a row of the feed is of, when a name was used again.
+
+The feed names topics; a topic that was deleted and made anew is another one, and its ids begin anew.
+Each gets a number of its own here, which is never used again, by the rows of the feed that say when
+topics were made and deleted.
+
+Runs in the driver: topics are few.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from fasti.errors import FastiError
+from fasti.pipeline.files import DataFile
+from fasti.pipeline.tables import Table
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+
+SCHEMA = pa.schema(
+    [
+        pa.field("topic_no", pa.int64()),
+        pa.field("shard", pa.string()),
+        pa.field("topic", pa.string()),
+        # Where in the feed it was made; 0: before the feed begins.
+        pa.field("topic_since", pa.int64()),
+        # Where it was deleted.
+        pa.field("until", pa.int64()),
+        pa.field("kind", pa.string()),
+    ]
+)
+# Kinds that have messages.
+QUEUES = ("timeline", "priority")
+_OPS = ("topic_created", "topic_deleted", "published", "stage_dropped")
+
+
+@dataclass
+class Topic:
+    """One topic, from its making to its end."""
+
+    topic_no: int
+    shard: str
+    topic: str
+    topic_since: int
+    until: int | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a step's rows tell of topics and stages: all names, and the rows that change them."""
+
+    names: set[str]
+    events: list[dict[str, Any]]
+
+    @classmethod
+    def by(cls, table: Table, files: list[DataFile], shard: str, after: int, through: int) -> Told:
+        """Looks at the few columns of bronze that say it, without Spark."""
+        paths = [str(table.path / each.path) for each in files]
+        columns = ["position", "row", "at", "op", "topic", "id", "stage", "details"]
+        column = pc.field("position")
+        within = (column > after) & (column <= through) & (pc.field("shard") == shard)
+        found = ds.dataset(paths, format="parquet")
+        names: set[str] = set()
+        for batch in found.to_batches(columns=["topic"], filter=within):
+            names.update(each for each in pc.unique(batch.column("topic")).to_pylist() if each)
+        rare = within & pc.field("op").isin(_OPS) & pc.field("id").is_null()
+        events = found.to_table(columns=columns, filter=rare).to_pylist()
+        return cls(names, sorted(events, key=lambda each: (each["position"], each["row"])))
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """A topic's end."""
+
+    topic_no: int
+    position: int
+    row: int
+    at: datetime
+
+
+class Topics:
+    """All topics of a lake."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        rows = table.arrow().to_pylist() if table.exists() else []
+        self._topics: list[Topic] = []
+        # Those of one name, oldest first.
+        self._named: dict[tuple[str, str], list[Topic]] = {}
+        for row in sorted(rows, key=lambda row: row["topic_no"]):
+            self._keep(Topic(**row))
+        self._saved = [asdict(each) for each in self._topics]
+
+    def learn(self, shard: str, told: Told, client: Client | None) -> list[Deleted]:
+        """Takes in what a step tells. Returns the topics that ended in it. Again: the same."""
+        deleted = []
+        for event in told.events:
+            name, position = event["topic"], event["position"]
+            if event["op"] == "topic_created":
+                last = self._before(shard, name, position)
+                if last is None or last.topic_since != position:
+                    kind = json.loads(event["details"])["settings"]["kind"]
+                    self._add(shard, name, position, kind)
+            elif event["op"] == "topic_deleted":
+                last = self._before(shard, name, position) or self._add(shard, name, 0, "")
+                last.until = position
+                deleted.append(Deleted(last.topic_no, position, event["row"], event["at"]))
+        strangers = sorted(name for name in told.names if (shard, name) not in self._named)
+        kinds = _kinds(client) if strangers else {}
+        for name in strangers:
+            self._add(shard, name, 0, kinds.get(name, ""))
+        return deleted
+
+    def save(self) -> None:
+        """Keeps it, if there is anything new."""
+        rows = [asdict(each) for each in self._topics]
+        if rows != self._saved:
+            self._table.overwrite(pa.Table.from_pylist(rows, SCHEMA))
+            self._saved = rows
+
+    def spans(self, shard: str, names: Iterable[str]) -> list[tuple[Any, ...]]:
+        """Those of these names that have messages: (shard, topic, no, since, from, to).
+
+        Rows from a position on, up to before another, are the topic's; of the first of a name also
+        all that came before.
+        """
+        spans = []
+        for name in sorted(set(names)):
+            named = self._named.get((shard, name), [])
+            for index, each in enumerate(named):
+                begin = each.topic_since if index else -1
+                end = named[index + 1].topic_since if index + 1 < len(named) else 1 << 62
+                if not each.kind or each.kind in QUEUES:
+                    spans.append((shard, name, each.topic_no, each.topic_since, begin, end))
+        return spans
+
+    def _before(self, shard: str, name: str, position: int) -> Topic | None:
+        """The one of a name that was there then."""
+        found = None
+        for each in self._named.get((shard, name), ()):
+            if each.topic_since <= position:
+                found = each
+        return found
+
+    def _add(self, shard: str, name: str, since: int, kind: str) -> Topic:
+        # From 1, in the order in which they are met.
+        topic = Topic(len(self._topics) + 1, shard, name, since, None, kind)
+        self._keep(topic)
+        return topic
+
+    def _keep(self, topic: Topic) -> None:
+        self._topics.append(topic)
+        named = self._named.setdefault((topic.shard, topic.topic), [])
+        named.append(topic)
+        named.sort(key=lambda each: each.topic_since)
+
+
+def _kinds(client: Client | None) -> dict[str, str]:
+    """Kinds of topics that were made before the feed began, as far as they are still there."""
+    if client is None:
+        return {}
+    try:
+        return {each.name: each.settings.kind for each in client.topics()}
+    except FastiError:
+        return {}
