@@ -26,6 +26,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import fasti
@@ -43,7 +45,7 @@ OnError = Literal["release", "nack"]
 
 # With `once`: nothing is due any more when nothing came for so long.
 _ONCE = "1s"
-_STOP_S = 30.0
+_STOP_S, _AGAIN_S = 30.0, 0.2
 _FLUSH = "1s"
 _RECENT = 100
 
@@ -207,8 +209,18 @@ class Worker:
             return
         patience = seconds(timeout)
         if not self._ended.wait(_STOP_S if patience is None else patience):
-            self._spark.interruptTag(self._tag)
-            self._ended.wait(_STOP_S)
+            self._cancel()
+
+    def _cancel(self) -> None:
+        """Again and again: the function may just be about to begin its next job."""
+        until = time.monotonic() + _STOP_S
+        while time.monotonic() < until and not self._ended.is_set():
+            context = _context(self._spark)
+            if context is None:
+                self._spark.interruptTag(self._tag)
+            else:
+                context.cancelJobsWithTag(self._tag)
+            self._ended.wait(_AGAIN_S)
 
     def __repr__(self) -> str:
         return f"<Worker {self.name!r} of {self.topic!r}, {'active' if self.isActive else 'ended'}>"
@@ -217,7 +229,7 @@ class Worker:
 
     def _run(self, batches: Any) -> None:
         try:
-            self._spark.addTag(self._tag)
+            self._mark_jobs()
             with self._client, self._consumer:
                 for batch in batches:
                     self._one(batch)
@@ -227,6 +239,14 @@ class Worker:
         finally:
             self._ended.set()
             atexit.unregister(self.stop)
+
+    def _mark_jobs(self) -> None:
+        """Jobs of this thread can be cancelled by the tag."""
+        context = _context(self._spark)
+        if context is None:
+            self._spark.addTag(self._tag)
+        else:
+            context.addJobTag(self._tag)
 
     def _one(self, batch: Batch) -> None:
         begin = time.monotonic()
@@ -279,3 +299,11 @@ class Worker:
                 # Their leases were over: somebody else has them, or will.
                 logger.warning("messages of %r may come again: %s", self.topic, error)
                 return
+
+
+def _context(spark: SparkSession) -> SparkContext | None:
+    """None for a remote session, where tags are the session's. Those of a local one mark no jobs."""
+    try:
+        return spark.sparkContext
+    except PySparkException:
+        return None
