@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import moments, payloads
+from fasti.cli import moments, options, payloads
 from fasti.cli.connection import with_client
 from fasti.cli.terminating import terminated_softly
 from fasti.client.changes import Position
@@ -33,19 +33,10 @@ def changes(
         ),
     ] = "earliest",
     topic: Annotated[str | None, typer.Option(help="One topic only.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens later.")
-    ] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many.")
-    ] = None,
+    follow: Annotated[bool, options.follow("Go on with what happens later.")] = False,
+    count: options.Count = None,
     timeout: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=moments.length,
-            metavar="TIME",
-            help="With -f: end when nothing has happened for so long.",
-        ),
+        timedelta | None, options.idle("With -f: end when nothing has happened for so long.")
     ] = None,
     payload: Annotated[bool, typer.Option(help="Show payloads too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,

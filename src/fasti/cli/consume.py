@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from fasti.cli import moments
+from fasti.cli import options
 from fasti.cli.connection import Topic, with_client
-from fasti.cli.templates import FIELDS, FORMS, Form, form
+from fasti.cli.templates import FIELDS, Form, form, format_option
 from fasti.cli.terminating import terminated_softly
 from fasti.errors import InvalidArgument, NotFound
 
@@ -27,26 +27,15 @@ _HELD_MAX = 10_000
 # How long a message that is ready may take to come, when we don't wait for new ones.
 _IDLE = timedelta(seconds=1)
 
-_TEMPLATE = " ".join(f"{{{field}}}" for field in FIELDS)
-
 
 @with_client
 def consume(
     client: Client,
     topic: Topic,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what falls due later.")
-    ] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many.")
-    ] = None,
+    follow: Annotated[bool, options.follow("Go on with what falls due later.")] = False,
+    count: options.Count = None,
     timeout: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=moments.length,
-            metavar="TIME",
-            help="End when nothing has come for so long.",
-        ),
+        timedelta | None, options.idle("End when nothing has come for so long.")
     ] = None,
     ack: Annotated[
         bool,
@@ -61,12 +50,8 @@ def consume(
     group: Annotated[
         str | None, typer.Option(help="The group that consumes; only logs have groups.")
     ] = None,
-    template: Annotated[
-        str, typer.Option("--format", help=f"{', '.join(FORMS)}, or a template of {_TEMPLATE}.")
-    ] = "text",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON object on each line: --format json.")
-    ] = False,
+    template: Annotated[str, format_option(FIELDS)] = "text",
+    as_json: options.JsonLines = False,
 ) -> None:
     """Print what is ready, acknowledge it, and end; with `-f` go on until Ctrl-C.
 

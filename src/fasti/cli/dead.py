@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.listing import print_messages
 from fasti.cli.options import AsJson, Delay, From, Ids, Until, Yes, only_one
 from fasti.cli.progress import Advance, progress
+from fasti.cli.signatures import Command, option, parameters_of, presented
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -33,6 +35,65 @@ OfOwner = Annotated[str | None, typer.Option("--owner", help="Only those of this
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only tell how many it would be, and of what they died.")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Which dead messages are meant: those of a topic, or of a log's group, that fit."""
+
+    client: Client
+    topic: str
+    group: str | None
+    filters: dict[str, Any]
+
+    def counts(self) -> dict[str, int]:
+        """How many died of what."""
+        if self.group is None:
+            return self.client.messages(self.topic).dead_counts(**self.filters)
+        self._refuse_in_group()
+        return self.client.groups(self.topic).dead_counts(self.group, **self.filters)
+
+    def counts_of(self, ids: list[int]) -> dict[str, int]:
+        """The same of those ids that are dead."""
+        found = self.client.messages(self.topic).get(id=ids, payload=False).to_pylist()
+        reasons = [row["reason"] or "" for row in found if row["state"] == "dead"]
+        return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+
+    def change(self, verb: str, total: int, ids: list[int] | None, **how: Any) -> Any:
+        """Redrives or purges them, and shows how far it is."""
+        with progress(verb, total) as advance:
+            if not ids:
+                how |= {**self.filters, "progress": _counting(advance)}
+            if self.group is None:
+                return getattr(self.client.messages(self.topic), verb)(ids, **how)
+            self._refuse_in_group()
+            return getattr(self.client.groups(self.topic), verb)(self.group, ids, **how)
+
+    def _refuse_in_group(self) -> None:
+        for name in self.filters:
+            if name != "reason":
+                option = "--" + name.replace("_", "-")
+                raise typer.BadParameter("rows of a log have none", param_hint=option)
+
+
+def of_dead(command: Command) -> Command:
+    """Makes `command(dead, ...)` one of a client and a topic, with the options that say which."""
+    filters = [
+        option("reason", Reason, None),
+        option("group", Group, None),
+        option("owner", OfOwner, None),
+        option("due_from", From, None),
+        option("due_to", Until, None),
+    ]
+
+    def run(client: Client, topic: str, **values: Any) -> None:
+        group = values.pop("group")
+        given = {each.name: values.pop(each.name) for each in filters if each.name != "group"}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        command(Dead(client, topic, group, chosen), **values)
+
+    of_topic = [option("client", Any, None), option("topic", Topic, inspect.Parameter.empty)]
+    return presented(run, command, [*of_topic, *filters, *parameters_of(command)[1:]])
 
 
 @app.command("list")
@@ -59,33 +120,19 @@ def list_dead(
 
 @app.command()
 @with_client
-def count(
-    client: Client,
-    topic: Topic,
-    reason: Reason = None,
-    group: Group = None,
-    owner: OfOwner = None,
-    due_from: From = None,
-    due_to: Until = None,
-    as_json: AsJson = False,
-) -> None:
+@of_dead
+def count(dead: Dead, as_json: AsJson = False) -> None:
     """How many messages are dead of what."""
-    chosen = _filters(reason, owner, due_from, due_to)
-    _tell_counts(_counts(client, topic, group, chosen), as_json)
+    _tell_counts(dead.counts(), as_json)
 
 
 @app.command()
 @with_client
+@of_dead
 def redrive(
-    client: Client,
-    topic: Topic,
+    dead: Dead,
     every: All = False,
     ids: Ids = None,
-    reason: Reason = None,
-    group: Group = None,
-    owner: OfOwner = None,
-    due_from: From = None,
-    due_to: Until = None,
     to: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Into another topic instead of their own.")
     ] = None,
@@ -98,97 +145,42 @@ def redrive(
     [dim]fasti dead redrive emails --reason "connection refused" --delay 5m[/dim]
     [dim]fasti dead redrive emails --all --to emails-by-hand[/dim]
     """
-    chosen = _filters(reason, owner, due_from, due_to)
-    _check_chosen(every, ids, chosen)
+    _check_chosen(dead, every, ids)
     if dry_run:
-        _tell_counts(_counts(client, topic, group, chosen, ids), as_json)
+        _tell_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
         return
-    total = len(ids) if ids else sum(_counts(client, topic, group, chosen).values())
-    with progress("redrive", total) as advance:
-        moved: dict[str, Any] = {"to": to, "delay": delay}
-        if not ids:
-            moved |= {**chosen, "progress": _counting(advance)}
-        if group is None:
-            found = client.messages(topic).redrive(ids, **moved)
-        else:
-            _refuse_in_group(chosen)
-            found = client.groups(topic).redrive(group, ids, **moved)
-    _conclude("redrive", found, as_json)
+    total = len(ids) if ids else sum(dead.counts().values())
+    _conclude("redrive", dead.change("redrive", total, ids, to=to, delay=delay), as_json)
 
 
 @app.command()
 @with_client
+@of_dead
 def purge(
-    client: Client,
-    topic: Topic,
+    dead: Dead,
     every: All = False,
     ids: Ids = None,
-    reason: Reason = None,
-    group: Group = None,
-    owner: OfOwner = None,
-    due_from: From = None,
-    due_to: Until = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop dead messages for good."""
-    chosen = _filters(reason, owner, due_from, due_to)
-    _check_chosen(every, ids, chosen)
-    counts = {} if ids else _counts(client, topic, group, chosen)
+    _check_chosen(dead, every, ids)
     if dry_run:
-        _tell_counts(counts if not ids else _counts(client, topic, group, {}, ids), as_json)
+        _tell_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
         return
-    total = len(ids) if ids else sum(counts.values())
+    total = len(ids) if ids else sum(dead.counts().values())
     if total and not yes:
         what = f"{output.number(total)} dead message{'' if total == 1 else 's'}"
-        typer.confirm(f"Drop {what} of {topic} for good?", abort=True, err=True)
-    with progress("purge", total) as advance:
-        how: dict[str, Any] = {} if ids else {**chosen, "progress": _counting(advance)}
-        if group is None:
-            found = client.messages(topic).purge(ids, **how)
-        else:
-            _refuse_in_group(chosen)
-            found = client.groups(topic).purge(group, ids, **how)
-    _conclude("purge", found, as_json)
+        typer.confirm(f"Drop {what} of {dead.topic} for good?", abort=True, err=True)
+    _conclude("purge", dead.change("purge", total, ids), as_json)
 
 
-def _filters(
-    reason: str | None, owner: str | None, due_from: datetime | None, due_to: datetime | None
-) -> dict[str, Any]:
-    found = {"reason": reason, "owner": owner, "due_from": due_from, "due_to": due_to}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _check_chosen(every: bool, ids: list[int] | None, chosen: dict[str, Any]) -> None:
+def _check_chosen(dead: Dead, every: bool, ids: list[int] | None) -> None:
     only_one(all=every, id=ids)
-    only_one(id=ids, **chosen)
-    if not every and not ids and not chosen:
+    only_one(id=ids, **dead.filters)
+    if not every and not ids and not dead.filters:
         raise typer.BadParameter("say which: --id 17, --all, or --reason TEXT")
-
-
-def _refuse_in_group(chosen: dict[str, Any]) -> None:
-    for name in chosen:
-        if name != "reason":
-            option = "--" + name.replace("_", "-")
-            raise typer.BadParameter("rows of a log have none", param_hint=option)
-
-
-def _counts(
-    client: Client,
-    topic: str,
-    group: str | None,
-    chosen: dict[str, Any],
-    ids: list[int] | None = None,
-) -> dict[str, int]:
-    if ids:
-        found = client.messages(topic).get(id=ids, payload=False).to_pylist()
-        reasons = [row["reason"] or "" for row in found if row["state"] == "dead"]
-        return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
-    if group is None:
-        return client.messages(topic).dead_counts(**chosen)
-    _refuse_in_group(chosen)
-    return client.groups(topic).dead_counts(group, **chosen)
 
 
 def _tell_counts(counts: dict[str, int], as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import moments, output, payloads
+from fasti.cli import moments, options, output, payloads
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson, ContentType, Headers, headers_of, only_one
@@ -173,14 +173,9 @@ def watch(
     position: Annotated[
         int | None, typer.Option(min=0, help="From this position on, as --json told it; else now.")
     ] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many changes.")
-    ] = None,
+    count: options.Count = None,
     timeout: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=moments.length, metavar="TIME", help="End when nothing has come for so long."
-        ),
+        timedelta | None, options.idle("End when nothing has come for so long.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
 ) -> None:

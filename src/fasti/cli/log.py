@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import log_places, moments, output
+from fasti.cli import log_places, options, output
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.options import AsJson, Yes
-from fasti.cli.templates import FORMS, LOG_FIELDS, log_form
+from fasti.cli.templates import LOG_FIELDS, format_option, log_form
 from fasti.cli.terminating import terminated_softly
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ app = typer.Typer(
 Partition = Annotated[
     int | None, typer.Option("--partition", "-p", min=0, help="One partition; else all.")
 ]
-_TEMPLATE = " ".join(f"{{{field}}}" for field in LOG_FIELDS)
 
 
 @app.command()
@@ -50,26 +49,13 @@ def read(
         ),
     ] = "earliest",
     partition: Partition = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is appended later.")
-    ] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many.")
-    ] = None,
+    follow: Annotated[bool, options.follow("Go on with what is appended later.")] = False,
+    count: options.Count = None,
     timeout: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=moments.length,
-            metavar="TIME",
-            help="With -f: end when nothing has come for so long.",
-        ),
+        timedelta | None, options.idle("With -f: end when nothing has come for so long.")
     ] = None,
-    template: Annotated[
-        str, typer.Option("--format", help=f"{', '.join(FORMS)}, or a template of {_TEMPLATE}.")
-    ] = "text",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON object on each line: --format json.")
-    ] = False,
+    template: Annotated[str, format_option(LOG_FIELDS)] = "text",
+    as_json: options.JsonLines = False,
 ) -> None:
     """Print the rows of a log in the order of their offsets; with `-f` go on until Ctrl-C.
 

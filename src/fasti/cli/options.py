@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,7 +56,21 @@ Priority = Annotated[
     int | None,
     typer.Option(min=0, max=65_535, help="In a priority topic: how urgent, 0 first."),
 ]
+Count = Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="A JSON object on each line: --format json.")
+]
 ContentType = Annotated[str | None, typer.Option(help="What the payload is: application/json.")]
+
+
+def follow(what: str) -> Any:
+    """`--follow`, of commands that go on with what comes later."""
+    return typer.Option("--follow", "-f", help=what)
+
+
+def idle(what: str) -> Any:
+    """`--timeout`, of commands that end when nothing comes any more."""
+    return typer.Option(parser=moments.length, metavar="TIME", help=what)
 
 
 def only_one(**given: object) -> None:

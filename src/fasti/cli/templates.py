@@ -34,6 +34,12 @@ FORMS = ("text", "raw", "json")
 Form = Callable[[Any], bytes]
 
 
+def format_option(fields: tuple[str, ...]) -> Any:
+    """`--format`, of commands that print messages with these fields."""
+    template = " ".join(f"{{{field}}}" for field in fields)
+    return typer.Option("--format", help=f"{', '.join(FORMS)}, or a template of {template}.")
+
+
 def form(name: str, terminal: bool) -> Form:
     """The form of that name, or a template."""
     if name == "raw":
