@@ -93,10 +93,16 @@ def _bounds(metadata: pq.FileMetaData) -> tuple[dict[str, Any], dict[str, Any]]:
                 if found is None or found.null_count != column.num_values:
                     unknown.add(name)
                 continue
-            if not isinstance(found.min, (int, str, date, datetime)) or isinstance(found.min, bool):
+            try:
+                least, most = found.min, found.max
+            except OverflowError:
+                # Moments that no calendar has, such as that of what never expires.
+                unknown.add(name)
                 continue
-            low[name] = min(low.get(name, found.min), found.min)
-            high[name] = max(high.get(name, found.max), found.max)
+            if not isinstance(least, (int, str, date, datetime)) or isinstance(least, bool):
+                continue
+            low[name] = min(low.get(name, least), least)
+            high[name] = max(high.get(name, most), most)
     for name in unknown:
         low.pop(name, None)
         high.pop(name, None)
