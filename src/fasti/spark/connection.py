@@ -1,4 +1,8 @@
-"""Clients of executors and drivers: one per process, broker and token, kept between tasks."""
+"""Clients of executors and drivers: one per process, broker and token, kept between tasks.
+
+A place travels to executors as text: an address, and behind a `#` the file of the authority that
+signed the broker's certificate, if there is one.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,22 @@ _lock = threading.Lock()
 _clients: dict[tuple[Any, ...], Client] = {}
 
 
-def client_of(address: str, token: str | None = None) -> Client:
-    """A client of that broker, in this process."""
-    place = address if "://" in address else f"fasti://{address}"
+def located(address: str, tls_ca: str) -> str:
+    """An address together with the file of the authority that is to be trusted."""
+    return f"{address}#{tls_ca}"
+
+
+def client_of(place: str, token: str | None = None) -> Client:
+    """A client of that broker, in this process. Its threads end with the process."""
+    address, _, tls_ca = place.partition("#")
+    address = address if "://" in address else f"fasti://{address}"
     # After a fork, which Spark's workers are, the parent's threads are gone.
     name = (os.getpid(), place, token)
     with _lock:
         found = _clients.get(name)
         if found is None:
-            found = _clients[name] = fasti.connect(place, token=token)
+            authority = tls_ca or os.environ.get("FASTI_TLS_CA")
+            found = _clients[name] = fasti.connect(
+                address, token=token, tls_ca=authority if "+tls" in address else None
+            )
         return found

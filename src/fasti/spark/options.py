@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from fasti.client.address import parse_address
 from fasti.client.durations import duration_us
 from fasti.errors import InvalidArgument
+from fasti.spark.connection import located
 
 VIEWS = ("messages", "changes", "log", "kv")
+_DEFAULT_ADDRESS = "127.0.0.1:7170"
 STREAMED = ("changes", "log")
+STATES = ("scheduled", "ready", "leased", "dead")
 OPERATIONS = ("produce", "update", "move", "cancel", "put")
 
 
@@ -50,10 +54,9 @@ def _flag(value: str) -> bool:
 
 
 def _count(value: str) -> int:
-    number = int(value)
-    if number < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise ValueError("a whole number from 1 on")
-    return number
+    return int(value)
 
 
 def _from_zero(value: str) -> int:
@@ -93,32 +96,70 @@ def _length_s(value: str) -> float:
         raise ValueError("a length of time such as 30s or 5m") from None
 
 
+def _keep_us(value: str) -> int:
+    seconds = _length_s(value)
+    if not 1 <= seconds <= 86_400:
+        raise ValueError("a length of time from 1s to 1d")
+    return int(seconds * 1_000_000)
+
+
+def _address(value: str) -> str:
+    """Looked at in the driver, before any task connects."""
+    try:
+        found = parse_address(value)
+    except InvalidArgument as error:
+        raise ValueError(f"an address: {error.message}") from None
+    if found.directory is not None:
+        raise ValueError("the address of a broker process: executors can't share an embedded one")
+    return value
+
+
+def _some_of(*words: str) -> Callable[[str], tuple[str, ...]]:
+    def read(value: str) -> tuple[str, ...]:
+        found = _names(value)
+        if not found or not set(found) <= set(words):
+            raise ValueError(f"some of {', '.join(words)}")
+        return found
+
+    return read
+
+
 def _moment(value: str) -> datetime:
     """Milliseconds since 1970, as Kafka's source has them, or ISO 8601 with a zone."""
     if value.lstrip("-").isdecimal():
         return datetime.fromtimestamp(int(value) / 1000, UTC)
-    moment = datetime.fromisoformat(value)
+    expected = "ISO 8601 with a zone, as 2026-11-16T09:00:00Z, or milliseconds since 1970"
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(expected) from None
     if moment.tzinfo is None:
-        raise ValueError("milliseconds since 1970, or ISO 8601 with a zone")
+        raise ValueError(expected)
     return moment
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("address", _text, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas.", "127.0.0.1:7170", writing=True),
-    Option("token", _text, "The token of a broker that asks for one.", None, writing=True),
+    Option("address", _address, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas; `fasti+tls://` with TLS.", _DEFAULT_ADDRESS, writing=True),
+    Option("token", _text, "The token of a broker that asks for one. `FASTI_TOKEN` in the environment of driver and executors does as well.", None, writing=True),
+    Option("tlsCa", _text, "A file with the certificate of the authority that signed the broker's, in PEM; on every executor under the same path. So does `FASTI_TLS_CA`.", None, writing=True),
     Option("timeout", _length_s, "How long a broker that is away is waited for before the job fails.", 60.0, writing=True, shown="60s"),
     Option("topic", _text, "The topic. For `changes` it may be left out: then all; in writes, where a column `topic` says it.", None, writing=True),
     Option("view", _one_of(*VIEWS), "What is read.", "messages"),
-    Option("columns", _names, "The columns that are read, with commas; all that there are by default. Spark doesn't tell a source which it needs.", None),
+    Option("columns", _names, "The columns that are read, with commas; all by default. What is left out doesn't travel. Spark doesn't tell a source which columns a query needs.", None),
     Option("payload", _flag, "Whether `changes` bring payloads.", False, ("changes",)),
     Option("includeHeaders", _flag, "Whether there is a column `headers`.", True),
-    Option("state", _one_of("scheduled", "ready", "leased", "dead"), "Messages in one state.", None, ("messages",)),
+    Option("state", _some_of(*STATES), "Messages in one of these states, with commas: `scheduled`, `ready`, `leased`, `dead`.", None, ("messages",)),
+    Option("dueFrom", _moment, "Messages due then or later: ISO 8601 with a zone, or milliseconds since 1970.", None, ("messages",)),
+    Option("dueTo", _moment, "Messages due before then.", None, ("messages",)),
+    Option("key", _text, "The message, or the entries, with this key.", None, ("messages", "kv")),
     Option("owner", _text, "Messages of one owner; in writes, in whose name messages are put or changed.", None, ("messages",), writing=True),
     Option("startingOffsets", _offsets, "Where to begin: `earliest`, `latest`, or offsets as JSON.", "earliest", STREAMED),
     Option("endingOffsets", _offsets, "Where a batch read ends: `latest`, or offsets as JSON.", "latest", STREAMED),
     Option("startingTimestamp", _moment, "Where to begin, by time; instead of `startingOffsets`.", None, STREAMED),
+    Option("endingTimestamp", _moment, "Where a batch read ends, by time: before what happened then or later; instead of `endingOffsets`.", None, STREAMED),
     Option("maxOffsetsPerTrigger", _count, "At most about so many rows in one micro-batch.", None, STREAMED),
-    Option("minPartitions", _count, "At least so many Spark partitions, where the read can be split.", None),
+    Option("minPartitions", _count, "At least so many Spark partitions, where the read can be split; by default as many as Spark has cores.", None),
+    Option("snapshotTimeout", _keep_us, "How long a snapshot is kept after its last use: 1 second to 1 day.", 600_000_000, ("messages", "kv"), shown="10m"),
     Option("failOnDataLoss", _flag, "Whether to fail when what comes next was dropped by retention; else it goes on with the earliest there is.", True, STREAMED),
     Option("prefix", _text, "Entries whose key begins so.", None, ("kv",)),
     Option("operation", _one_of(*OPERATIONS), "What a write does with each row.", "produce", (), writing=True),
@@ -141,6 +182,10 @@ class Options:
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in self._values.items() if name != "token"}
+        return f"Options({shown})"
+
     def given(self, name: str) -> bool:
         """Whether it has a value."""
         return self._values.get(name) is not None
@@ -153,17 +198,24 @@ class Options:
         for name in found:
             option = _BY_NAME[name.lower()]
             if view not in option.views:
-                where = f"view {view!r}" if option.views else "reads"
-                raise InvalidArgument(f"option {name!r} is not for {where}", field=name)
+                raise InvalidArgument(_not_for(option, view), field=name)
         if stream and view not in STREAMED:
             raise InvalidArgument(
                 f"view {view!r} can't be streamed: only {' and '.join(STREAMED)}", field="view"
             )
         if view != "changes" and not found.get("topic"):
-            raise InvalidArgument("the option 'topic' is missing", field="topic")
-        if "startingTimestamp" in found and "startingOffsets" in found:
             raise InvalidArgument(
-                "either startingOffsets or startingTimestamp", field="startingTimestamp"
+                f"the option 'topic' is missing: view {view!r} is of one topic", field="topic"
+            )
+        for end in ("starting", "ending"):
+            if f"{end}Timestamp" in found and f"{end}Offsets" in found:
+                raise InvalidArgument(
+                    f"give {end}Offsets or {end}Timestamp, not both", field=f"{end}Timestamp"
+                )
+        if found.get("endingOffsets") == "earliest":
+            raise InvalidArgument(
+                "endingOffsets can't be earliest: expected latest, or offsets as JSON",
+                field="endingOffsets",
             )
         return cls(_defaults(found, lambda option: view in option.views))
 
@@ -197,6 +249,14 @@ class Options:
         return cls(_defaults(found, lambda option: option.writing))
 
 
+def _not_for(option: Option, view: str) -> str:
+    """Why an option that there is can't be given here."""
+    if not option.views:
+        return f"option {option.name!r} is for writing"
+    views = " and ".join(map(repr, option.views))
+    return f"option {option.name!r} is not for view {view!r}, but for {views}"
+
+
 def _defaults(found: dict[str, Any], wanted: Callable[[Option], bool]) -> dict[str, Any]:
     return {each.name: found.get(each.name, each.default) for each in OPTIONS if wanted(each)}
 
@@ -205,6 +265,11 @@ def _read(raw: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in raw.items():
         if name.lower() in _SPARKS:
+            if name.lower() == "path" and text:
+                raise InvalidArgument(
+                    "a topic has no path: give it by option('topic', ...), and load and save nothing",
+                    field="path",
+                )
             continue
         option = _BY_NAME.get(name.lower())
         if option is None:
@@ -212,9 +277,12 @@ def _read(raw: Mapping[str, str]) -> dict[str, Any]:
         try:
             found[option.name] = option.read(str(text))
         except ValueError as error:
+            shown = "" if option.name == "token" else f" {text!r}"
             raise InvalidArgument(
-                f"option {option.name!r} can't be {text!r}: expected {error}", field=option.name
-            ) from error
+                f"option {option.name!r} can't be{shown}: expected {error}", field=option.name
+            ) from None
+    if found.get("tlsCa"):
+        found["address"] = located(found.get("address", _DEFAULT_ADDRESS), found["tlsCa"])
     return found
 
 

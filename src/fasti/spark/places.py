@@ -22,8 +22,9 @@ Offsets = dict[str, Any]
 
 def feed_place(client: Client, options: Options, which: str) -> Offsets:
     """`startingOffsets` or `endingOffsets` of the change feed."""
-    if which == "startingOffsets" and options.given("startingTimestamp"):
-        at_us = moment_us(options["startingTimestamp"], "startingTimestamp")
+    by_time = which.replace("Offsets", "Timestamp")
+    if options.given(by_time):
+        at_us = moment_us(options[by_time], by_time)
         header, _ = client.transport.call("feed", {"time_us": at_us})
         return {header["shard"]: int(header["position"])}
     given = options[which]
@@ -61,8 +62,9 @@ def log_place(client: Client, options: Options, which: str) -> Offsets:
     """`startingOffsets` or `endingOffsets` of a log."""
     topic = options["topic"]
     partitions = client.log(topic).describe()
-    if which == "startingOffsets" and options.given("startingTimestamp"):
-        at_us = moment_us(options["startingTimestamp"], "startingTimestamp")
+    by_time = which.replace("Offsets", "Timestamp")
+    if options.given(by_time):
+        at_us = moment_us(options[by_time], by_time)
         header, _ = client.transport.call("offsets", {"topic": topic, "time_us": at_us})
         return {str(number): int(at) for number, at in header["offsets"].items()}
     given = options[which]

@@ -2,51 +2,155 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from fasti.client.changes import Position
 from fasti.client.client import Client
+from fasti.client.durations import moment_us
+from fasti.errors import InvalidArgument
+from fasti.spark.filters import Pushed
 from fasti.spark.options import Options
+from fasti.spark.parallelism import cores
 from fasti.spark.places import Offsets, feed_place, log_place, position_of
+from fasti.spark.snapshots import SnapshotTask
 from fasti.spark.tickets import Task
 from fasti.spark.views import View
 
 # Of one task, unless there is more work than tasks: a ticket that is too small isn't worth one.
 _LOG_ROWS_MIN = 50_000
+_MOST = (1 << 63) - 1
+# Which kinds of topics have which view.
+_KINDS = {"messages": ("timeline", "priority"), "log": ("log",), "kv": ("kv",)}
+
+
+# Where ids of one partition end and those of the next begin.
+_PARTITION_BITS = 51
 
 
 class Planner:
     """Plans reads of one view."""
 
-    def __init__(self, client: Client, options: Options, view: View, parallelism: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        options: Options,
+        view: View,
+        parallelism: int | None = None,
+        filters: Pushed | None = None,
+    ) -> None:
         self._client, self._options, self._view = client, options, view
-        self._splits = max(parallelism, options["minPartitions"] or 1)
+        self._splits = max(parallelism or cores(), options["minPartitions"] or 1)
+        self._filters = filters or Pushed(view.name)
 
-    def _task(self, ticket: dict[str, Any], **constants: str) -> Task:
-        ticket = {name: value for name, value in ticket.items() if name != "version"}
-        names = tuple(column.name for column in self._view.columns)
-        address, token = self._options["address"], self._options["token"]
-        return Task(ticket, address, token, self._view.name, names, constants)
-
-    def messages(self, filters: dict[str, Any]) -> list[Task]:
-        """Messages as they are now: one snapshot, a task per partition."""
-        fields: dict[str, Any] = {
-            "call": "list",
-            "topic": self._options["topic"],
-            "payload": self._view.wants_contents,
-            **filters,
+    def _common(self) -> dict[str, Any]:
+        """What all tasks have."""
+        return {
+            "address": self._options["address"],
+            "token": self._options["token"],
+            "view": self._view.name,
+            "columns": tuple(column.name for column in self._view.columns),
+            "timeout_s": self._options["timeout"],
         }
-        for name in ("state", "owner"):
-            if self._options.given(name):
-                fields[name] = self._options[name]
-        return [self._task(ticket) for ticket in self._client.transport.plan(fields)]
 
-    def entries(self) -> list[Task]:
-        """Entries of a key-value topic."""
-        fields: dict[str, Any] = {"call": "kv", "topic": self._options["topic"]}
-        if self._options.given("prefix"):
-            fields["prefix"] = self._options["prefix"]
-        return [self._task(ticket) for ticket in self._client.transport.plan(fields)]
+    def _task(self, ticket: dict[str, Any], **constants: Any) -> Task:
+        return Task(ticket=_plain(ticket), constants=constants, **self._common())
+
+    def planned(self) -> list[Task]:
+        """A batch read, as options and filters bound it. Raises `not_found` and the like."""
+        self._check_kind()
+        if self._filters.nothing:
+            return []
+        if self._view.name == "messages":
+            return self._messages()
+        return self._entries() if self._view.name == "kv" else self._between_options()
+
+    def _check_kind(self) -> None:
+        """That the topic is there, and of a kind that has this view."""
+        topic = self._options["topic"]
+        if topic is None:
+            return
+        if self._view.name == "changes":
+            # Also of topics that are gone by now.
+            return
+        header, _ = self._client.transport.call("topic", {"topic": topic})
+        kind = header["settings"]["kind"]
+        if kind not in _KINDS[self._view.name]:
+            view = next((name for name, kinds in _KINDS.items() if kind in kinds), "changes")
+            raise InvalidArgument(
+                f"topic {topic!r} is of kind {kind!r}: read it with view {view!r}, not "
+                f"{self._view.name!r}",
+                field="view",
+            )
+
+    def _messages(self) -> list[Task]:
+        fields: dict[str, Any] = {"call": "list"}
+        options, filters = self._options, self._filters
+        if options.given("dueFrom"):
+            filters.between("due", moment_us(options["dueFrom"]), _MOST)
+        if options.given("dueTo"):
+            filters.between("due", 0, moment_us(options["dueTo"]))
+        for option, column in (("state", "state"), ("owner", "owner"), ("key", "key")):
+            if options.given(option):
+                given = options[option]
+                filters.one_of(column, frozenset([given] if isinstance(given, str) else given))
+        if filters.nothing:
+            return []
+        for name, words in filters.words.items():
+            fields[f"{name}s"] = sorted(words)
+        bounds = {"due_from_us": filters.low("due"), "due_to_us": filters.high("due")}
+        fields |= {name: at for name, at in bounds.items() if at is not None}
+        return self._of_snapshot(fields)
+
+    def _entries(self) -> list[Task]:
+        fields: dict[str, Any] = {"call": "kv"}
+        options, filters = self._options, self._filters
+        if options.given("key"):
+            filters.one_of("key", frozenset([options["key"]]))
+        prefixes = [each for each in (options["prefix"], filters.prefix) if each]
+        # The longer one says it all, if they agree.
+        longest = max(prefixes, key=len, default="")
+        if filters.nothing or not all(longest.startswith(each) for each in prefixes):
+            return []
+        if longest:
+            fields["prefix"] = longest
+        if "key" in filters.words:
+            fields["keys"] = sorted(filters.words["key"])
+        return self._of_snapshot(fields)
+
+    def _of_snapshot(self, fields: dict[str, Any]) -> list[Task]:
+        """Tasks that share a snapshot, which is taken by the first of them."""
+        fields = {**fields, "topic": self._options["topic"], "columns": self._view.wire}
+        call = self._client.transport.call
+        held, _ = call("take_snapshot", {})
+        try:
+            place = {"snapshot": held["snapshot"], "splits": self._splits}
+            tickets = self._client.transport.plan({**fields, **place})
+        finally:
+            call("drop_snapshot", {"snapshot": held["snapshot"]})
+        common = {
+            **self._common(),
+            "plan": uuid.uuid4().hex,
+            "life": held["life"],
+            "keep_us": self._options["snapshotTimeout"],
+        }
+        ranges = [self._ids(ticket["after_id"], ticket["until_id"]) for ticket in tickets]
+        return [
+            SnapshotTask(ticket={**fields, "after_id": after, "until_id": until}, **common)
+            for after, until in ranges
+            if until is None or until > after + 1
+        ]
+
+    def _ids(self, after_id: int, until_id: int | None) -> tuple[int, int | None]:
+        """A range of ids as far as filters on id and partition leave it."""
+        end = _MOST if until_id is None else until_id
+        first, end = self._filters.clip("id", after_id + 1, end)
+        low, high = self._filters.low("partition"), self._filters.high("partition")
+        if low is not None:
+            first = max(first, min(low, 4096) << _PARTITION_BITS)
+        if high is not None:
+            end = min(end, max(high, 0) << _PARTITION_BITS)
+        return max(0, first - 1), None if end >= _MOST else max(end, 0)
 
     def changes(self, start: Offsets, end: Offsets) -> list[Task]:
         """What happened between two positions."""
@@ -67,10 +171,15 @@ class Planner:
             "shard": begin.shard,
             "after": begin.frame,
             "through": end.frame,
-            "payload": any(column.name == "payload" for column in self._view.columns),
+            "columns": self._view.wire,
         }
+        topics = self._filters.words.get("topic")
         if self._options.given("topic"):
             fields["topic"] = self._options["topic"]
+        elif topics:
+            fields["topics"] = sorted(topics)
+        if "op" in self._filters.words:
+            fields["ops"] = sorted(self._filters.words["op"])
         return fields
 
     def log(self, start: Offsets, end: Offsets) -> list[Task]:
@@ -93,12 +202,55 @@ class Planner:
             "partition": partition,
             "offset": begin,
             "end_offset": end,
+            "columns": self._view.wire,
         }
         return self._task(ticket)
 
-    def between_options(self) -> list[Task]:
-        """A batch read of changes or a log, as the options bound it."""
-        place = feed_place if self._view.name == "changes" else log_place
-        start = place(self._client, self._options, "startingOffsets")
-        end = place(self._client, self._options, "endingOffsets")
-        return self.changes(start, end) if self._view.name == "changes" else self.log(start, end)
+    def _between_options(self) -> list[Task]:
+        """Of changes or a log."""
+        if self._view.name == "changes":
+            return self._filtered_changes()
+        start = log_place(self._client, self._options, "startingOffsets")
+        end = log_place(self._client, self._options, "endingOffsets")
+        return self.log(*self._clipped(start, end))
+
+    def _filtered_changes(self) -> list[Task]:
+        start = position_of(feed_place(self._client, self._options, "startingOffsets"))
+        end = position_of(feed_place(self._client, self._options, "endingOffsets"))
+        first, last = self._filters.clip("position", start.frame + 1, end.frame + 1)
+        since, before = self._filters.low("at"), self._filters.high("at")
+        if since is not None:
+            first = max(first, self._frame_at(since) + 1)
+        if before is not None:
+            last = min(last, self._frame_at(before) + 1)
+        if last <= first and (first, last) != (start.frame + 1, end.frame + 1):
+            return []
+        return self.changes({start.shard: first - 1}, {end.shard: last - 1})
+
+    def _frame_at(self, time_us: int) -> int:
+        header, _ = self._client.transport.call("feed", {"time_us": max(0, time_us)})
+        return int(header["position"])
+
+    def _clipped(self, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+        """Offsets as far as filters leave them."""
+        low, high = self._filters.low("created"), self._filters.high("created")
+        since = self._offsets_at(low) if low is not None else {}
+        before = self._offsets_at(high) if high is not None else {}
+        first, last = {}, {}
+        for number in end:
+            part = int(number)
+            if self._filters.clip("partition", part, part + 1) != (part, part + 1):
+                continue
+            begin = max(int(start[number]), since.get(number, 0))
+            until = min(int(end[number]), before.get(number, int(end[number])))
+            first[number], last[number] = self._filters.clip("offset", begin, until)
+        return first, last
+
+    def _offsets_at(self, time_us: int) -> dict[str, int]:
+        fields = {"topic": self._options["topic"], "time_us": max(0, time_us)}
+        header, _ = self._client.transport.call("offsets", fields)
+        return {number: int(at) for number, at in header["offsets"].items()}
+
+
+def _plain(ticket: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in ticket.items() if name != "version"}

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-
-import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
-    Filter,
-    InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from fasti.spark.connection import client_of
+from fasti.errors import InvalidArgument
 from fasti.spark.errors import shown
 from fasti.spark.feed_stream import FeedStream
-from fasti.spark.filters import pushed
 from fasti.spark.log_stream import LogStream
 from fasti.spark.options import Options
-from fasti.spark.plans import Planner
+from fasti.spark.reads import reader_of
 from fasti.spark.sink import BatchWriter, StreamWriter
-from fasti.spark.tickets import Task
 from fasti.spark.views import View
 
 
@@ -46,14 +38,15 @@ class FastiSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Batch reads."""
         with shown():
-            return FastiReader(Options.reading(self.options))
+            options = Options.reading(self.options)
+            return reader_of(options, _view(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Streams of changes and logs."""
         with shown():
             options = Options.reading(self.options, stream=True)
             kind = FeedStream if options["view"] == "changes" else LogStream
-            return kind(options, _view(options))
+            return kind(options, _view(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Batch writes."""
@@ -66,40 +59,33 @@ class FastiSource(DataSource):
             return StreamWriter(Options.writing(self.options, stream=True), schema, overwrite)
 
 
-def _view(options: Options) -> View:
+def _view(options: Options, given: StructType | None = None) -> View:
     view = options["view"]
     payload = view != "changes" or options["payload"]
-    return View(view, options["columns"], payload, options["includeHeaders"])
+    whole = View(view, options["columns"], payload, options["includeHeaders"])
+    return whole if given is None else _narrowed(whole, given, options)
 
 
-class FastiReader(DataSourceReader):
-    """One batch read: planned in the driver, read by tasks."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._filters: dict[str, Any] = {}
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keeps what the broker can filter; gives the rest back to Spark."""
-        self._filters, rest = pushed(self._options["view"], filters)
-        return rest
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """A task each. The state of all tasks is of one moment."""
-        with shown():
-            options, view = self._options, _view(self._options)
-            client = client_of(options["address"], options["token"])
-            planner = Planner(client, options, view, parallelism=2)
-            if view.name == "messages":
-                tasks = planner.messages(self._filters)
-            elif view.name == "kv":
-                tasks = planner.entries()
-            else:
-                tasks = planner.between_options()
-            return [InputPartition(task) for task in tasks]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        task: Task = partition.value
-        with shown():
-            yield from task.batches()
+def _narrowed(whole: View, given: StructType, options: Options) -> View:
+    """The columns of a schema that the user gave, or of our own. Raises `invalid_argument`."""
+    names = [field.name for field in given.fields]
+    if names == [column.name for column in whole.columns]:
+        pass
+    elif options["columns"] is not None:
+        raise InvalidArgument(
+            "give the columns by the option 'columns' or by a schema, not by both", field="columns"
+        )
+    view = View(whole.name, names)
+    for field, expected in zip(given.fields, from_arrow_schema(view.schema).fields, strict=True):
+        if field.dataType != expected.dataType:
+            raise InvalidArgument(
+                f"column {field.name!r} of the schema is {field.dataType.simpleString()}: expected "
+                f"{expected.dataType.simpleString()}",
+                field=field.name,
+            )
+        if not field.nullable:
+            raise InvalidArgument(
+                f"column {field.name!r} of the schema may not be null: every column of a view may",
+                field=field.name,
+            )
+    return view

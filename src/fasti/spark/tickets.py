@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.client.client import Client
 from fasti.spark.connection import client_of
-from fasti.spark.patience import rows_of
+from fasti.spark.patience import TIMEOUT_S, rows_of
 from fasti.spark.views import View
 
 _ROWS = 65_536
@@ -26,17 +27,24 @@ class Task:
 
     ticket: dict[str, Any]
     address: str
-    token: str | None
+    token: str | None = field(repr=False)
     view: str
     columns: tuple[str, ...]
-    constants: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float = TIMEOUT_S
+
+    def client(self) -> Client:
+        """To the broker, in this process."""
+        return client_of(self.address, self.token)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows of the ticket."""
+        return self._read(self.ticket, self.constants)
+
+    def _read(self, ticket: dict[str, Any], constants: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         view = View(self.view, self.columns)
-        rows = rows_of(lambda: client_of(self.address, self.token), self.ticket)
-        for batch in _joined(rows):
-            yield view.made_of(batch, **self.constants)
+        for batch in _joined(rows_of(self.client, ticket, self.timeout_s)):
+            yield view.made_of(batch, **constants)
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -45,10 +53,14 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if not batch.num_rows:
             continue
+        # About so many, in one piece if it came so.
+        if waiting and rows + batch.num_rows > _ROWS:
+            yield _one(waiting)
+            waiting, rows, size = [], 0, 0
         waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= _ROWS or size >= _BYTES:
+        if rows >= _ROWS // 2 or size >= _BYTES:
             yield _one(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:

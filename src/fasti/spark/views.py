@@ -6,8 +6,10 @@ Everything may be null, because Spark's rows are checked against the schema to t
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -44,6 +46,19 @@ _CONTENTS = (
     Column("payload", pa.binary()),
 )
 
+# Of which moment all rows of a read are: the position of the change feed behind which everything
+# that isn't in them happened.
+_SNAPSHOT = (Column("shard", pa.string()), Column("snapshot_position", pa.int64()))
+# The same in all rows of a task; the tasks know it, the wire doesn't carry it.
+CONSTANT = {
+    "messages": ("shard", "snapshot_position"),
+    "log": (),
+    "kv": ("shard", "snapshot_position"),
+    "changes": ("shard",),
+}
+# By these a read that was interrupted is gone on with, so they travel in any case.
+_PLACES = {"log": "offset", "changes": "position"}
+
 VIEWS: dict[str, tuple[Column, ...]] = {
     "messages": (
         Column("id", pa.int64()),
@@ -57,6 +72,7 @@ VIEWS: dict[str, tuple[Column, ...]] = {
         Column("reason", pa.string()),
         Column("priority", pa.int32()),
         *_CONTENTS,
+        *_SNAPSHOT,
     ),
     "log": (
         Column("partition", pa.int32()),
@@ -72,6 +88,7 @@ VIEWS: dict[str, tuple[Column, ...]] = {
         Column("headers", HEADERS),
         Column("content_type", pa.string()),
         Column("value", pa.binary()),
+        *_SNAPSHOT,
     ),
     "changes": (
         Column("shard", pa.string()),
@@ -113,17 +130,12 @@ class View:
         self.name = name
         known = {column.name: column for column in VIEWS[name]}
         if columns is None:
-            columns = [
-                each
-                for each in known
-                if (each != "payload" or payload) and (each != "headers" or headers)
-            ]
+            left_out = {"payload"} if not payload else set()
+            left_out |= {"headers"} if not headers else set()
+            columns = [each for each in known if each not in left_out]
         for each in columns:
             if each not in known:
-                raise InvalidArgument(
-                    f"view {name!r} has no column {each!r}: there are {', '.join(known)}",
-                    field="columns",
-                )
+                raise InvalidArgument(_unknown(name, each), field="columns")
         if len(set(columns)) != len(columns) or not columns:
             raise InvalidArgument("columns names each column once", field="columns")
         self.columns = [known[each] for each in columns]
@@ -134,21 +146,29 @@ class View:
         return pa.schema([pa.field(column.name, column.kind) for column in self.columns])
 
     @property
-    def wants_contents(self) -> bool:
-        """Whether anything is asked for that lies with the payload."""
-        contents = {column.name for column in _CONTENTS}
-        return any(column.name in contents for column in self.columns)
+    def wire(self) -> list[str]:
+        """The columns that travel; at least one, so that rows can be counted."""
+        found = [each.source for each in self.columns if each.name not in CONSTANT[self.name]]
+        place = _PLACES.get(self.name, "version")
+        return found if place in found or (found and self.name not in _PLACES) else [*found, place]
 
-    def made_of(self, batch: pa.RecordBatch, **constants: str) -> pa.RecordBatch:
+    def made_of(self, batch: pa.RecordBatch, **constants: Any) -> pa.RecordBatch:
         """The view's columns of a batch that came over the wire."""
         arrays = []
         names = batch.schema.names
         for column in self.columns:
             if column.name in constants:
-                array = pa.repeat(pa.scalar(constants[column.name]), batch.num_rows)
+                array = pa.repeat(pa.scalar(constants[column.name], column.kind), batch.num_rows)
             elif column.source in names:
                 array = batch.column(column.source)
             else:
                 array = pa.nulls(batch.num_rows, column.kind)
             arrays.append(array if array.type == column.kind else array.cast(column.kind))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _unknown(view: str, column: str) -> str:
+    names = [each.name for each in VIEWS[view]]
+    near = difflib.get_close_matches(column.lower(), names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    return f"view {view!r} has no column {column!r}: {hint}"

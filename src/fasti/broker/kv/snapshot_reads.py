@@ -86,10 +86,10 @@ class SnapshotEntries:
         if not len(columns["flags"]):
             return columns
         keys = self._topic.gather(columns["location"], ("key",)).column("key")
-        if self._prefix:
-            keep = pc.starts_with(keys, self._prefix)
-        else:
-            keep = pc.is_in(split(keys)[0], value_set=pa.array(self._keys, pa.string()))
+        keep = pc.starts_with(keys, self._prefix)
+        if self._keys:
+            named = split(keys)[0]
+            keep = pc.and_(keep, pc.is_in(named, value_set=pa.array(self._keys, pa.string())))
         return only(columns, keep.to_numpy(zero_copy_only=False))
 
     def _made(self, columns: Columns) -> pa.RecordBatch:
