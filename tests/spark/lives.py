@@ -24,7 +24,7 @@ MESSAGES = (
     "shard string, topic string, partition int, id long, group string, produced_at timestamp, "
     "due_first timestamp, due_last timestamp, leases long, releases long, nacks long, "
     "completions long, first_leased_at timestamp, started_at timestamp, finished_at timestamp, "
-    "lateness_us long, early int, state string, reason string, last_position long"
+    "lateness_us long, early int, state string, reason string, last_position long, topic_since long"
 )
 
 

@@ -283,7 +283,9 @@ def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
 
 def early(followed: DataFrame) -> DataFrame:
     """Deliveries before due, by when user code began."""
-    began = followed.where(F.col("started") < F.col("was_due"))
+    # Where nobody said when, it is 0.
+    known = F.unix_micros("started") > 0
+    began = followed.where(known & (F.col("started") < F.col("was_due")))
     before = F.unix_micros("was_due") - F.unix_micros("started")
     what = F.concat(F.lit("started "), before.cast("string"), F.lit(" µs before it was due"))
     return _found(began, F.lit("early"), what)
@@ -330,7 +332,7 @@ def _holes(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> Dat
     return _found(jumps, F.lit("gap"), what)
 
 
-def unaccounted(followed: DataFrame, messages: DataFrame) -> DataFrame:
+def unaccounted(followed: DataFrame, messages: DataFrame, topics: Topics) -> DataFrame:
     """Messages that silver lacks or has in another state than their last transition led to.
 
     `followed` must be whole lives. Of topics that were deleted nothing is said.
@@ -341,6 +343,12 @@ def unaccounted(followed: DataFrame, messages: DataFrame) -> DataFrame:
         .groupBy(*MESSAGE)
         .agg(F.max_by("state", place).alias("state"), F.max("position").alias("position"))
     )
+    if topics.deleted:
+        # Those of a topic of the same name that was before are others.
+        since = F.element_at(_map_of(topics.deleted), _topic())
+        messages = messages.where(
+            F.coalesce(F.array_max(since) < F.col("topic_since"), F.lit(True))
+        )
     known = messages.select(*MESSAGE, F.col("state").alias("told"))
     wrong = last.join(known, MESSAGE, "left").where(
         F.col("told").isNull() | (F.col("told") != F.col("state"))
@@ -370,5 +378,5 @@ def audit(transitions: DataFrame, messages: DataFrame | None = None) -> DataFram
     found = illegal(followed, known).unionByName(early(followed))
     found = found.unionByName(gaps(transitions, topics, known))
     if messages is not None:
-        found = found.unionByName(unaccounted(followed, messages))
+        found = found.unionByName(unaccounted(followed, messages, topics))
     return found

@@ -5,9 +5,9 @@ and, with `days`, compute those days alone; `update` keeps the tables of a lake 
 """
 
 from fasti.pipeline.gold.backlog import backlog
-from fasti.pipeline.gold.consumers import consumers
+from fasti.pipeline.gold.consumers import consumers, day_before
 from fasti.pipeline.gold.lateness import lateness
 from fasti.pipeline.gold.retries import attempts, retries
 from fasti.pipeline.gold.throughput import throughput
 
-__all__ = ["attempts", "backlog", "consumers", "lateness", "retries", "throughput"]
+__all__ = ["attempts", "backlog", "consumers", "day_before", "lateness", "retries", "throughput"]

@@ -29,7 +29,7 @@ def consumers(transitions: DataFrame, days: Sequence[str] | None = None) -> Data
     def told(*ops: str) -> Column:
         return F.count_if(F.col("op").isin(*ops))
 
-    busy = F.when(F.col("started").isNotNull(), F.unix_micros("at") - F.unix_micros("started"))
+    busy = F.when(F.unix_micros("started") > 0, F.unix_micros("at") - F.unix_micros("started"))
     minutes = ended.groupBy("topic", "consumer", start_of("at", MINUTE_US).alias("start")).agg(
         told("leased").alias("leased"),
         told("acked").alias("acked"),
@@ -49,7 +49,7 @@ def attempts(transitions: DataFrame, days: Sequence[str] | None = None) -> DataF
     Only a lease's row names the consumer, so it is looked for on the day before too. Where it can't be
     found the name is empty.
     """
-    wanted = None if days is None else sorted({*days, *map(_day_before, days)})
+    wanted = None if days is None else sorted({*days, *map(day_before, days)})
     rows = within(transitions, "at", wanted).where(F.col("op").isin("leased", *_ENDS))
     message = Window.partitionBy("shard", "topic", "partition", "id", "group")
     so_far = message.orderBy("position", "row").rowsBetween(
@@ -61,5 +61,6 @@ def attempts(transitions: DataFrame, days: Sequence[str] | None = None) -> DataF
     )
 
 
-def _day_before(day: str) -> str:
+def day_before(day: str) -> str:
+    """The day before, as text."""
     return str(date.fromisoformat(day) - timedelta(days=1))

@@ -1,0 +1,222 @@
+"""The audit as a stage: messages that something new happened to, and the broker's own counts.
+
+A run looks at the whole lives of those messages to which something happened since the last audit; what
+it finds is added to what was found before. With the option `full` it looks at everything again.
+
+Counts are compared exactly, while traffic goes on: the broker counts first, and says at which position
+of its feed (`Counted`, the first stage of a run). Then bronze and silver are brought up to now, which
+lies behind that position. Messages that silver saw last before it are counted as silver has them; the
+few to which something happened since are followed in bronze up to that position.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from fasti.pipeline import audit
+from fasti.pipeline.bronze import shards
+from fasti.pipeline.gold.stage import State, between, silver_position
+from fasti.pipeline.topics import QUEUES
+
+if TYPE_CHECKING:
+    from fasti.pipeline.lake import Lake
+    from fasti.pipeline.runner import Run
+
+# More messages than these are not sent to all tasks, but sorted.
+_FEW = 500_000
+_WAITING = ("scheduled", "ready", "staged")
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What the broker said of a topic."""
+
+    topic: str
+    shard: str
+    position: int
+    states: dict[str, int]
+
+
+class Counted:
+    """The first stage of a run: what the broker counts now, and its clock. Made for one pipeline."""
+
+    __name__ = "counts"
+
+    def __init__(self) -> None:
+        self.counts: list[Count] = []
+        self.at_us = 0
+
+    def __call__(self, run: Run) -> int:
+        """Asks the broker."""
+        self.at_us = int(run.client.transport.clock.now_us())
+        self.counts = [
+            Count(topic.name, topic.position.shard, topic.position.frame, _in_words(topic.counts))
+            for topic in run.client.topics()
+            if topic.settings.kind in QUEUES and topic.position is not None
+        ]
+        return len(self.counts)
+
+
+def _in_words(counts: dict[str, int]) -> dict[str, int]:
+    """As silver has them. Staged messages go live in small steps of which the feed says nothing."""
+    told = {state: counts[state] for state in ("leased", "dead", "done", "cancelled")}
+    return {"pending": sum(counts[state] for state in _WAITING), **told}
+
+
+class Audited:
+    """The last stage. With no `Counted` the broker isn't asked."""
+
+    __name__ = "audit"
+
+    def __init__(self, counted: Counted | None = None) -> None:
+        self._counted = counted
+
+    def __call__(self, run: Run) -> int:
+        """Returns how many findings there are in all."""
+        lake, state = run.lake, State.of(run.lake)
+        table = lake.gold("audit")
+        through = silver_position(lake)
+        if not through:
+            return 0
+        full = bool(run.option("full")) or not state.audit or not table.exists()
+        since = {} if full else state.audit
+        found = _checked(run, since, through).coalesce(1)
+        kept = _kept(run, full)
+        counts = self._counted.counts if self._counted is not None else []
+        differing, compared = compare(run, [each for each in counts if each.shard in through])
+        if kept is not None:
+            found = found.unionByName(kept)
+        if differing:
+            found = found.unionByName(run.spark.createDataFrame(differing, audit.FINDING))
+        table.overwrite(found.dropDuplicates())
+        state.audit, state.compared = through, compared
+        state.audited_us = time.time_ns() // 1000
+        state.transitions, state.messages = lake.bronze.rows(), _messages(run)
+        state.save(lake)
+        return table.rows()
+
+
+def _checked(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFrame:
+    """What is wrong with messages that something happened to between two places."""
+    lake, spark = run.lake, run.spark
+    everything = lake.bronze.read(spark).where(between({}, through))
+    if not since:
+        return audit.audit(everything, lake.silver(spark))
+    new = _behind(lake, spark, since).where(between(since, through))
+    topics = audit.Topics.of(everything)
+    known = audit.beginnings(everything, topics)
+    touched = touched_by(everything, new)
+    followed = audit.lives(touched, topics)
+    found = audit.illegal(followed, known).unionByName(audit.early(followed))
+    found = found.unionByName(audit.gaps(new, topics, known))
+    return found.unionByName(audit.unaccounted(followed, lake.silver(spark), topics))
+
+
+def _behind(lake: Lake, spark: Any, since: dict[str, int]) -> DataFrame:
+    lowest = min((since.get(shard, -1) for shard in shards(lake)), default=-1)
+    files = [each for each in lake.bronze.files() if each.may_have("position", above=lowest)]
+    return lake.bronze.read(spark, files)
+
+
+def touched_by(transitions: DataFrame, new: DataFrame) -> DataFrame:
+    """The whole lives of those messages of which `new` tells, and all rows that tell of no message."""
+    keys = new.where("id is not null and offset is null").select(*audit.MESSAGE).distinct()
+    if new.count() < _FEW:
+        keys = F.broadcast(keys)
+    stages = new.where("op in ('published', 'stage_dropped')").select("shard", "stage").distinct()
+    staged = transitions.where("op = 'staged'").join(F.broadcast(stages), ["shard", "stage"])
+    keys = keys.unionByName(staged.select(*audit.MESSAGE)).distinct()
+    mine = transitions.where("id is not null").join(keys, audit.MESSAGE, "left_semi")
+    return mine.unionByName(transitions.where("id is null"))
+
+
+def _kept(run: Run, full: bool) -> DataFrame | None:
+    """What was found before and stays true."""
+    table = run.lake.gold("audit")
+    if full or not table.exists():
+        return None
+    return table.read(run.spark).where(~F.col("kind").isin(*audit.PASSING))
+
+
+def _messages(run: Run) -> int:
+    table = run.lake.messages
+    return sum(each.rows for each in table.files()) if table.exists() else 0
+
+
+# The broker's counts
+
+
+def compare(run: Run, counts: Sequence[Count]) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+    """Findings where counts differ, and the topics that were compared, with their positions.
+
+    A topic that is older than the lake can't be compared: what was produced before isn't known.
+    """
+    lake = run.lake
+    made = {
+        (row["shard"], row["topic"]): row["topic_since"]
+        for row in lake.topics.arrow().to_pylist()
+        if row["topic_since"] > 0 and row["until"] is None
+    }
+    known = [each for each in counts if (each.shard, each.topic) in made]
+    if not known:
+        return [], {}
+    rows = [(c.shard, c.topic, made[c.shard, c.topic], c.position) for c in known]
+    places = run.spark.createDataFrame(
+        rows, "shard string, topic string, topic_since long, counted long"
+    )
+    told = _told(run, F.broadcast(places), {(c.shard, c.topic): c.position for c in known})
+    differing = []
+    for count in known:
+        for state, number in count.states.items():
+            mine = told.get((count.shard, count.topic, state), 0)
+            if mine != number:
+                what = f"the broker counts {number} {state}, and its feed tells of {mine}"
+                place = (count.position, count.shard)
+                differing.append((count.topic, None, None, "count", what, *place))
+    return differing, {count.topic: count.position for count in known}
+
+
+def _told(
+    run: Run, places: DataFrame, positions: dict[tuple[str, str], int]
+) -> dict[tuple[str, str, str], int]:
+    """How many messages are in which state at each topic's place: (shard, topic, state) → number."""
+    lake, spark = run.lake, run.spark
+    word = F.when(F.col("state") == "staged", "pending").otherwise(F.col("state")).alias("state")
+    settled = (
+        lake.silver(spark)
+        .join(places, ["shard", "topic", "topic_since"])
+        .where("last_position <= counted")
+    )
+    found = [settled.groupBy("shard", "topic", word).count()]
+    lowest = min(positions.values())
+    files = [each for each in lake.bronze.files() if each.may_have("position", above=lowest)]
+    if files:
+        later = lake.bronze.read(spark, files).join(places, ["shard", "topic"])
+        later = later.where("position > counted")
+        since = lake.bronze.read(spark).join(places, ["shard", "topic"])
+        mine = touched_by(since.where("position >= topic_since"), later)
+        topics = audit.Topics(frozenset(), {}, {}, staged=True)
+        lives = audit.lives(mine, topics).join(places, ["shard", "topic"])
+        lives = lives.where("position <= counted")
+        last = F.max_by("state", F.struct("position", "row")).alias("state")
+        states = lives.groupBy(*audit.MESSAGE).agg(last)
+        found.append(states.groupBy("shard", "topic", word).count())
+    told: dict[tuple[str, str, str], int] = {}
+    for frame in found:
+        for row in frame.collect():
+            name = (row["shard"], row["topic"], row["state"])
+            told[name] = told.get(name, 0) + row["count"]
+    return told
+
+
+def findings(lake: Lake) -> pa.Table:
+    """What the last audit found, without Spark."""
+    table = lake.gold("audit")
+    return table.arrow() if table.exists() else pa.table({"kind": pa.array([], pa.string())})
