@@ -30,6 +30,8 @@ from fasti.broker.log.follow import LogFollower
 from fasti.broker.log.reads import LogReads
 from fasti.broker.metrics.lateness import LatenessBook
 from fasti.broker.routing.routes import RouteBook
+from fasti.broker.sinks.carrying import Carrier
+from fasti.broker.sinks.staging import StageIntake
 from fasti.core.replies import Reply
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, Unavailable
 from fasti.model import TopicSettings
@@ -89,6 +91,8 @@ class Service:
         }
         self.scheduler = Scheduler(shard, threaded=threaded)
         self.scheduler.start()
+        self.carrier = Carrier(self)
+        self.carrier.start()
         # Changing a topic reads its settings first: two changes at once would lose one.
         self.topic_lock = threading.Lock()
         self._sessions: set[Exchange] = set()
@@ -112,8 +116,9 @@ class Service:
             raise
 
     def intake(self, descriptor: Header) -> Intake:
-        """A producer's stream."""
-        return Intake(self, self._opened(descriptor, "produce"))
+        """A producer's stream, or a sink's."""
+        call, rest = self._opened_as(descriptor, ("produce", "stage"))
+        return Intake(self, rest) if call == "produce" else StageIntake(self, rest)
 
     def exchange(self, descriptor: Header) -> Exchange:
         """A consumer's session, or somebody who follows; to be given back to `leave`."""
@@ -141,9 +146,6 @@ class Service:
         call, rest = self._opened_as(descriptor, self.reads)
         return self.reads[call].plan(rest)
 
-    def _opened(self, descriptor: Header, call: str) -> Header:
-        return self._opened_as(descriptor, (call,))[1]
-
     def _opened_as(self, descriptor: Header, calls: Collection[str]) -> tuple[str, Header]:
         if self.stopping:
             raise self.unavailable()
@@ -157,6 +159,7 @@ class Service:
     def close(self) -> None:
         """Ends what works by itself here; before the shard is closed."""
         self.scheduler.stop()
+        self.carrier.stop()
 
     def begin_stopping(self) -> None:
         """Nothing new is taken; sessions are told, so that consumers look for another broker."""

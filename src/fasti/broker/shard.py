@@ -54,6 +54,7 @@ from fasti.core.replies import (
     SchedulesChanged,
     Step,
 )
+from fasti.core.sinks.commands import Carry, SinkChanged
 from fasti.core.timeline.bury import Bury
 from fasti.errors import (
     Closed,
@@ -70,7 +71,7 @@ from fasti.storage.store import ShardStore
 _log = logging.getLogger("fasti.broker.shard")
 
 _STEP_ROWS = 5_000
-_BULK = (commands.Produce, KvPut)
+_BULK = (commands.Produce, KvPut, Carry)
 _WITH_PAYLOADS = (commands.Produce, commands.Update, KvPut, Fire, RunSchedule, Bury)
 _FRAME_OVERHEAD_BYTES = 1024
 # The housekeeper looks for room as often.
@@ -128,6 +129,8 @@ class Shard:
         # What became durable, for those who follow; and who is told when schedules change.
         self.feed = Feed()
         self.on_schedules: Callable[[int], None] | None = None
+        # Who is told when a sink's batch is carried out.
+        self.on_sinks: Callable[[], None] | None = None
         self.fire_counts = FireCounts()
         self.store: ShardStore
         self.engine: Engine
@@ -181,7 +184,7 @@ class Shard:
 
     def _route(self, command: Any) -> None:
         """Works keys' partitions out here, by the caller's thread: the sequencer finds them."""
-        if isinstance(command, commands.Transaction):
+        if isinstance(command, (commands.Transaction, Carry)):
             for part in command.commands:
                 self._route(part)
         elif isinstance(command, commands.Produce) and command.keys is not None:
@@ -441,6 +444,8 @@ class Shard:
                     session.end(effect)
             elif isinstance(effect, SchedulesChanged) and self.on_schedules is not None:
                 self.on_schedules(effect.topic)
+            elif isinstance(effect, SinkChanged) and self.on_sinks is not None:
+                self.on_sinks()
 
     # Failure
 
@@ -536,7 +541,7 @@ def _payload_bytes(command: Any) -> int:
             _check_keys(command)
         # Encoded here, by the caller's thread, so that the committer only has to write.
         return len(command.rows.encoded) + 64 * len(command.rows)
-    if isinstance(command, commands.Transaction):
+    if isinstance(command, (commands.Transaction, Carry)):
         return sum(_payload_bytes(part) for part in command.commands)
     if isinstance(command, (KvDelete, KvExpire)) and command.rows is not None:
         # Encoded here too, but they take space only for a while: they go when the disk is full.
@@ -555,7 +560,7 @@ def _rows_of(command: Any) -> int:
         rows = getattr(command, name, None)
         if rows is not None:
             return len(rows)
-    if isinstance(command, commands.Transaction):
+    if isinstance(command, (commands.Transaction, Carry)):
         return sum(_rows_of(part) for part in command.commands)
     if isinstance(command, (commands.RowsInstalled, commands.SliceLoaded)):
         return len(command.sequences)

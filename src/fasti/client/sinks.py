@@ -131,7 +131,7 @@ class Sink:
         """
         place = {"batch": batch, "partition": partition, "attempt": attempt}
         for name, value in place.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if value < 0:
                 raise InvalidArgument(f"{name} is a whole number from 0 on", field=name)
         descriptor = {
             "call": "stage",
@@ -171,6 +171,7 @@ class Sink:
         limit_s = seconds(timeout, "timeout")
         until = None if limit_s is None else time.monotonic() + limit_s
         repeated: bool | None = None
+        reply: Header = {}
         pauses = Pauses()
         patience = time.monotonic() + _PATIENCE_S
         while True:

@@ -21,6 +21,9 @@ from fasti.model import State, TopicSettings
 
 Int64s = NDArray[np.int64]
 
+# What a stage has besides, if it is a sink's.
+_OF_SINKS = ("skip", "sink", "batch", "operation", "target", "owner", "total")
+
 
 @dataclass(slots=True)
 class Capsule:
@@ -44,6 +47,7 @@ def capture(state: ShardState) -> Capsule:
         "reasons": memory.reasons.all(),
         "topics": [_capture_topic(topic, columns) for topic in state.topics.values()],
         "stages": [_capture_stage(*item, columns) for item in state.stages.items()],
+        "sinks": state.sinks.capture(),
         "producers": _capture_producers(state, columns),
         "consumers": _capture_leases(state, columns),
         "directory": state.directory.capture(),
@@ -74,6 +78,8 @@ def restore(state: ShardState, capsule: Capsule) -> None:
         state.directory.topics.update((t.number, t.name) for t in state.topics.values())
     for described in head["stages"]:
         _restore_stage(state, described, columns)
+    # Older ones knew no sinks.
+    state.sinks.restore(head.get("sinks", []))
     _restore_producers(state, head["producers"], columns)
 
 
@@ -166,6 +172,7 @@ def _capture_stage(name: str, stage: Stage, columns: dict[str, Any]) -> dict[str
         "dropping": stage.dropping,
         "skipped": sorted(stage.skipped),
         "batches": batches,
+        **{field: getattr(stage, field) for field in _OF_SINKS},
     }
 
 
@@ -178,9 +185,14 @@ def _restore_stage(state: ShardState, described: dict[str, Any], columns: dict[s
         if keyed:
             hashes = np.stack([columns[place + "first"], columns[place + "last"]], axis=1)
         stage.batches.append(StagedRows(partition, columns[place + "sequences"], hashes))
+    for field in _OF_SINKS:
+        if field in described:
+            setattr(stage, field, described[field])
     state.stages[described["name"]] = stage
     if stage.published:
         state.publishing[described["name"]] = stage
+    elif stage.dropping:
+        state.dropping[described["name"]] = stage
 
 
 def _capture_producers(state: ShardState, columns: dict[str, Any]) -> list[Any]:

@@ -8,7 +8,7 @@ resolved on the engine's `now`), as one number for all rows or a column. A versi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from fasti.core.keys import Keys, Rows
 from fasti.core.routing.commands import Routes
 from fasti.model import OnConflict, TopicSettings
+
+if TYPE_CHECKING:
+    from fasti.core.sinks.claims import Claim
 
 Int64s = NDArray[np.int64]
 UInt16s = NDArray[np.uint16]
@@ -64,6 +67,21 @@ class DeleteTopic:
 
 
 @dataclass(slots=True)
+class Staging:
+    """Of a sink's stage: whose it is, and how many of its rows come before these.
+
+    `target` is the topic that the rows are meant for. If it is another one than that of the command,
+    these are parcels: their due times say how many rows each has.
+    """
+
+    sink: str
+    batch: int
+    operation: str
+    target: str
+    offset: int
+
+
+@dataclass(slots=True)
 class Produce:
     """New messages. With `stage`, they stay invisible until that stage is published."""
 
@@ -82,6 +100,8 @@ class Produce:
     priorities: UInt16s | None = None
     # Where rows go besides, as the topic's bindings say; None: nobody looked.
     routes: Routes | None = None
+    # With `stage`: of a sink.
+    staging: Staging | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +119,8 @@ class Update:
     owner: str = ""
     # For priority topics; None: they stay.
     priorities: UInt16s | None = None
+    # The outcomes are told, and nothing changes.
+    dry_run: bool = False
 
 
 @dataclass(slots=True)
@@ -110,6 +132,8 @@ class Reprioritise:
     priorities: UInt16s
     versions: Int64s | int = 0
     owner: str = ""
+    # The outcomes are told, and nothing changes.
+    dry_run: bool = False
 
 
 @dataclass(slots=True)
@@ -121,6 +145,8 @@ class Move:
     when: When
     versions: Int64s | int = 0
     owner: str = ""
+    # The outcomes are told, and nothing changes.
+    dry_run: bool = False
 
 
 @dataclass(slots=True)
@@ -131,6 +157,8 @@ class Cancel:
     target: Target
     versions: Int64s | int = 0
     owner: str = ""
+    # The outcomes are told, and nothing changes.
+    dry_run: bool = False
 
 
 @dataclass(slots=True)
@@ -255,6 +283,8 @@ class Publish:
 
     stage: str
     skip_conflicts: bool = False
+    # Its keys, if they were claimed piece by piece.
+    claim: Claim | None = None
 
 
 @dataclass(slots=True)

@@ -32,6 +32,8 @@ from fasti.core.routing import bindings, fanout
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 from fasti.core.rows.memory import Memory
 from fasti.core.rows.snapshot import Snapshot
+from fasti.core.sinks import commands as sink_commands
+from fasti.core.sinks import deciding as sinks
 from fasti.core.state import ShardState
 from fasti.core.timeline import produce, reads, staging
 from fasti.core.timeline.partition import FOREVER
@@ -76,6 +78,11 @@ class Engine:
             commands.Detach: self._detach,
             commands.Publish: staging.publish,
             commands.DropStage: staging.drop_stage,
+            sink_commands.PublishBatch: sinks.publish_batch,
+            sink_commands.DropStages: sinks.drop_stages,
+            sink_commands.ForgetSink: sinks.forget_sink,
+            sink_commands.DescribeSinks: sinks.describe_sinks,
+            sink_commands.Carry: self._carry,
             commands.TakeSnapshot: self._take_snapshot,
             commands.DropSnapshot: self._drop_snapshot,
             commands.Transaction: self._transaction,
@@ -277,6 +284,13 @@ class Engine:
                 reply.status[reply.status == Outcome.OK] = Outcome.ABORTED
         return TransactionReply(False, replies, error)
 
+    def _carry(self, work: Work, command: sink_commands.Carry) -> Done:
+        return sinks.carry(work, command, self._handle)
+
+    def _handle(self, work: Work, command: Any) -> Reply:
+        reply: Reply = self._handler(work, command)(work, command)
+        return reply
+
     def _detach(self, work: Work, command: commands.Detach) -> Done:
         self.idle.left(work, self.turns.detach(command.session))
         for kind in self.kinds:
@@ -386,7 +400,7 @@ class Engine:
             if kind.all_topics:
                 first_us = min(first_us, kind.next_us())
         if self.state.stages:
-            first_us = min(first_us, staging.next_expiry_us(work))
+            first_us = min(first_us, staging.next_expiry_us(self.state))
         for snapshot in self.snapshots.values():
             first_us = min(first_us, snapshot.deadline_us)
         step.wake_at_us = max(first_us, work.now_us) if first_us < FOREVER else None

@@ -300,11 +300,15 @@ class Published(Event):
     code: ClassVar[int] = 41
     stage: str
     skipped: Int64s
+    # Not written: whoever decided it has claimed the keys already.
+    claimed: bool = field(default=False, metadata={"derived": True})
 
 
 @dataclass(slots=True)
 class Landed(Event):
-    """The next messages of a published stage stand in the calendar now."""
+    """The next messages of a published stage stand in the calendar now. Not written any more:
+    `StageLanded` names them.
+    """
 
     code: ClassVar[int] = 42
     stage: str
@@ -313,7 +317,10 @@ class Landed(Event):
 
 @dataclass(slots=True)
 class StageDropped(Event):
-    """An unpublished stage's messages are gone: it expired, or somebody said so."""
+    """An unpublished stage expired, or somebody said so: `count` of its messages are gone.
+
+    0 today: they go piece by piece (`StageRowsDropped`), which begins here.
+    """
 
     code: ClassVar[int] = 43
     stage: str

@@ -20,6 +20,7 @@ from fasti.core.lifecycle import Verb
 from fasti.core.producers import Producer, Producers, Receipt
 from fasti.core.rows.location import in_frame
 from fasti.core.rows.memory import Memory
+from fasti.core.sinks.book import SinkBook
 from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.stages import Stage, StagedRows
 from fasti.model import State, TopicSettings
@@ -67,8 +68,13 @@ class ShardState:
         self.directory = Directory()
         self.next_topic = 1
         self.producers = Producers()
+        # Of all stages those that are published and have rows left, and those that are dropped.
         self.stages: dict[str, Stage] = {}
         self.publishing: dict[str, Stage] = {}
+        self.dropping: dict[str, Stage] = {}
+        # When the next one is too old; None: to be worked out. No durable state.
+        self.stage_expiry_us: int | None = None
+        self.sinks = SinkBook(self)
         self.next_frame = 1
         self.last_at_us = 0
         self._tick = 0
@@ -100,6 +106,7 @@ class ShardState:
             ev.Published: self._published,
             ev.Landed: self._landed,
             ev.StageDropped: self._stage_dropped,
+            **self.sinks.events(),
         }
 
     def learn(self, kind: Kind) -> None:
@@ -165,6 +172,7 @@ class ShardState:
         topic.settings = TopicSettings.from_dict(event.settings)
         self._note_mortal(topic)
         topic.kind.changed(topic)
+        self.stage_expiry_us = None
         # With another lookahead, more of what is there may be near.
         self.memory.note_due(event.topic, 0)
 
@@ -179,9 +187,7 @@ class ShardState:
         mine = mine[leases.topic[mine] == event.topic]
         self.memory.consumers.unuse_all(leases.consumer[mine])
         leases.close(mine)
-        for name in [name for name, s in self.stages.items() if s.topic == event.topic]:
-            del self.stages[name]
-            self.publishing.pop(name, None)
+        self.sinks.topic_gone(event.topic)
         for partition in topic.partitions:
             partition.release()
 
@@ -209,7 +215,8 @@ class ShardState:
         sequences = partition.create(event.due_us, places, owner, state, **columns)
         if event.stage:
             staged = StagedRows(event.partition, sequences, event.hashes)
-            self.stages[event.stage].batches.append(staged)
+            stage = self.stages[event.stage]
+            stage.add(staged, int(event.due_us.sum()) if stage.is_parcels else len(sequences))
         elif event.hashes is not None:
             partition.claim_keys(event.hashes, sequences, event.new_keys)
 
@@ -386,13 +393,36 @@ class ShardState:
     # Stages
 
     def _stage_opened(self, event: ev.StageOpened, _: int) -> None:
-        self.stages[event.stage] = Stage(event.topic, event.at_us)
+        self.open_stage(event.stage, Stage(event.topic, event.at_us))
+
+    def open_stage(self, name: str, stage: Stage) -> None:
+        """A stage that is new."""
+        self.stages[name] = stage
+        self.stage_expiry_us = None
+
+    def begin_drop(self, name: str) -> None:
+        """The stage can't be published any more: its rows go, some at a time."""
+        stage = self.stages[name]
+        stage.dropping, stage.claimed = True, False
+        self.dropping[name] = stage
+        self.stage_expiry_us = None
+
+    def close_stage(self, name: str) -> None:
+        """The stage is gone."""
+        del self.stages[name]
+        self.publishing.pop(name, None)
+        self.dropping.pop(name, None)
+        self.stage_expiry_us = None
 
     def _published(self, event: ev.Published, _: int) -> None:
         stage = self.stages[event.stage]
         stage.published = True
+        stage.claimed = False
         stage.skipped = set(event.skipped.tolist())
         self.publishing[event.stage] = stage
+        self.stage_expiry_us = None
+        if event.claimed:
+            return
         for batch in stage.batches:
             if batch.hashes is not None:
                 partition = self.topics[stage.topic].partitions[batch.partition]
@@ -418,14 +448,14 @@ class ShardState:
                     batch.sequences, slots, partition.arena.due.take(slots, mode="clip")
                 )
         if not stage.batches:
-            del self.stages[event.stage], self.publishing[event.stage]
+            self.close_stage(event.stage)
 
     def _stage_dropped(self, event: ev.StageDropped, _: int) -> None:
         stage = self.stages[event.stage]
-        stage.dropping = True
+        self.begin_drop(event.stage)
         for batch in stage.take(event.count):
             partition = self.topics[stage.topic].partitions[batch.partition]
             slots = partition.ledger.slots(batch.sequences)
             partition.finish(batch.sequences, slots, Verb.DROP, event.at_us)
         if not stage.batches:
-            del self.stages[event.stage]
+            self.close_stage(event.stage)

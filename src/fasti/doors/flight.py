@@ -28,7 +28,6 @@ from fasti.errors import (
 )
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.problems import error_to_json
-from fasti.protocol.schemas import PRODUCE_TYPES
 
 _log = logging.getLogger("fasti.doors.flight")
 
@@ -95,7 +94,7 @@ class FlightDoor(fl.FlightServerBase):
         """Produce: batches in, receipts out."""
         with _refusals():
             intake = self._service.intake(_command(descriptor))
-            check_columns(reader.schema, PRODUCE_TYPES, "payload")
+            check_columns(reader.schema, intake.types, intake.needed)
 
             def write_receipts() -> None:
                 try:

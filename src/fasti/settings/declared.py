@@ -200,6 +200,12 @@ LIMITS: tuple[Setting, ...] = (
     ),
     _limit("snapshots_max", "snapshots_max", Count(), "Snapshots that may be open."),
     _limit("stages_max", "stages_max", Count(), "Stages that may be open."),
+    _limit(
+        "sinks_max",
+        "sinks_max",
+        Count(),
+        "Sinks whose last batch is remembered; one more is refused until one is forgotten.",
+    ),
     _limit("bindings_max", "bindings_max", Count(), "Bindings of one topic."),
     _limit("groups_max", "groups_max", Count(), "Consumer groups of one log."),
     _limit("schedules_max", "schedules_max", Count(), "Schedules of one topic."),

@@ -29,6 +29,8 @@ from fasti.core.log import group_events as groups
 from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.log.group_events import GroupDied, GroupReturned
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
+from fasti.core.sinks import events as sinks
+from fasti.core.sinks.commands import PARCELS
 from fasti.model import SEQUENCE_BITS
 from fasti.storage.event_codec import decode, read_head, topic_of
 from fasti.storage.frames import StoredFrame
@@ -234,6 +236,29 @@ def _produced(table: _Table, event: Any, rows: Rows | None) -> None:
     table.bring(rows, event.row)
 
 
+def _landed(table: _Table, event: sinks.StageLanded, rows: Rows | None) -> None:
+    _of_stage(table, event, "published", event.sequence, version=1)
+    _of_stage(table, event, "stage_dropped", event.skipped, reason="skipped")
+
+
+def _dropped(table: _Table, event: sinks.StageRowsDropped, rows: Rows | None) -> None:
+    _of_stage(table, event, "stage_dropped", event.sequence, reason="dropped")
+
+
+def _of_stage(table: _Table, event: Any, op: str, sequences: Int64s, **columns: Any) -> None:
+    if len(sequences):
+        table.add(
+            event,
+            op,
+            len(sequences),
+            topic=table.names.topic(event.topic),
+            partition=event.partition,
+            id=sequences | event.partition << SEQUENCE_BITS,
+            stage=event.stage,
+            **columns,
+        )
+
+
 def _removed(table: _Table, event: Removed, rows: Rows | None) -> None:
     _messages("expired_entry" if event.expired else "deleted")(table, event, rows)
 
@@ -341,11 +366,17 @@ _SHOWN: dict[type[ev.Event], Show] = {
     ev.Redriven: _messages("redriven", version="version", due_us="due_us"),
     ev.Purged: _messages("purged"),
     ev.Lapsed: _messages("lapsed", reason="reason"),
-    ev.Published: _once("published", "skipped"),
-    ev.StageDropped: _once("stage_dropped", "count"),
+    ev.Published: _once("stage_published", "skipped"),
+    ev.StageDropped: _hidden,
     ev.ProducerAdvanced: _hidden,
     ev.StageOpened: _hidden,
     ev.Landed: _hidden,
+    sinks.SinkPublished: _once("sink_published", "sink", "batch", "operation", "stages"),
+    sinks.SinkStageOpened: _hidden,
+    sinks.StageLanded: _landed,
+    sinks.StageRowsDropped: _dropped,
+    sinks.SinkCarried: _hidden,
+    sinks.SinkForgotten: _once("sink_forgotten", "sink"),
     LogAppended: _appended,
     LogTrimmed: _once("log_trimmed", "first_offset", "why"),
     groups.GroupMade: _once("group_made", "group", "ordered", "offsets"),
@@ -392,7 +423,10 @@ def transitions(
         events, rows = decode(frame.body, seed)
         table.frame, table.row = frame.sequence, 0
         for event in events:
-            table.muted = topics is not None and getattr(event, "topic", None) not in topics
+            topic = getattr(event, "topic", None)
+            table.muted = topics is not None and topic not in topics
+            # What sinks keep for themselves is nobody's message.
+            table.muted |= topic is not None and names.topic(topic) == PARCELS
             _SHOWN[type(event)](table, event, rows)
     return table.batch(schema_of(payloads, columns))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.calls import changes, requests, snapshots
+from fasti.broker.calls import changes, changing, requests, snapshots
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
@@ -16,10 +16,11 @@ from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.cron import actions as cron_actions
 from fasti.broker.kv import actions as kv_actions
 from fasti.broker.log import actions as log_actions
-from fasti.broker.reading import fetch, gather_bounded, refreshed
+from fasti.broker.reading import fetch, gather_bounded
 from fasti.broker.routing import actions as routing_actions
+from fasti.broker.sinks import actions as sink_actions
+from fasti.broker.sinks.publishing import publish_stage
 from fasti.core import commands as co
-from fasti.core.keys import HEADERS
 from fasti.errors import InvalidArgument
 from fasti.model import TopicSettings
 from fasti.protocol import outcomes
@@ -27,14 +28,6 @@ from fasti.protocol.schemas import BUCKETS, VERSION
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
-
-_CHANGED = {
-    "payload": pa.binary(),
-    "headers": HEADERS,
-    "content_type": pa.string(),
-    "priority": pa.int32(),
-}
-_MOVED = {"due_us": pa.int64(), "delay_us": pa.int64()}
 
 
 # The broker
@@ -178,27 +171,11 @@ def _cancel(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _changed(service: Service, op: str, header: Header, batch: pa.RecordBatch) -> Answer:
-    fields = requests.checked(header, topic=str, owner="")
-    command = _change(service, op, fields, batch)
-    reply = service.mutation(op, fields["topic"], service.command(command))
+    fields = requests.checked(header, topic=str, owner="", dry_run=False)
+    reply = service.command(changing.command(service, op, fields, batch))
+    if not fields["dry_run"]:
+        service.mutation(op, fields["topic"], reply)
     return outcomes.encode(reply), []
-
-
-def _change(service: Service, op: str, fields: Header, batch: pa.RecordBatch) -> Any:
-    """The command of an update, move or cancel."""
-    seed, limits = service.shard.store.seed, service.shard.settings.limits
-    more, names = {"update": _CHANGED, "move": _MOVED, "cancel": {}}[op], batch.schema.names
-    target = requests.target(batch, seed, limits, **more)
-    expected = {"versions": requests.versions(batch), "owner": fields["owner"]}
-    if op == "cancel":
-        return co.Cancel(fields["topic"], target, **expected)
-    if op == "move":
-        return co.Move(fields["topic"], target, requests.moved_to(batch), **expected)
-    priorities = requests.changed_priorities(batch)
-    if priorities is not None and not {"payload", "headers", "content_type"} & {*names}:
-        return co.Reprioritise(fields["topic"], target, priorities, **expected)
-    rows = refreshed(service.shard, fields["topic"], target, requests.contents(batch, limits))
-    return co.Update(fields["topic"], target, rows, priorities=priorities, **expected)
 
 
 def _returned(op: str) -> Action:
@@ -296,7 +273,7 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
         return requests.produce(batch, seed, limits, shard.clock.now_us(), **fields)
     if op in ("update", "move", "cancel"):
         fields = requests.checked(fields, topic=str, owner="")
-        return _change(service, op, fields, batch)
+        return changing.command(service, op, fields, batch)
     if op in requests.RETURNS:
         fields = requests.checked(fields, topic=str, **requests.returned_fields(op))
         return requests.returned(op, fields["topic"], fields, batch, service.shard.settings.limits)
@@ -308,7 +285,7 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
 def _publish(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, stage=str, skip_conflicts=False)
-    rows, taken = service.command(co.Publish(**fields)).value
+    rows, taken = publish_stage(service, **fields)
     skipped = pa.RecordBatch.from_arrays([pa.array(taken, type=pa.int64())], names=["id"])
     return {"rows": int(rows)}, [skipped]
 
@@ -327,6 +304,7 @@ _MORE = (
     log_actions,
     reply_actions,
     routing_actions,
+    sink_actions,
     snapshots,
 )
 ACTIONS: dict[str, Action] = {

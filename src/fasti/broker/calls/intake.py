@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,11 @@ import pyarrow as pa
 
 from fasti.broker.calls import requests
 from fasti.core.replies import Reply
+from fasti.core.sinks.commands import PARCELS
 from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.protocol import outcomes
 from fasti.protocol.problems import error_to_json
+from fasti.protocol.schemas import PRODUCE_TYPES
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -38,19 +41,29 @@ class _Pending:
 class Intake:
     """One stream of `produce`."""
 
+    # What a stream's schema may have, and must.
+    types: Mapping[str, pa.DataType] = PRODUCE_TYPES
+    needed = "payload"
+    op = "produce"
+
     def __init__(self, service: Service, descriptor: Header) -> None:
         fields = requests.checked(descriptor, topic=str, owner="", producer="")
-        self._service = service
-        self._topic: str = fields["topic"]
+        self._begin(service, fields["topic"], ordered=bool(fields["producer"]))
         self._owner: str = fields["owner"]
         self._producer: str = fields["producer"]
-        service.require_topic(self._topic)
+
+    def _begin(self, service: Service, topic: str, ordered: bool) -> None:
+        self._service, self._topic = service, topic
+        # Nothing is taken behind a batch that was refused.
+        self._ordered = ordered
+        self.settings = service.require_topic(topic)
+        if topic == PARCELS:
+            raise InvalidArgument(f"{topic!r} is the broker's own", field="topic")
         self._waiting: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._batches = self._bytes = 0
         self._number = 0
         self._ended = False
-        # With a producer, order holds: nothing is taken behind a batch that was refused.
         self._refused: FastiError | None = None
 
     def put(self, metadata: Header, batch: pa.RecordBatch) -> None:
@@ -74,7 +87,7 @@ class Intake:
                 raise misshapen
             self._waiting.put(_Pending(self._submit(metadata, batch), size_bytes))
         except FastiError as error:
-            if self._producer:
+            if self._ordered:
                 self._refused = error
             self._waiting.put(_Pending(error, size_bytes))
 
@@ -101,6 +114,10 @@ class Intake:
         )
         return self._service.submit([command])
 
+    def _told(self, reply: Reply) -> Header:
+        self._service.metrics.mutated("produce", self._topic, reply.status)
+        return outcomes.encode(reply)
+
     def finish(self) -> None:
         """No more batches come; `next_receipt` says None behind the last receipt."""
         self._waiting.put(None)
@@ -122,16 +139,15 @@ class Intake:
             reply: Reply = pending.answer.result()[0]
             if reply.error is not None:
                 raise reply.error
-            receipt = outcomes.encode(reply)
-            self._service.metrics.mutated("produce", self._topic, reply.status)
+            receipt = self._told(reply)
         except FastiError as error:
             # The next batch is routed by the bindings as they are now.
             self._service.routes.learn(error)
             # Behind a refused batch the engine saw a gap: the first refusal is what happened.
-            error = self._refused if self._refused is not None and self._producer else error
-            if self._producer:
+            error = self._refused if self._refused is not None and self._ordered else error
+            if self._ordered:
                 self._refused = error
-            self._service.metrics.refused("produce", error.code)
+            self._service.metrics.refused(self.op, error.code)
             receipt = {"error": error_to_json(error)}
         receipt["batch"] = self._number
         self._number += 1

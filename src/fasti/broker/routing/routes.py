@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fasti.core.commands import Produce, Transaction
 from fasti.core.routing.commands import ReadBindings
 from fasti.core.routing.matching import Matcher, routes_of
+from fasti.core.sinks.commands import Carry
 from fasti.errors import FastiError, NotFound, Overloaded
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class RouteBook:
 
     def route(self, command: Any) -> None:
         """Gives what a command produces its routes, where a topic is known to have bindings."""
-        if isinstance(command, Transaction):
+        if isinstance(command, (Transaction, Carry)):
             for part in command.commands:
                 self.route(part)
         elif isinstance(command, Produce):

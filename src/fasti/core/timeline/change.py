@@ -114,6 +114,8 @@ def _change(
         if len(good):
             places = np.arange(len(target))[piece.rows][good]
             reply.versions[places] += 1
+            if command.dry_run:
+                continue
             for event in make_events(piece, good, places, current[good] + 1):
                 work.emit(event, piece.slots[good])
     unname_strangers(reply, target.keys is not None)

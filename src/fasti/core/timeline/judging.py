@@ -178,7 +178,7 @@ def is_landing(work: Work, topic: Topic, partition: int, sequences: Int64s) -> N
         if stage.topic == topic.number:
             for batch in stage.batches:
                 if batch.partition == partition:
-                    landing |= np.isin(sequences, batch.sequences)
+                    landing |= batch.has(sequences)
     return landing
 
 

@@ -196,6 +196,10 @@ class Partition:
         self.keys.put(hashes[:, 0], sequences, hashes[:, 1], new=new)
         self._memory.keys_bytes += self.keys.size_bytes - before_bytes
 
+    def unclaim_keys(self, hashes: UInt64s, before: Int64s) -> None:
+        """The keys name again what they named before (0: nobody)."""
+        self.keys.put(hashes[:, 0], np.where(before == 0, _NOBODY, before), hashes[:, 1])
+
     # Time
 
     def advance(self, to_us: int) -> bool:

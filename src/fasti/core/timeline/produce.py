@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.columns.hashing import UInt64s, repeated_keys
-from fasti.core.commands import Produce
+from fasti.core.commands import Produce, Staging
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced
 from fasti.core.producers import Producer
 from fasti.core.replies import Reply
 from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
 from fasti.core.rows.location import ROWS_MAX
+from fasti.core.sinks.deciding import check_room
+from fasti.core.sinks.events import SinkStageOpened
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import Piece, blank, explain
 from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work
-from fasti.errors import InvalidArgument, Overloaded, UnknownProducer
+from fasti.errors import InvalidArgument, NotFound, Overloaded, UnknownProducer
 from fasti.model import SECOND_US, SEQUENCE_BITS, OnConflict, Outcome, State
 
 Int64s = NDArray[np.int64]
@@ -37,6 +39,10 @@ def produce(work: Work, command: Produce) -> Reply:
     topic = work.topic(command.topic)
     count = len(command.rows)
     due = work.moments(command.when, count)
+    if command.staging is not None and _staged_before(work, command.staging, command.stage):
+        again = blank(count)
+        again.sent_before = True
+        return again
     _check(work, topic, command)
     if command.producer:
         known = known_batch(work, command)
@@ -45,7 +51,7 @@ def produce(work: Work, command: Produce) -> Reply:
     reply = blank(count)
     reply.versions[:] = 1
     if command.stage and command.stage not in work.state.stages:
-        work.emit(ev.StageOpened(work.now_us, command.stage, topic.number))
+        work.emit(_stage_opened(work, topic, command))
     begin = 0
     for piece in command.rows.split():
         work.bring(piece)
@@ -95,12 +101,47 @@ def _check_stage(work: Work, topic: Topic, command: Produce) -> None:
     if stage is None:
         if len(work.state.stages) >= work.limits.stages_max:
             raise InvalidArgument("too many stages are open", field="stage")
-    elif stage.published:
+        if command.staging is not None:
+            check_room(work, command.staging.sink)
+            work.topic(command.staging.target)
+    elif stage.published or stage.claimed:
         raise InvalidArgument("the stage is published already", field="stage")
+    elif stage.sink != ("" if command.staging is None else command.staging.sink):
+        raise InvalidArgument("the stage belongs to somebody else", field="stage")
     elif stage.dropping:
         raise InvalidArgument("the stage has expired", field="stage")
     elif stage.topic != topic.number:
         raise InvalidArgument("the stage belongs to another topic", field="stage")
+
+
+def _staged_before(work: Work, staging: Staging, name: str) -> bool:
+    """Whether a sink's stage has these rows already. Raises where rows are missing before them."""
+    stage = work.state.stages.get(name)
+    total = 0 if stage is None else stage.total
+    if staging.offset > total:
+        raise NotFound(
+            f"the stage {name!r} has {total} rows, not {staging.offset}: it expired, was dropped, or "
+            "rows are missing",
+            details={"stage": name, "rows": total},
+        )
+    return staging.offset < total
+
+
+def _stage_opened(work: Work, topic: Topic, command: Produce) -> ev.Event:
+    staging = command.staging
+    if staging is None:
+        return ev.StageOpened(work.now_us, command.stage, topic.number)
+    target = topic if staging.target == topic.name else work.topic(staging.target)
+    return SinkStageOpened(
+        work.now_us,
+        command.stage,
+        topic.number,
+        target.number,
+        staging.sink,
+        staging.batch,
+        staging.operation,
+        command.owner,
+    )
 
 
 def known_batch(work: Work, command: Produce) -> Reply | None:

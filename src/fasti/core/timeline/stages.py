@@ -4,6 +4,10 @@ A staged message has its id and its row from the start; only its state keeps it 
 Publishing is one event that claims the keys; after that the rows land, that is become scheduled
 and enter the calendar, a bounded number per step. Between the two a row is live but can't be
 changed: it answers `leased`, by `publish`.
+
+A stage may belong to a sink (core/sinks). Operations other than producing into a timeline have their
+rows wrapped into parcels, which lie in a topic of their own, never land, and are carried out by the
+broker: a parcel is a staged message whose due time is the number of rows in it.
 """
 
 from __future__ import annotations
@@ -20,11 +24,18 @@ Int64s = NDArray[np.int64]
 
 @dataclass(slots=True)
 class StagedRows:
-    """A batch of staged messages of one partition. Without keys, `hashes` is None."""
+    """A batch of staged messages of one partition, whose sequences count up by one.
+
+    Without keys, `hashes` is None.
+    """
 
     partition: int
     sequences: Int64s
     hashes: UInt64s | None
+
+    def has(self, sequences: Int64s) -> NDArray[np.bool_]:
+        """Which of these are its rows."""
+        return (sequences >= self.sequences[0]) & (sequences <= self.sequences[-1])
 
 
 @dataclass(slots=True)
@@ -39,11 +50,38 @@ class Stage:
     batches: list[StagedRows] = field(default_factory=list)
     # Rows whose key was taken: they are dropped when their turn to land comes.
     skipped: set[int] = field(default_factory=set)
+    # Keys are claimed when rows land; rows whose key is taken then are dropped.
+    skip: bool = False
+    # Of a sink: its name and batch, what is to be done, to which topic, in whose name.
+    sink: str = ""
+    batch: int = 0
+    operation: str = ""
+    target: int = 0
+    owner: str = ""
+    # How many rows were ever put into it.
+    total: int = 0
+    # Its keys are being claimed: it must stay as it is. No durable state.
+    claimed: bool = False
 
     @property
     def rows(self) -> int:
-        """How many rows are still staged."""
+        """How many messages are still staged."""
         return sum(len(batch.sequences) for batch in self.batches)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether any of its rows may have a key."""
+        return any(batch.hashes is not None for batch in self.batches)
+
+    @property
+    def is_parcels(self) -> bool:
+        """Whether its rows are wrapped into parcels."""
+        return self.target not in (0, self.topic)
+
+    def add(self, rows: StagedRows, count: int) -> None:
+        """More rows, which stand for so many."""
+        self.batches.append(rows)
+        self.total += count
 
     def take(self, count: int) -> list[StagedRows]:
         """Removes the first `count` rows."""

@@ -1,0 +1,1 @@
+"""Sinks as the broker serves them: staging, publishing, and carrying out what was published."""

@@ -1,0 +1,209 @@
+"""Carries out what sinks published and that doesn't land by itself: parcels, one after another.
+
+A thread takes the next parcels of a published stage, reads and unwraps them, and sends each as one
+command that does what it says and ends the parcel, in one step: so each is carried out once, whatever
+happens in between. After a start of the broker it goes on where it was. What a parcel asks for and
+can't be (its topic is gone) is counted by the error's code; what may pass is tried again.
+
+The thread is made when there is something to do. Any thread may call `begin` and `wait`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fasti.broker.reading import MOVED
+from fasti.broker.sinks import rows
+from fasti.broker.sinks.rows import Meant
+from fasti.core.sinks.commands import Carry, DescribeSinks, SinkView
+from fasti.core.state import ShardState
+from fasti.errors import Closed, FastiError
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+_log = logging.getLogger("fasti.broker.sinks")
+
+# Parcels that are under way at once: they share syncs.
+_TOGETHER = 8
+_PAUSE_S, _PAUSE_MAX_S = 0.02, 1.0
+_LOOK_S = 1.0
+
+
+@dataclass(slots=True)
+class _Parcel:
+    stage: str
+    sequence: int
+    location: int
+    count: int
+    meant: Meant
+
+
+class Carrier:
+    """One per service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._changed = threading.Condition()
+        self._wanted = self._stopping = False
+        self._changes = 0
+        self._thread: threading.Thread | None = None
+
+    # Any thread
+
+    def start(self) -> None:
+        """Goes on with what is left of an earlier life."""
+        shard = self._service.shard
+        shard.on_sinks = self._note
+        with suppress(FastiError):
+            if shard.run(lambda: _next(shard.engine.state)).result():
+                self.begin()
+
+    def begin(self) -> None:
+        """Something was published."""
+        with self._changed:
+            self._wanted = True
+            self._changed.notify_all()
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(target=self._run, name="fasti-sinks", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Carries out nothing more; returns when its thread has ended."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self, sink: str, batch: int, seconds: float) -> SinkView | None:
+        """Waits until a batch is done: what is known of its sink then, or after so long."""
+        until = time.monotonic() + seconds
+        while True:
+            with self._changed:
+                seen = self._changes
+            views: list[SinkView] = self._service.command(DescribeSinks(sink)).value
+            left_s = until - time.monotonic()
+            if not views or views[0].batch != batch or views[0].done or left_s <= 0:
+                return views[0] if views else None
+            with self._changed:
+                if self._changes == seen and not self._stopping:
+                    self._changed.wait(min(left_s, _LOOK_S))
+                if self._stopping:
+                    raise self._service.unavailable()
+
+    def _note(self) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    # Its thread
+
+    def _run(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._stopping)
+                if self._stopping:
+                    return
+                self._wanted = False
+            try:
+                while self._carry_some():
+                    pause_s = _PAUSE_S
+                    if self._stopping:
+                        return
+            except Closed:
+                if self._service.shard.failed:
+                    return
+                pause_s = self._rest(pause_s)
+            except FastiError as error:
+                _log.warning("sinks: %s; trying again", error)
+                pause_s = self._rest(pause_s)
+
+    def _rest(self, pause_s: float) -> float:
+        with self._changed:
+            self._wanted = True
+            self._changed.wait_for(lambda: self._stopping, pause_s)
+        return min(pause_s * 2, _PAUSE_MAX_S)
+
+    def _carry_some(self) -> bool:
+        """The next parcels; False if there are none."""
+        shard = self._service.shard
+        parcels: list[_Parcel] = shard.run(lambda: _next(shard.engine.state)).result()
+        if not parcels:
+            return False
+        try:
+            locations = np.array([parcel.location for parcel in parcels], dtype=np.int64)
+            payloads = shard.store.payloads.gather(locations, names=("payload",)).column("payload")
+        except MOVED:
+            return True  # They lie somewhere else by now.
+        sent: list[tuple[_Parcel, Future[list[Any]]]] = []
+        for parcel, payload in zip(parcels, payloads, strict=True):
+            command = self._command(parcel, payload.as_buffer())
+            sent.append((parcel, shard.submit([command])))
+        refused = [self._refusal(parcel, answer) for parcel, answer in sent]
+        first = next((each for each in refused if each is not None), None)
+        if first is not None:
+            raise first
+        return True
+
+    def _command(self, parcel: _Parcel, payload: Any) -> Carry:
+        """What carries a parcel out; if it can't be any more, what says so."""
+        batch = rows.unwrapped(payload)
+        try:
+            parts, outcomes = rows.commands(self._service, parcel.meant, batch)
+        except FastiError as error:
+            if error.retryable or isinstance(error, Closed):
+                raise
+            return Carry(parcel.stage, parcel.sequence, [], {error.code: parcel.count})
+        return Carry(parcel.stage, parcel.sequence, parts, outcomes)
+
+    def _refusal(self, parcel: _Parcel, answer: Future[list[Any]]) -> FastiError | None:
+        """Hears how a parcel came out; what is to be tried again."""
+        error: FastiError | None
+        try:
+            error = answer.result()[0].error
+        except FastiError as failed:
+            return failed
+        if error is None:
+            return None
+        self._service.routes.learn(error)
+        if error.retryable:
+            return error
+        # It will never be possible: the parcel ends, and its rows say why.
+        ended = Carry(parcel.stage, parcel.sequence, [], {error.code: parcel.count})
+        self._service.command(ended)
+        return None
+
+
+def _next(state: ShardState) -> list[_Parcel]:
+    """In the sequencer: the next parcels of a stage that is published."""
+    for name, stage in state.publishing.items():
+        if not stage.is_parcels or not stage.batches:
+            continue
+        batch = stage.batches[0]
+        sequences = batch.sequences[:_TOGETHER]
+        partition = state.topics[stage.topic].partitions[batch.partition]
+        slots = partition.ledger.slots(sequences)
+        target = state.topics.get(stage.target)
+        named = target.name if target is not None else state.directory.topics.get(stage.target, "")
+        kind = target.settings.kind if target is not None else ""
+        meant = Meant(stage.operation, named, kind, stage.owner)
+        columns = (
+            sequences.tolist(),
+            partition.arena.location.take(slots).tolist(),
+            partition.arena.due.take(slots).tolist(),
+        )
+        return [
+            _Parcel(name, sequence, location, count, meant)
+            for sequence, location, count in zip(*columns, strict=True)
+        ]
+    return []

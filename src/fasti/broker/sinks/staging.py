@@ -1,0 +1,84 @@
+"""A sink's stream: batches into one stage, a receipt for each, in their order.
+
+As a producer's stream (calls/intake.py), with the same two threads. Rows are counted: a batch says how
+many rows of its stage come before it, so one that is sent again over another stream stands there once.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.broker.calls.intake import Intake
+from fasti.broker.sinks import rows
+from fasti.core import commands as co
+from fasti.core.replies import Reply
+from fasti.core.sinks.commands import PARCELS
+from fasti.errors import InvalidArgument
+from fasti.model import TopicSettings
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
+Header = dict[str, Any]
+
+
+class StageIntake(Intake):
+    """One stream of `stage`."""
+
+    op = "stage"
+
+    def __init__(self, service: Service, descriptor: Header) -> None:
+        fields = requests.checked(
+            descriptor,
+            topic=str,
+            sink=str,
+            batch=int,
+            partition=int,
+            attempt=int,
+            operation="produce",
+            owner="",
+        )
+        check_sink(service, fields["sink"])
+        for name in ("batch", "partition", "attempt"):
+            if fields[name] < 0:
+                raise InvalidArgument(f"{name} is 0 or more", field=name, limit=0)
+        self._begin(service, fields["topic"], ordered=True)
+        kind, operation = self.settings.kind, fields["operation"]
+        rows.check_operation(operation, fields["topic"], kind)
+        self._meant = rows.Meant(operation, fields["topic"], kind, fields["owner"])
+        self.types, self.needed = self._meant.types, self._meant.needed
+        place = (fields["sink"], fields["topic"])
+        numbers = (fields["batch"], fields["partition"], fields["attempt"])
+        self._stage = "/".join(map(str, (*place, *numbers)))
+        self._sink, self._batch = fields["sink"], fields["batch"]
+        self._rows = 0
+        self._counts: list[int] = []
+        if not self._meant.is_native:
+            # Made when it is needed; there already is as good.
+            service.command(co.CreateTopic(PARCELS, TopicSettings()))
+
+    def _submit(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
+        offset = requests.checked(metadata, offset=int)["offset"]
+        if offset < 0:
+            raise InvalidArgument("offset is 0 or more", field="offset", limit=0)
+        command = rows.staged(self._service, self._meant, batch)
+        command.stage = self._stage
+        place = (self._sink, self._batch, self._meant.operation, self._meant.topic)
+        command.staging = co.Staging(*place, offset)
+        # What a topic with bindings says to being staged into is said by the engine.
+        self._counts.append(offset + batch.num_rows)
+        return self._service.shard.submit([command])
+
+    def _told(self, reply: Reply) -> Header:
+        return {"rows": self._counts.pop(0)}
+
+
+def check_sink(service: Service, sink: str) -> None:
+    """Raises unless it may be a sink's name."""
+    limit = service.shard.settings.limits.name_bytes_max
+    if not sink or len(sink.encode()) > limit:
+        raise InvalidArgument(f"a sink's name has 1 to {limit} bytes", field="sink", limit=limit)

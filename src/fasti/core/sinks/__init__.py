@@ -1,0 +1,1 @@
+"""Batches of rows that happen once: stages of sinks, their publication, and what is remembered."""
