@@ -300,3 +300,11 @@ def test_settings_of_a_shell_are_not_the_launchers(
     monkeypatch.setenv("FASTI_CONFIG", "nowhere.toml")
     with BrokerProcess(tmp_path, settings=SMALL, env={"FASTI_LOG_FORMAT": "json"}) as broker:
         assert broker.log().startswith("{")
+
+
+def test_arrow_in_a_broker_doesnt_load_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    with BrokerProcess(tmp_path, settings=SMALL) as broker:
+        loaded = Path(f"/proc/{broker.pid}/maps").read_text()
+    assert "pyarrow" in loaded
+    assert "pandas" not in loaded
