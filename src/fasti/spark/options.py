@@ -162,6 +162,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("snapshotTimeout", _keep_us, "How long a snapshot is kept after its last use: 1 second to 1 day.", 600_000_000, ("messages", "kv"), shown="10m"),
     Option("failOnDataLoss", _flag, "Whether to fail when what comes next was dropped by retention; else it goes on with the earliest there is.", True, STREAMED),
     Option("prefix", _text, "Entries whose key begins so.", None, ("kv",)),
+    Option("pushDownPredicate", _flag, "Whether the broker does a query's filters itself. Only for a DataFrame of one query: Spark up to 4.3 uses the filters that were pushed last for every query of the same `load()`.", False),
     Option("operation", _one_of(*OPERATIONS), "What a write does with each row.", "produce", (), writing=True),
     Option("onConflict", _one_of("fail", "skip"), "When a key is taken: nothing is written at all, or that row is left out. Of `produce` only.", "fail", (), writing=True),
     Option("sinkId", _text, "In streams: the name under which the broker remembers which batches were written; by default the query's id.", None, (), writing=True),

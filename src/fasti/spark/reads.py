@@ -58,8 +58,14 @@ class FilteringReader(BatchReader):
 
 
 def reader_of(options: Options, view: View) -> BatchReader:
-    """The reader that Spark can take just now."""
-    return FilteringReader(options, view) if _is_asked_to_filter() else BatchReader(options, view)
+    """The reader that Spark can take just now.
+
+    Filters are taken only when the user asks for it. Spark up to 4.3 keeps the partitions that were
+    planned last with the `load()`, not with the query: another query of the same DataFrame, with
+    other filters or none, would read those, and miss rows without a word.
+    """
+    pushing = options["pushDownPredicate"] and _is_asked_to_filter()
+    return FilteringReader(options, view) if pushing else BatchReader(options, view)
 
 
 def _is_asked_to_filter() -> bool:
