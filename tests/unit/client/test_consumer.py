@@ -546,9 +546,13 @@ def test_arguments_that_can_not_be() -> None:
 
 
 def test_what_was_not_renewed_in_time_is_not_handed_out(
-    transport: FakeTransport, consumer: Consumer
+    transport: FakeTransport, opened: list[Consumer]
 ) -> None:
     """The process hung: others may have those messages by now, so a new session is asked."""
+    # A third of it passes in true time before the consumer looks.
+    transport.settings = TopicSettings(lease_us=300_000)
+    consumer = Consumer(transport, "emails", prefetch=10)
+    opened.append(consumer)
     taker = Taker(consumer, transport)
     stream = ready(transport.stream())
     stream.lease(1, [1, 2], [NOW_US, NOW_US + 50])
