@@ -236,7 +236,7 @@ def test_a_topic_that_was_made_again(spark: SparkSession) -> None:
 
 
 def test_stages(spark: SparkSession) -> None:
-    """A stage's one row counts for all of its messages; skipped and dropped ones are none."""
+    """Messages that were staged and not published are none."""
     world = World(1)
     rows = world.transitions
     rows.append({**CREATED, "topic": "t", "position": 1})
@@ -249,8 +249,10 @@ def test_stages(spark: SparkSession) -> None:
     for number in (1, 2, 3):
         tell("staged", 1 + number, number, stage="s")
     tell("staged", 5, 4, stage="dropped")
-    tell("published", 6, stage="s", partition=None, details='{"skipped": [3]}')
-    tell("stage_dropped", 7, stage="dropped", partition=None, details='{"count": 1}')
+    tell("published", 6, 1, stage="s")
+    tell("published", 6, 2, stage="s", row=1)
+    tell("stage_dropped", 6, 3, stage="s", row=2, reason="skipped")
+    tell("stage_dropped", 7, 4, stage="dropped", reason="dropped")
     tell("leased", 8, 1, consumer="anna")
     tell("acked", 9, 1, started=BEGIN)
     base = dict.fromkeys(("produced_at", "due_last"), BEGIN)

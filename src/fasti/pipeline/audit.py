@@ -197,27 +197,15 @@ def relevant(transitions: DataFrame, topics: Topics) -> DataFrame:
     return rows.withColumn("generation", topics.generation()).withColumn("ended", topics.ended())
 
 
-def with_published(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """A row `published` for each message of a stage, made of the stage's one row."""
-    stages = transitions.where("op in ('published', 'stage_dropped') and stage is not null")
-    skipped = F.from_json(F.get_json_object("details", "$.skipped"), "array<bigint>")
-    end = F.struct("op", "position", "row", "at", skipped.alias("skipped"))
-    ends = stages.groupBy("shard", "stage").agg(F.max_by(end, "position").alias("_end"))
-    staged = rows.where("op = 'staged'").join(F.broadcast(ends), ["shard", "stage"], "left")
-    left_out = F.coalesce(F.array_contains("_end.skipped", F.col("id")), F.lit(False))
-    gone = F.coalesce(F.col("_end.op") == "stage_dropped", F.lit(False)) | left_out
-    there = staged.where(~gone)
-    landed = there.where("_end.op = 'published'").select(
-        *MESSAGE,
-        "generation",
-        "ended",
-        F.lit("published").alias("op"),
-        F.col("_end.position").alias("position"),
-        F.col("_end.row").alias("row"),
-        F.col("_end.at").alias("at"),
+def without_dropped(rows: DataFrame, transitions: DataFrame, topics: Topics) -> DataFrame:
+    """Staged messages that were dropped, or left out because of their key, never were."""
+    dropped = (
+        transitions.where("op = 'stage_dropped' and id is not null")
+        .withColumn("generation", topics.generation())
+        .select(*MESSAGE, "generation")
     )
-    others = rows.where("op <> 'staged'").unionByName(there.drop("_end"))
-    return others.unionByName(landed, allowMissingColumns=True)
+    staged = rows.where("op = 'staged'").join(dropped, [*MESSAGE, "generation"], "left_anti")
+    return rows.where("op <> 'staged'").unionByName(staged)
 
 
 def lives(transitions: DataFrame, topics: Topics) -> DataFrame:
@@ -225,7 +213,7 @@ def lives(transitions: DataFrame, topics: Topics) -> DataFrame:
     columns = [*MESSAGE, "position", "row", "at", "op", "due", "started", "stage"]
     rows = relevant(transitions, topics).select(*columns, "generation", "ended")
     if topics.staged:
-        rows = with_published(rows, transitions)
+        rows = without_dropped(rows, transitions, topics)
     message = Window.partitionBy(*MESSAGE, "generation")
     order = message.orderBy("position", "row")
     earlier = order.rowsBetween(Window.unboundedPreceding, -1)

@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 
 from fasti.pipeline import audit
 from fasti.pipeline.bronze import shards
-from fasti.pipeline.gold.stage import State, between, silver_position
+from fasti.pipeline.gold.stage import between, silver_position
+from fasti.pipeline.state import State
 from fasti.pipeline.topics import QUEUES
 
 if TYPE_CHECKING:
@@ -130,9 +131,6 @@ def touched_by(transitions: DataFrame, new: DataFrame) -> DataFrame:
     keys = new.where("id is not null and offset is null").select(*audit.MESSAGE).distinct()
     if new.count() < _FEW:
         keys = F.broadcast(keys)
-    stages = new.where("op in ('published', 'stage_dropped')").select("shard", "stage").distinct()
-    staged = transitions.where("op = 'staged'").join(F.broadcast(stages), ["shard", "stage"])
-    keys = keys.unionByName(staged.select(*audit.MESSAGE)).distinct()
     mine = transitions.where("id is not null").join(keys, audit.MESSAGE, "left_semi")
     return mine.unionByName(transitions.where("id is null"))
 

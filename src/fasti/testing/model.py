@@ -71,10 +71,11 @@ class Model(Leases):
         for name, stage in list(self.stages.items()):
             age_us = self.topics[stage.topic].settings.stage_age_us
             expired = stage.opened_at_us + age_us <= self.now_us
-            if not stage.published and (expired or stage.dropping):
+            if expired and not stage.published:
                 stage.dropping = True
-                self._drop(name, stage, budget)
-                return
+        for name, stage in list(self.stages.items()):
+            if stage.dropping and budget > 0:
+                budget -= self._drop(name, stage, budget)
 
     def restart(self, tick: int, last_at_us: int) -> None:
         """The process died: waiting sessions are forgotten, leases run their full length anew.
@@ -405,16 +406,16 @@ class Model(Leases):
 
     def drop_stage(self, stage: str) -> int:
         its = self._stage(stage)
-        rows = len(its.ids)
-        self._drop(stage, its, rows)
-        return rows
+        its.dropping = True
+        return len(its.ids)
 
-    def _drop(self, name: str, stage: Stage, budget: int) -> None:
-        for message_id in stage.ids[:budget]:
+    def _drop(self, name: str, stage: Stage, budget: int) -> int:
+        dropped, stage.ids = stage.ids[:budget], stage.ids[budget:]
+        for message_id in dropped:
             del self.topics[stage.topic].messages[message_id]
-        stage.ids = stage.ids[budget:]
         if not stage.ids:
             del self.stages[name]
+        return len(dropped)
 
     def _land(self, name: str, stage: Stage, budget: int) -> int:
         topic = self.topics[stage.topic]

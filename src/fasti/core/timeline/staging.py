@@ -72,10 +72,13 @@ def land(work: Work) -> bool:
         for name, stage in list(state.stages.items()):
             if _expiry_us(state, stage) <= work.now_us:
                 work.emit(ev.StageDropped(work.now_us, name, 0))
-    for name, stage in list(state.dropping.items()):
-        budget = _drop(work, name, stage, budget)
-        if budget <= 0:
-            return True
+    if state.dropping:
+        # In the order in which they were opened, which a restart doesn't change.
+        for name, stage in list(state.stages.items()):
+            if stage.dropping:
+                budget = _drop(work, name, stage, budget)
+                if budget <= 0:
+                    return True
     return False
 
 
