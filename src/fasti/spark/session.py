@@ -19,6 +19,7 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_REMOTE = "sc://"
 
 
 def session(master: str = "local[*]", name: str = "fasti", **conf: Any) -> SparkSession:
@@ -26,10 +27,13 @@ def session(master: str = "local[*]", name: str = "fasti", **conf: Any) -> Spark
 
         spark = fasti.spark.session()
         spark = fasti.spark.session("spark://host:7077", **{"spark.executor.memory": "4g"})
+        spark = fasti.spark.session("sc://host:15002")             # through Spark Connect
 
     Java 17 or later is used where there is one; else the runtime that `fasti[spark]` brings. If there
     is an active session, that one is returned, with the source registered.
     """
+    if master.startswith(_REMOTE):
+        return _remote(master, conf)
     active = SparkSession.getActiveSession()
     if active is None:
         home = java.java_home()
@@ -44,6 +48,17 @@ def session(master: str = "local[*]", name: str = "fasti", **conf: Any) -> Spark
         active = builder.getOrCreate()
     register(active)
     return active
+
+
+def _remote(address: str, conf: dict[str, Any]) -> SparkSession:
+    """A session on a Connect server, which has its own Java and settings of the core."""
+    builder = SparkSession.builder.remote(address)
+    ours = {key: value for key, value in _DEFAULTS.items() if key.startswith("spark.sql.")}
+    for key, value in {**ours, **conf}.items():
+        builder = builder.config(key, str(value))
+    remote = builder.getOrCreate()
+    register(remote)
+    return remote
 
 
 def register(spark: SparkSession) -> None:

@@ -136,7 +136,7 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return header
 
     def _planner(self) -> Planner:
-        return Planner(self._client, self._options, self._view, parallelism=2)
+        return Planner(self._client, self._options, self._view)
 
     def _begin(self, start: Offsets) -> Offsets:
         """Where reading begins from an offset: there, unless something was lost."""
