@@ -54,11 +54,12 @@ class Messages:
         due: Any = None,
         delay: Any = None,
         version: Any = None,
+        dry_run: bool = False,
     ) -> Any:
         """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
 
         With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
-        for lists `Outcomes`.
+        for lists `Outcomes`. With `dry_run` these are what would become of them: nothing changes.
         """
         return await self._change(
             partial(
@@ -69,14 +70,24 @@ class Messages:
                 due=due,
                 delay=delay,
                 version=version,
+                dry_run=dry_run,
             )
         )
 
     async def cancel(
-        self, *, id: sync.Ids = None, key: sync.Keys = None, version: Any = None
+        self,
+        *,
+        id: sync.Ids = None,
+        key: sync.Keys = None,
+        version: Any = None,
+        dry_run: bool = False,
     ) -> Any:
-        """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`."""
-        return await self._change(partial(self._messages.cancel, id=id, key=key, version=version))
+        """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`.
+
+        With `dry_run` these are what would become of them: nothing changes.
+        """
+        named = {"id": id, "key": key, "version": version}
+        return await self._change(partial(self._messages.cancel, **named, dry_run=dry_run))
 
     async def update(
         self,
@@ -88,11 +99,13 @@ class Messages:
         content_type: Any = None,
         priority: Any = None,
         version: Any = None,
+        dry_run: bool = False,
     ) -> Any:
         """Gives messages another payload; headers and content type are replaced with it.
 
         In a priority topic `priority` is the new one; given alone, the payload stays as it is.
-        For a list, `payload` and `priority` may be lists too. `Outcome`, for lists `Outcomes`.
+        For a list, `payload` and `priority` may be lists too. `Outcome`, for lists `Outcomes`. With
+        `dry_run` these are what would become of them: nothing changes.
         """
         return await self._change(
             partial(
@@ -104,6 +117,7 @@ class Messages:
                 content_type=content_type,
                 priority=priority,
                 version=version,
+                dry_run=dry_run,
             )
         )
 

@@ -70,11 +70,12 @@ class Messages:
         due: Any = None,
         delay: Any = None,
         version: Any = None,
+        dry_run: bool = False,
     ) -> Any:
         """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
 
         With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
-        for lists `Outcomes`.
+        for lists `Outcomes`. With `dry_run` these are what would become of them: nothing changes.
         """
         target = Target(id, key, version)
         if (at is not None) + (due is not None) + (delay is not None) != 1:
@@ -84,11 +85,16 @@ class Messages:
         else:
             moment = due if at is None else at
             column = {"due_us": moments(moment, target.rows, "due" if at is None else "at")}
-        return self._change("move", target, column)
+        return self._change("move", target, column, dry_run)
 
-    def cancel(self, *, id: Ids = None, key: Keys = None, version: Any = None) -> Any:
-        """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`."""
-        return self._change("cancel", Target(id, key, version), {})
+    def cancel(
+        self, *, id: Ids = None, key: Keys = None, version: Any = None, dry_run: bool = False
+    ) -> Any:
+        """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`.
+
+        With `dry_run` these are what would become of them: nothing changes.
+        """
+        return self._change("cancel", Target(id, key, version), {}, dry_run)
 
     def update(
         self,
@@ -100,11 +106,13 @@ class Messages:
         content_type: Any = None,
         priority: Any = None,
         version: Any = None,
+        dry_run: bool = False,
     ) -> Any:
         """Gives messages another payload; headers and content type are replaced with it.
 
         In a priority topic `priority` is the new one; given alone, the payload stays as it is.
-        For a list, `payload` and `priority` may be lists too. `Outcome`, for lists `Outcomes`.
+        For a list, `payload` and `priority` may be lists too. `Outcome`, for lists `Outcomes`. With
+        `dry_run` these are what would become of them: nothing changes.
         """
         target = Target(id, key, version)
         rows = target.rows
@@ -123,11 +131,15 @@ class Messages:
         if content_type is not None:
             types = [content_type] * rows if isinstance(content_type, str) else content_type
             column["content_type"] = pa.array(types, type=pa.string())
-        return self._change("update", target, column)
+        return self._change("update", target, column, dry_run)
 
-    def _change(self, action: str, target: Target, columns: dict[str, pa.Array]) -> Any:
+    def _change(
+        self, action: str, target: Target, columns: dict[str, pa.Array], dry_run: bool
+    ) -> Any:
         self._flush()
-        header = {"topic": self.topic, "owner": self.owner}
+        header: Header = {"topic": self.topic, "owner": self.owner}
+        if dry_run:
+            header["dry_run"] = True
         return target.answer(self._outcomes(action, header, target.batch(columns)))
 
     def _outcomes(self, action: str, header: Header, batch: pa.RecordBatch) -> Outcomes:
