@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.golden.test_log_formats import joined
-from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
+from tests.golden.bodies import AT_US, body_of, check_read, check_written, int64s, joined, same
 
 from fasti.core.capsule import Capsule
 from fasti.core.cron.book import Ahead, CronBook
@@ -27,7 +26,6 @@ from fasti.core.cron.events import (
 from fasti.core.cron.schedule import Schedule
 from fasti.core.events import Event
 from fasti.core.replies import Frame
-from fasti.storage import event_codec
 from fasti.storage.state_block import decode_state, encode_state
 
 BODY = Path(__file__).parent / "frame-body-2-cron"
@@ -68,16 +66,11 @@ def state() -> Capsule:
 
 
 def test_events_are_written_as_ever() -> None:
-    assert joined(event_codec.encode(frame())) == BODY.read_bytes()
+    check_written(frame(), BODY)
 
 
 def test_events_are_read_as_ever() -> None:
-    events, rows = event_codec.decode(memoryview(BODY.read_bytes()), SEED)
-    assert rows is None
-    for before, now in zip(frame().events, events, strict=True):
-        assert type(before) is type(now)
-        for name in before.__dataclass_fields__:
-            assert same(getattr(before, name), getattr(now, name)), (before, name)
+    check_read(BODY, frame())
 
 
 def test_the_state_is_written_as_ever() -> None:
@@ -99,6 +92,6 @@ def test_the_state_is_read_as_ever() -> None:
 
 if __name__ == "__main__":
     if not BODY.exists():
-        BODY.write_bytes(joined(event_codec.encode(frame())))
+        BODY.write_bytes(body_of(frame()))
     if not STATE.exists():
         STATE.write_bytes(joined(encode_state(state())))

@@ -7,12 +7,11 @@ with ``python -m tests.golden.test_group_formats``.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
+from tests.golden.bodies import AT_US, body_of, check_read, check_written, int64s, joined
 
 from fasti.core.capsule import Capsule
 from fasti.core.events import Event
@@ -24,7 +23,7 @@ from fasti.core.log.window import ACKED
 from fasti.core.replies import Frame
 from fasti.core.rows.names import Names
 from fasti.core.undo import Undo
-from fasti.storage import event_codec, state_block
+from fasti.storage import state_block
 
 HERE = Path(__file__).parent
 BODY = HERE / "frame-body-2-groups"
@@ -74,21 +73,13 @@ def state() -> bytes:
     return joined(state_block.encode_state(Capsule({"groups": described}, columns)))
 
 
-def joined(buffers: list[Any]) -> bytes:
-    return b"".join(memoryview(buffer).cast("B") for buffer in buffers)
-
-
 def written() -> dict[Path, bytes]:
-    return {BODY: joined(event_codec.encode(frame())), STATE: state()}
+    return {BODY: body_of(frame()), STATE: state()}
 
 
 def test_events_are_written_and_read_as_ever() -> None:
-    assert joined(event_codec.encode(frame())) == BODY.read_bytes()
-    events, rows = event_codec.decode(memoryview(BODY.read_bytes()), SEED)
-    assert rows is None
-    for was, found in zip(frame().events, events, strict=True):
-        for each in fields(was):
-            assert same(getattr(was, each.name), getattr(found, each.name)), (was, each.name)
+    check_written(frame(), BODY)
+    check_read(BODY, frame())
 
 
 def test_groups_are_kept_and_read_back_as_ever() -> None:

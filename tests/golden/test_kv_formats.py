@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.golden.test_log_formats import joined
-from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
+from tests.golden.bodies import AT_US, SEED, body_of, check_read, check_written, int64s
 
 from fasti.core.events import Event, Replaced
 from fasti.core.keys import Rows
@@ -41,24 +40,11 @@ def frame() -> Frame:
 
 
 def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
-    stored = BODY.read_bytes()
-    rows = frame().rows
-    assert rows is not None
-    end = len(stored) - len(rows.encoded)
-    assert joined(event_codec.encode(frame()))[:end] == stored[:end]
+    check_written(frame(), BODY)
 
 
 def test_a_body_is_read_as_ever() -> None:
-    was = frame()
-    stored = memoryview(BODY.read_bytes())
-    events, rows = event_codec.decode(stored, SEED)
-    assert rows is not None
-    assert was.rows is not None
-    assert rows.batch == was.rows.batch
-    for before, now in zip(was.events, events, strict=True):
-        assert type(before) is type(now)
-        for name in before.__dataclass_fields__:
-            assert same(getattr(before, name), getattr(now, name)), (before, name)
+    check_read(BODY, frame())
 
 
 def test_a_body_is_read_by_who_follows_its_topic_alone() -> None:
@@ -71,4 +57,4 @@ def test_a_body_is_read_by_who_follows_its_topic_alone() -> None:
 
 if __name__ == "__main__":
     if not BODY.exists():
-        BODY.write_bytes(joined(event_codec.encode(frame())))
+        BODY.write_bytes(body_of(frame()))

@@ -8,16 +8,14 @@ with ``python -m tests.golden.test_log_formats``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-from tests.golden.test_shard_formats import AT_US, SEED, int64s, same
+from tests.golden.bodies import AT_US, SEED, body_of, check_read, check_written, int64s, joined
 
 from fasti.core.events import Event
 from fasti.core.keys import Rows
 from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.replies import Frame
-from fasti.storage import event_codec
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
 from fasti.storage.runs import Block, seal, unseal
@@ -62,13 +60,9 @@ def manifest() -> Manifest:
     return Manifest(2**62 + 1, SEED, 77, 2, 6, "000000000006.state", blocks, logs)
 
 
-def joined(buffers: list[Any]) -> bytes:
-    return b"".join(memoryview(buffer).cast("B") for buffer in buffers)
-
-
 def written() -> dict[Path, bytes]:
     return {
-        BODY: joined(event_codec.encode(frame())),
+        BODY: body_of(frame()),
         BLOCK: joined(seal(block())),
         MANIFEST: manifest().encode(),
     }
@@ -80,23 +74,11 @@ def test_a_manifest_is_written_and_read_as_ever() -> None:
 
 
 def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
-    stored = BODY.read_bytes()
-    rows = frame().rows
-    assert rows is not None
-    end = len(stored) - len(rows.encoded)
-    assert written()[BODY][:end] == stored[:end]
+    check_written(frame(), BODY)
 
 
 def test_a_body_is_read_as_ever() -> None:
-    was = frame()
-    events, rows = event_codec.decode(memoryview(BODY.read_bytes()), SEED)
-    assert rows is not None
-    assert was.rows is not None
-    assert rows.batch == was.rows.batch
-    for before, now in zip(was.events, events, strict=True):
-        assert type(before) is type(now)
-        for name in before.__dataclass_fields__:
-            assert same(getattr(before, name), getattr(now, name)), (before, name)
+    check_read(BODY, frame())
 
 
 def test_a_block_is_read_as_ever() -> None:

@@ -10,14 +10,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tests.golden.test_log_formats import joined
-from tests.golden.test_shard_formats import AT_US, SEED, columns, int64s, same
+from tests.golden.bodies import (
+    AT_US,
+    SEED,
+    body_of,
+    check_read,
+    check_written,
+    int64s,
+    joined,
+    same,
+)
+from tests.golden.test_shard_formats import columns
 
 from fasti.core.events import Event
 from fasti.core.keys import Rows
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.core.replies import Frame
-from fasti.storage import event_codec
 from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns, seal, unseal
 
 BODY = Path(__file__).parent / "frame-body-2-priority"
@@ -49,24 +57,11 @@ def ranked() -> Columns:
 
 
 def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
-    stored = BODY.read_bytes()
-    rows = frame().rows
-    assert rows is not None
-    end = len(stored) - len(rows.encoded)
-    assert joined(event_codec.encode(frame()))[:end] == stored[:end]
+    check_written(frame(), BODY)
 
 
 def test_a_body_is_read_as_ever() -> None:
-    was = frame()
-    events, rows = event_codec.decode(memoryview(BODY.read_bytes()), SEED)
-    assert rows is not None
-    assert was.rows is not None
-    assert rows.batch == was.rows.batch
-    for before, now in zip(was.events, events, strict=True):
-        assert type(before) is type(now)
-        for name in before.__dataclass_fields__:
-            if name != "new_keys":
-                assert same(getattr(before, name), getattr(now, name)), (before, name)
+    check_read(BODY, frame(), but=("new_keys",))
 
 
 def test_rows_with_priorities_are_read_as_ever() -> None:
@@ -83,6 +78,6 @@ def test_rows_without_priorities_leave_the_column_out() -> None:
 
 if __name__ == "__main__":
     if not BODY.exists():
-        BODY.write_bytes(joined(event_codec.encode(frame())))
+        BODY.write_bytes(body_of(frame()))
     if not ROWS.exists():
         ROWS.write_bytes(joined(seal(rows_batch(ranked()))))
