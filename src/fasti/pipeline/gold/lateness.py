@@ -4,7 +4,8 @@ A message counts once, when it is done, in the period in which user code got it 
 (`started_at`), with its lateness then: started − max(due, produced). Percentiles are exact, by nearest
 rank: p99 is the smallest lateness that at least 99 % of the messages don't exceed. They can't be made
 from each other's, so each grain has its own from all of its messages. `early` are messages that user
-code got before they were due, at whichever attempt: it must be 0.
+code got before they were due, at whichever attempt: it must be 0. The topic `*` stands for all topics
+together.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pyspark.sql import functions as F
 from fasti.model import MINUTE_US
 from fasti.pipeline.gold.periods import PERIOD, each_grain, start_of, within
 
+# No topic can have this name.
+ALL = "*"
 # In thousandths, so that ranks are compared in whole numbers.
 PERCENTILES = {"p50_us": 500, "p95_us": 950, "p99_us": 990, "p999_us": 999}
 
@@ -35,6 +38,7 @@ def lateness(messages: DataFrame, days: Sequence[str] | None = None) -> DataFram
         .groupBy("topic", "start", "lateness_us")
         .agg(F.count("*").alias("n"), F.sum("early").alias("early"))
     )
+    values = values.unionByName(values.withColumn("topic", F.lit(ALL)))
     name = ["topic", *PERIOD]
     period = Window.partitionBy(*name)
     so_far = period.orderBy("lateness_us").rowsBetween(Window.unboundedPreceding, Window.currentRow)

@@ -7,10 +7,7 @@ is done twice counts once.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -20,6 +17,7 @@ from pyspark.sql import functions as F
 from fasti.pipeline import gold
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.gold.periods import day_of
+from fasti.pipeline.state import State
 from fasti.pipeline.tables import Table
 
 if TYPE_CHECKING:
@@ -27,39 +25,6 @@ if TYPE_CHECKING:
     from fasti.pipeline.runner import Run
 
 DAILY = ("lateness", "throughput", "consumers", "retries", "attempts")
-
-
-@dataclass
-class State:
-    """How far gold and the audit are in each shard's feed, and how far they saw."""
-
-    gold: dict[str, int] = field(default_factory=dict)
-    audit: dict[str, int] = field(default_factory=dict)
-    # The moment up to which silver knows everything, in microseconds.
-    as_of_us: int = 0
-    # When the last audit was done, and over how many transitions and messages since the lake began.
-    audited_us: int = 0
-    transitions: int = 0
-    messages: int = 0
-    # Topics whose counts the broker has told, and at which position.
-    compared: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, lake: Lake) -> State:
-        """As it was written last."""
-        place = lake.root / "gold" / "state.json"
-        return cls(**json.loads(place.read_text())) if place.exists() else cls()
-
-    def save(self, lake: Lake) -> None:
-        """There whole or not at all."""
-        place = lake.root / "gold" / "state.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = place.with_name(f".state-{os.getpid()}")
-        with open(fresh, "w") as file:
-            file.write(json.dumps(asdict(self)))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(place)
 
 
 def silver_position(lake: Lake) -> dict[str, int]:
