@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
-from tests.spark.lives import BEGIN, MESSAGES, SHARD, TRANSITIONS, World, frame
+from tests.spark.gold_lives import BEGIN, MESSAGES, SHARD, TRANSITIONS, World, frame
 
 from fasti.pipeline import audit
 

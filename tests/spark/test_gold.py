@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.spark.lives import BEGIN, SHARD, TRANSITIONS, World, a_world, frame
+from tests.spark.gold_lives import BEGIN, SHARD, TRANSITIONS, World, a_world, frame
 
 from fasti.pipeline import gold
 
