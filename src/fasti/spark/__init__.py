@@ -9,7 +9,8 @@ Needs the extra `fasti[spark]`.
 """
 
 from fasti.spark.apply import apply
+from fasti.spark.progress import behind
 from fasti.spark.session import register, session
 from fasti.spark.workers import Worker, consume
 
-__all__ = ["Worker", "apply", "consume", "register", "session"]
+__all__ = ["Worker", "apply", "behind", "consume", "register", "session"]

@@ -1,0 +1,45 @@
+"""How far a stream is behind what the broker has, from the progress that Spark reports.
+
+Spark lets a Python source report offsets, not metrics of its own, so the difference is taken here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fasti.spark.log_stream import LOG
+
+_SHARD = re.compile("[0-9a-f]{16}")
+
+
+def behind(query: StreamingQuery) -> int | None:
+    """Rows of logs and positions of change feeds that the query's last micro-batch left unread.
+
+    As of that micro-batch: 0 when it read all there was then. None before the first one.
+    """
+    progress = query.lastProgress
+    if progress is None:
+        return None
+    return sum(_behind(source) for source in progress["sources"])
+
+
+def _behind(source: dict[str, Any]) -> int:
+    """Of one source; 0 if it is none of ours."""
+    end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+    if not end or not latest or end.get(LOG) != latest.get(LOG):
+        return 0
+    return sum(
+        max(0, int(latest[part]) - int(end[part])) for part in latest if part in end and part != LOG
+    )
+
+
+def _offsets(told: Any) -> dict[str, Any]:
+    found = json.loads(told) if isinstance(told, str) else told
+    if not isinstance(found, dict):
+        return {}
+    ours = LOG in found or any(_SHARD.fullmatch(name) for name in found)
+    return found if ours else {}
