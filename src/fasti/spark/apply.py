@@ -127,26 +127,30 @@ class Applying:
         """The outcomes of a task's rows, batch by batch."""
         task = TaskContext.get()
         rows = Rows(self.shape, f"Spark partition {task.partitionId() if task else 0}")
-        checked: set[str] = set()
+        spare: dict[str, tuple[str, ...]] = {}
         answers = Answers(self.asked)
         with shown():
             try:
                 for batch in batches:
                     if batch.num_rows:
-                        yield self._answered(batch, rows.made_of(batch), answers, checked)
+                        yield self._answered(batch, rows.made_of(batch), answers, spare)
             finally:
                 answers.close()
 
     def _answered(
-        self, batch: pa.RecordBatch, wire: pa.RecordBatch, answers: Answers, checked: set[str]
+        self,
+        batch: pa.RecordBatch,
+        wire: pa.RecordBatch,
+        answers: Answers,
+        spare: dict[str, tuple[str, ...]],
     ) -> pa.RecordBatch:
         if self.asked.shift_us is not None and "due_us" in wire.schema.names:
             wire = _shifted(wire, self.asked.shift_us)
         found, order = [], list[pa.Array]()
         for topic, place, mine in _by_topic(wire, self.topic):
-            if topic not in checked:
-                self.shape.check_kind(topic, answers.kind(topic))
-                checked.add(topic)
+            if topic not in spare:
+                spare[topic] = self.shape.check_kind(topic, answers.kind(topic))
+            mine = mine.drop_columns(list(spare[topic])) if spare[topic] else mine
             rows = batch if place is None else batch.take(place)
             found.append(_told(topic, rows, answers.of(topic, mine)))
             if place is None:

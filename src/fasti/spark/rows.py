@@ -98,6 +98,8 @@ OF_KIND = {
     "kv": ("put",),
     "cron": (),
 }
+# Columns that rows of a kind have not.
+_NOT_IN = {"log": ("due", "delay", "priority"), "timeline": ("priority",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,11 @@ class Shape:
             _check_type(FIELDS[name], schema[name].dataType)
         return cls(operation, tuple(used))
 
-    def check_kind(self, topic: str, kind: str) -> None:
-        """Raises `invalid_argument` if that kind of topic can't take this."""
+    def check_kind(self, topic: str, kind: str) -> tuple[str, ...]:
+        """Which of the wire's columns that kind of topic has no use for, because they were read.
+
+        Raises `invalid_argument` if it can't take this.
+        """
         if self.operation not in OF_KIND[kind]:
             can = " or ".join(map(repr, OF_KIND[kind])) or "no write at all"
             raise InvalidArgument(
@@ -141,14 +146,17 @@ class Shape:
                 f"but {can}",
                 field="operation",
             )
-        wrong = {"log": ("due", "delay", "priority"), "timeline": ("priority",)}
-        for name in wrong.get(kind, ()):
-            if name in self.columns:
-                raise InvalidArgument(
-                    f"topic {topic!r} is of kind {kind!r}, whose rows have no {name!r}: "
-                    "leave the column out",
-                    field=name,
-                )
+        wrong = [name for name in _NOT_IN.get(kind, ()) if name in self.columns]
+        if self.operation == "update" and "payload" in self.columns:
+            # A read of messages has all columns, whatever its topic.
+            return tuple(FIELDS[name].wire for name in wrong)
+        if wrong:
+            raise InvalidArgument(
+                f"topic {topic!r} is of kind {kind!r}, whose rows have no {wrong[0]!r}: "
+                "leave the column out",
+                field=wrong[0],
+            )
+        return ()
 
 
 def _check_topic(names: list[str], topic: bool) -> None:

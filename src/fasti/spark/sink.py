@@ -85,11 +85,11 @@ class Write:
             made.check_topic(topic)
         return made
 
-    def check_topic(self, topic: str) -> None:
-        """Raises `not_found`, and `invalid_argument` if it is of a kind that can't take this."""
+    def check_topic(self, topic: str) -> tuple[str, ...]:
+        """Which columns it has no use for; see `Shape.check_kind`. Raises `not_found`."""
         client = client_of(self.address, self.token)
         settings = patiently(lambda: client.topic(topic).settings, self.timeout_s)
-        self.shape.check_kind(topic, settings.kind)
+        return self.shape.check_kind(topic, settings.kind)
 
     def sink(self, sink_id: str, topic: str = "") -> Sink:
         """What stages for one topic, and publishes for all."""
@@ -116,6 +116,7 @@ class Stages:
         self._attempt = secrets.randbits(62)
         self._number = _task().partitionId()
         self._open: dict[str, StageWriter] = {}
+        self._spare: dict[str, tuple[str, ...]] = {}
 
     def take(self, batches: Iterator[pa.RecordBatch]) -> StagedRows:
         """Stages all rows. If anything goes wrong, what was staged is dropped."""
@@ -125,7 +126,7 @@ class Stages:
         try:
             for batch in batches:
                 for topic, mine in _by_topic(rows.made_of(batch), self._write.topic):
-                    self._writer(topic).write(mine)
+                    self._writer(topic).write(_without(mine, self._spare[topic]))
             staged = [writer.close() for writer in self._open.values()]
         except BaseException:
             self._drop()
@@ -141,8 +142,7 @@ class Stages:
     def _writer(self, topic: str) -> StageWriter:
         writer = self._open.get(topic)
         if writer is None:
-            if self._write.topic is None:
-                self._write.check_topic(topic)
+            self._spare[topic] = self._write.check_topic(topic)
             sink = self._write.sink(self._sink_id, topic)
             writer = sink.stage(self._batch, self._number, self._attempt)
             self._open[topic] = writer
@@ -159,6 +159,10 @@ def _task() -> TaskContext:
     task = TaskContext.get()
     assert task is not None, "writes run in tasks"
     return task
+
+
+def _without(batch: pa.RecordBatch, spare: tuple[str, ...]) -> pa.RecordBatch:
+    return batch.drop_columns(list(spare)) if spare else batch
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
