@@ -32,6 +32,7 @@ _ASKED: tuple[tuple[str, str, str, float], ...] = (
     ("schedule", "rows_per_s", "at least", 400_000),
     ("bronze", "transitions_per_s", "at least", 500_000),
     ("silver", "times_without_old", "at most", 2.0),
+    ("silver_open", "times_without_old", "at most", 2.0),
     ("following", "of_alone", "at least", 0.7),
 )
 

@@ -25,14 +25,16 @@ _DAY_US = 86_400_000_000
 _FILE_ROWS = 500_000
 
 
-def payloads(random: np.random.Generator, rows: int) -> pa.Array:
+def payloads(random: np.random.Generator, rows: int, size_bytes: int = PAYLOAD_BYTES) -> pa.Array:
     """So many random payloads."""
-    offsets = np.arange(rows + 1, dtype=np.int32) * PAYLOAD_BYTES
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(random.bytes(rows * PAYLOAD_BYTES))]
+    offsets = np.arange(rows + 1, dtype=np.int32) * size_bytes
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(random.bytes(rows * size_bytes))]
     return pa.Array.from_buffers(pa.binary(), rows, buffers)
 
 
-def fill(address: str, topic: str, rows: int, timed: bool = True) -> Figures:
+def fill(
+    address: str, topic: str, rows: int, timed: bool = True, payload_bytes: int = PAYLOAD_BYTES
+) -> Figures:
     """Fills a topic; `timed` messages are due at random over 30 days, from an hour on."""
     random = np.random.default_rng(7)
     waiting: deque[Any] = deque()
@@ -42,8 +44,8 @@ def fill(address: str, topic: str, rows: int, timed: bool = True) -> Figures:
         for begin in range(0, rows, _BATCH):
             count = min(_BATCH, rows - begin)
             due = begin_us + random.integers(0, 30 * _DAY_US, count) if timed else None
-            sent = producer.send_batch(payloads(random, count), due=due, wait=False)
-            waiting.append(sent)
+            filled = payloads(random, count, payload_bytes)
+            waiting.append(producer.send_batch(filled, due=due, wait=False))
             if len(waiting) > _WINDOW:
                 assert waiting.popleft().result().all_ok
         while waiting:

@@ -157,8 +157,8 @@ class _Runner:
         identity = self._identity()
         kept = self._folder / "runs.json"
         ended = json.loads(kept.read_text())["ended"] if kept.exists() else 0
-        frames = {name: self._read(name) for name in self.step.sources}
-        self._write(self.step.called(frames), identity, ended + 1)
+        with self._once_read({name: self._read(name) for name in self.step.sources}) as frames:
+            self._write(self.step.called(frames), identity, ended + 1)
         _replace(kept, json.dumps({"ended": ended + 1}))
         self._add(0, time.perf_counter() - begin)
 
@@ -195,13 +195,9 @@ class _Runner:
         others = [name for name in self.step.sources if name != streamed]
 
         def write(rows: DataFrame, batch: int) -> None:
-            # Several sinks must not read the topic several times.
-            if len(self.step.sinks) > 1:
-                rows.persist()
             frames = {name: self._read(name) for name in others}
-            self._write(self.step.called({**frames, streamed: rows}), identity, batch)
-            if len(self.step.sinks) > 1:
-                rows.unpersist()
+            with self._once_read({**frames, streamed: rows}) as sources:
+                self._write(self.step.called(sources), identity, batch)
 
         return self._read(streamed), write
 
@@ -230,6 +226,20 @@ class _Runner:
 
     def _read(self, name: str) -> DataFrame:
         return self.step.sources[name].read(self._spark, self._place)
+
+    @contextmanager
+    def _once_read(self, frames: dict[str, DataFrame]) -> Iterator[dict[str, DataFrame]]:
+        """Several sinks see the same rows: what the first one changes must not change the next."""
+        if len(self.step.sinks) == 1:
+            yield frames
+            return
+        for frame in frames.values():
+            frame.persist()
+        try:
+            yield frames
+        finally:
+            for frame in frames.values():
+                frame.unpersist()
 
     def _write(self, made: Mapping[str, DataFrame], identity: str, number: int) -> None:
         for name, frame in made.items():
