@@ -5,6 +5,7 @@ Handler threads. What runs in the sequencer runs between two steps and is bounde
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -89,22 +90,29 @@ def _claimed(
     """Claims all keys of stages, and decides; if that fails nothing stays claimed."""
     claim: claims.Claim = _run(service, lambda state: claims.begin(state, names))
     try:
-        while _run(service, lambda state: claims.go_on(state, claim)):
-            pass
+        _repeat(service, lambda state: claims.go_on(state, claim))
         if claim.conflicts and may_fail:
             # Told when what stands in the way is durable.
             service.shard.submit([]).result()
             raise refusal(claim)
         return decide(claim)
     except BaseException:
-        while _run(service, lambda state: claims.take_back(state, claim)):
-            pass
+        _repeat(service, lambda state: claims.take_back(state, claim))
         raise
 
 
 def _run(service: Service, function: Callable[[ShardState], Any]) -> Any:
     shard = service.shard
     return shard.run(lambda: function(shard.engine.state)).result()
+
+
+def _repeat(service: Service, function: Callable[[ShardState], bool]) -> None:
+    """Until there is no more to do. The next call waits while one runs, a step between them."""
+    shard = service.shard
+    waiting = deque([shard.run(lambda: function(shard.engine.state)) for _ in range(2)])
+    while waiting:
+        if waiting.popleft().result() and len(waiting) < 2:
+            waiting.append(shard.run(lambda: function(shard.engine.state)))
 
 
 def _named(service: Service, error: AlreadyExists) -> AlreadyExists:

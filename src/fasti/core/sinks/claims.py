@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Int64s = NDArray[np.int64]
 
-CLAIMED_PER_CALL = 8_192
+CLAIMED_PER_CALL = 4_096
 # Of so many rows whose key is taken it is said which.
 NAMED_MAX = 100
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Int64s = NDArray[np.int64]
 
 LANDED_PER_STEP = 16_384
-# Rows that claim their keys when they land cost about twice as much.
-_CLAIMING_COST = 2
+# Rows that claim their keys when they land cost about four times as much.
+_CLAIMING_COST = 4
 _NONE = np.zeros(0, dtype=np.int64)
 
 
