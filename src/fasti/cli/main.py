@@ -51,6 +51,9 @@ class Commands(LazyGroup):
             "Print every transition of every message, in order; with `-f` go on until Ctrl-C.",
             "changes",
         ),
+        "pipeline": Lazy(
+            "pipeline", "Bronze, silver, gold, audit and report of everything that happened."
+        ),
         "storage": Lazy("storage", "Look into a data directory, and repair it."),
         "token": Lazy("token", "Make, list and revoke the tokens of a broker."),
         "bench": Lazy("bench", "Measure Fasti on this machine, beside the machine's own limits."),

@@ -24,18 +24,23 @@ _TOPICS_MAX, _FORECASTS_MAX, _REASONS_MAX, _CONSUMERS_MAX = 50, 6, 12, 30
 _HALF = (540, 380)
 
 
-def write(lake: Lake, path: Path | None = None) -> tuple[Path, Figures]:
-    """Writes the page, by default `report.html` in the lake. Raises `not_found` without gold."""
+def write(
+    lake: Lake, path: Path | None = None, refresh_s: int | None = None
+) -> tuple[Path, Figures]:
+    """Writes the page, by default `report.html` in the lake. Raises `not_found` without gold.
+
+    With `refresh_s` the page loads itself again after so long, for a screen on a wall.
+    """
     found = figures(lake)
     target = (lake.root / "report.html" if path is None else path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.new")
-    beside.write_text(page(found), encoding="utf-8")
+    beside.write_text(page(found, refresh_s), encoding="utf-8")
     beside.replace(target)
     return target, found
 
 
-def page(found: Figures) -> str:
+def page(found: Figures, refresh_s: int | None = None) -> str:
     """The whole page."""
     home = files("fasti.pipeline")
     style = home.joinpath("report.css").read_text(encoding="utf-8")
@@ -60,9 +65,11 @@ def page(found: Figures) -> str:
             _footer(found),
         ]
     )
+    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"{again}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f'<link rel="icon" href="data:,"><title>Fasti report</title><style>{style}</style></head>'

@@ -1,0 +1,302 @@
+"""`fasti pipeline`: everything that happened as tables, figures, an audit and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import moments, output
+from fasti.cli.connection import DEFAULT_ADDRESS, Address, Token
+from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.options import AsJson
+from fasti.cli.stages import print_figures, print_findings, print_rows, shown_stages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from fasti.pipeline.lake import Lake
+    from fasti.pipeline.runner import Done
+
+app = typer.Typer(
+    name="pipeline",
+    help="Bronze, silver, gold, audit and report of everything that happened.",
+    no_args_is_help=True,
+)
+tables_app = typer.Typer(name="tables", help="The tables of a lake, and their rows.")
+app.add_typer(tables_app)
+
+LakeDir = Annotated[
+    Path,
+    typer.Option(
+        "--lake",
+        envvar="FASTI_LAKE",
+        metavar="DIR",
+        help="Where the tables lie: a directory of its own, not the broker's data.",
+    ),
+]
+Master = Annotated[
+    str, typer.Option(envvar="FASTI_SPARK_MASTER", help="Where Spark runs: local[*], spark://...")
+]
+Format = Annotated[
+    str | None, typer.Option("--format", help="Of a new lake: delta (default) or parquet.")
+]
+Payload = Annotated[bool, typer.Option(help="Keep payloads in bronze too.")]
+Skip = Annotated[
+    bool,
+    typer.Option(
+        "--skip-gap", help="Go on where the feed begins if it no longer reaches back to the lake."
+    ),
+]
+Check = Annotated[bool, typer.Option("--audit/--no-audit", help="Audit what is new.")]
+Page = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where the page goes.")
+]
+LAKE = Path("fasti-lake")
+
+
+@app.command()
+def once(
+    lake: LakeDir = LAKE,
+    master: Master = "local[*]",
+    format: Format = None,
+    payload: Payload = False,
+    audit: Check = True,
+    skip_gap: Skip = False,
+    as_json: AsJson = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = None,
+) -> None:
+    """Bring all tables up to now, write the report, and end.
+
+    Run it again, or after a kill, and it goes on where it was: nothing is lost or counted twice.
+
+    [dim]fasti pipeline once --lake ./lake[/dim]
+    """
+    options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
+    with _lake_and_session(lake, master, format, new=True) as (place, spark):
+        done = _run(place, spark, address, token, options)
+    _tell(place, done, as_json)
+
+
+@app.command()
+def run(
+    lake: LakeDir = LAKE,
+    interval: Annotated[
+        timedelta,
+        typer.Option(parser=moments.length, metavar="TIME", help="A round so often: 30s, 5m."),
+    ] = "1m",  # type: ignore[assignment]
+    master: Master = "local[*]",
+    format: Format = None,
+    payload: Payload = False,
+    audit: Check = True,
+    skip_gap: Skip = False,
+    as_json: AsJson = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = None,
+) -> None:
+    """Keep all tables and the report up to date until Ctrl-C.
+
+    Ctrl-C and SIGTERM end it after the step that is under way. The page loads itself again.
+    """
+    options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
+    every_s = interval.total_seconds()
+    with _lake_and_session(lake, master, format, new=True) as (place, spark):
+        done = _run(place, spark, address, token, options, every_s)
+    _tell(place, done, as_json)
+
+
+@app.command()
+def audit(
+    lake: LakeDir = LAKE,
+    fail_on_findings: Annotated[
+        bool, typer.Option("--fail-on-findings", help="Exit with 1 if there are any.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full/--new", help="Look at everything, or only at what is new.")
+    ] = True,
+    tables_only: Annotated[
+        bool, typer.Option("--tables-only", help="Ask no broker: look at the tables as they are.")
+    ] = False,
+    master: Master = "local[*]",
+    limit: Annotated[int, typer.Option(min=1, help="Print at most so many.")] = 100,
+    as_json: AsJson = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = None,
+) -> None:
+    """Bring the tables up to now, and look whether everything that was promised was kept.
+
+    Every message is accounted for, nothing was early, delivered twice or after its end, and the
+    broker's counts agree with its feed: exactly, also under traffic. Anything found is a row.
+    """
+    from fasti.pipeline.inventory import first_rows
+
+    with _lake_and_session(lake, master, None, new=not tables_only) as (place, spark):
+        if tables_only:
+            _run_offline(place, spark, full)
+        else:
+            _run(place, spark, address, token, {"full": full})
+        found = first_rows(place, "audit", limit).to_pylist()
+        count = place.gold("audit").rows()
+    print_findings(place, found, count, as_json)
+    if count and fail_on_findings:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+@app.command()
+def report(
+    lake: LakeDir = LAKE,
+    out: Page = None,
+    refresh: Annotated[
+        int | None, typer.Option(min=1, metavar="SECONDS", help="The page loads itself again.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one page of a lake's figures: lateness, throughput, forecast, retries, audit.
+
+    The page is whole in itself: it fetches nothing. Spark isn't needed.
+    """
+    from fasti.pipeline import local
+    from fasti.pipeline.report import write
+
+    local.require(spark=False)
+    path, found = write(local.lake_at(lake), out, refresh)
+    if as_json:
+        output.print_json({"path": str(path), **found.headlines()})
+    else:
+        print_figures(found.headlines())
+        typer.echo(path)
+
+
+@tables_app.callback(invoke_without_command=True)
+def tables(context: typer.Context, lake: LakeDir = LAKE, as_json: AsJson = False) -> None:
+    """List the tables of a lake: rows, version, size."""
+    context.obj = lake
+    if context.invoked_subcommand is not None:
+        return
+    from fasti.pipeline import local
+    from fasti.pipeline.inventory import inventory
+
+    local.require(spark=False)
+    found = inventory(local.lake_at(lake))
+    if as_json:
+        output.print_json([asdict(each) for each in found])
+        return
+    rows = [(t.name, t.rows, t.version, t.files, output.size(t.size_bytes)) for t in found]
+    names = ("table", "rows>", "version>", "files>", "size>")
+    output.console().print(output.table(*names, rows=rows))
+
+
+@tables_app.command()
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The table: lateness, messages, audit ...")],
+    lake: Annotated[Path | None, typer.Option("--lake", metavar="DIR", hidden=True)] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+) -> None:
+    """Print rows of a table."""
+    from fasti.pipeline import local
+    from fasti.pipeline.inventory import first_rows
+
+    local.require(spark=False)
+    print_rows(first_rows(local.lake_at(lake or context.obj), name, limit), as_json)
+
+
+@app.command()
+def compact(lake: LakeDir = LAKE, master: Master = "local[*]", as_json: AsJson = False) -> None:
+    """Write small files of all tables again as large ones."""
+    from fasti.pipeline.inventory import tables as known
+
+    with _lake_and_session(lake, master, None) as (place, spark), place.lock():
+        gone = {name: table.compact(spark) for name, table in known(place).items()}
+    _print_files(gone, "files put together", as_json)
+
+
+@app.command()
+def vacuum(
+    lake: LakeDir = LAKE,
+    keep: Annotated[
+        timedelta,
+        typer.Option(
+            parser=moments.length, metavar="TIME", help="Keep what was in use so long ago."
+        ),
+    ] = "7d",  # type: ignore[assignment]
+    as_json: AsJson = False,
+) -> None:
+    """Delete files that no table has any more, and that nobody may still be reading."""
+    from fasti.pipeline import local
+    from fasti.pipeline.inventory import tables as known
+
+    local.require(spark=False)
+    place = local.lake_at(lake)
+    with place.lock():
+        hours = keep.total_seconds() / 3600
+        gone = {name: table.vacuum(hours) for name, table in known(place).items()}
+    _print_files(gone, "files deleted", as_json)
+
+
+# What they have in common
+
+
+@contextmanager
+def _lake_and_session(
+    lake: Path, master: str, format: Any, new: bool = False
+) -> Iterator[tuple[Lake, SparkSession]]:
+    from fasti.pipeline import local
+
+    local.require()
+    place = local.lake_at(lake, format, new)
+    typer.echo("starting Spark ...", err=True)
+    with local.session(place, master) as spark:
+        yield place, spark
+
+
+def _run(
+    lake: Lake,
+    spark: SparkSession,
+    address: str,
+    token: str | None,
+    options: dict[str, Any],
+    every_s: float | None = None,
+) -> Done:
+    from fasti.pipeline import runner, stages
+    from fasti.pipeline.local import checked_address
+
+    page = stages.Reported(refresh_s=None if every_s is None else max(5, round(every_s)))
+    made = stages.pipeline(lake, checked_address(address), token, report=page, **options)
+    with shown_stages() as progress:
+        return runner.run(made, spark, once=every_s is None, interval=every_s, progress=progress)
+
+
+def _run_offline(lake: Lake, spark: SparkSession, full: bool) -> None:
+    from fasti.pipeline import runner, stages
+
+    with shown_stages() as progress:
+        runner.run(stages.offline(lake, full=full), spark, progress=progress)
+
+
+def _tell(lake: Lake, done: Done, as_json: bool) -> None:
+    """The figures and where the page is."""
+    from fasti.pipeline.figures import figures
+
+    page = lake.root / "report.html"
+    headlines = figures(lake).headlines() if page.exists() else {}
+    if as_json:
+        told = {"rows": done.rows, "rounds": done.rounds, "stopped": done.stopped}
+        output.print_json({**told, "report": str(page), **headlines})
+    elif headlines:
+        print_figures(headlines)
+        typer.echo(page)
+
+
+def _print_files(gone: dict[str, int], what: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json(gone)
+        return
+    output.console().print(output.table("table", f"{what}>", rows=list(gone.items())))

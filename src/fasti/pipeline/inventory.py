@@ -1,0 +1,56 @@
+"""What tables a lake has: names, rows, versions, sizes; and their rows. Needs no Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from fasti.errors import NotFound
+from fasti.pipeline.lake import Lake
+from fasti.pipeline.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One table."""
+
+    name: str
+    rows: int
+    version: int
+    files: int
+    size_bytes: int
+
+
+def tables(lake: Lake) -> dict[str, Table]:
+    """All that are there, by the names that people use."""
+    known = {"transitions": lake.bronze, "messages": lake.messages, "topics": lake.topics}
+    for place in sorted((lake.root / "gold").glob("*/")):
+        known[place.name] = lake.gold(place.name)
+    for place in sorted((lake.root / "tables").glob("*/")):
+        known[f"tables/{place.name}"] = lake.table(place.name)
+    return {name: table for name, table in known.items() if table.exists()}
+
+
+def inventory(lake: Lake) -> list[Held]:
+    """All of them, bronze first."""
+    found = []
+    for name, table in tables(lake).items():
+        files = table.files()
+        size = sum(each.size_bytes for each in files)
+        rows = sum(each.rows for each in files)
+        found.append(Held(name, rows, table.version() or 0, len(files), size))
+    return found
+
+
+def first_rows(lake: Lake, name: str, limit: int) -> pa.Table:
+    """Some rows of a table. Raises `not_found`."""
+    known = tables(lake)
+    if name not in known:
+        raise NotFound(f"there is no table {name!r} in {lake.root}: {', '.join(known) or 'none'}")
+    table = known[name]
+    paths = [str(table.path / each.path) for each in table.files()]
+    if not paths:
+        return table.schema().empty_table()
+    return ds.dataset(paths, format="parquet").head(limit)

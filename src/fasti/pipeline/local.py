@@ -1,0 +1,143 @@
+"""A pipeline for the command line: a lake's directory, a session whose noise goes into a file, and plain
+errors.
+
+Spark's JVM talks much on the terminal. Its outputs are tied to `logs/spark.log` in the lake when it is
+started; what goes wrong is told in one line, and where the rest can be read. Only this process's main
+thread calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fasti.errors import FastiError, InvalidArgument, error_from_code
+from fasti.pipeline.lake import Lake
+from fasti.pipeline.tables import Format
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HINT = "the data pipeline needs Spark: pip install 'fasti[spark]'"
+_OURS = {"bronze", "silver", "gold", "tables", "shards", ".lock", "logs", "report.html"}
+_CODE = re.compile(r"\[FASTI\.(\w+)\] ([^\n]*)")
+# For figures of one machine: hardly any partitions, since a task costs more than its rows.
+_CONF = {
+    "spark.sql.shuffle.partitions": "4",
+    "spark.driver.memory": "2g",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+}
+
+
+def installed() -> bool:
+    """Whether the extra is there."""
+    return all(find_spec(name) is not None for name in ("pyspark", "deltalake", "pandas"))
+
+
+def require(spark: bool = True) -> None:
+    """Raises with what to do if the extra isn't installed. Reports need no Spark."""
+    if find_spec("deltalake") is None or (spark and not installed()):
+        raise FastiError(HINT)
+
+
+def lake_at(place: Path, format: Format | None = None, new: bool = False) -> Lake:
+    """The lake in a directory, in the format that it has.
+
+    A directory that is neither empty nor a lake is refused: the broker's data is no place for one.
+    """
+    there = {each.name for each in place.iterdir()} if place.is_dir() else set()
+    if there and not there & _OURS:
+        what = "a broker's data" if "journal" in there else "other things"
+        raise InvalidArgument(f"{place} has {what} in it: a lake wants a directory of its own")
+    if not there and not new:
+        raise FastiError(f"there is no lake in {place}: `fasti pipeline once --lake {place}`")
+    found = _format_of(place)
+    if format is not None and found is not None and format != found:
+        raise InvalidArgument(f"the lake in {place} has the format {found}", field="format")
+    return Lake(place, format or found or "delta")
+
+
+def checked_address(address: str) -> str:
+    """An address that Spark's processes can connect to."""
+    if address.startswith("embedded:"):
+        raise InvalidArgument(
+            "Spark reads from a broker: `fasti serve --data DIR`, and its address", field="address"
+        )
+    return address
+
+
+def _format_of(place: Path) -> Format | None:
+    transitions = place / "bronze" / "transitions"
+    if (transitions / "_delta_log").is_dir():
+        return "delta"
+    return "parquet" if (transitions / "_files").is_dir() else None
+
+
+@contextmanager
+def session(lake: Lake, master: str = "local[*]") -> Iterator[SparkSession]:
+    """A session for the time of a command; its noise goes to `logs/spark.log` in the lake.
+
+    Whatever Spark raises inside is raised as one of Fasti's errors, in one line.
+    """
+    require()
+    log = lake.root / "logs" / "spark.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with plainly(log):
+        with _outputs_to(log):
+            spark = _started(master)
+        try:
+            yield spark
+        finally:
+            with _outputs_to(log):
+                spark.stop()
+
+
+def _started(master: str) -> SparkSession:
+    import fasti.spark
+
+    spark = fasti.spark.session(master, "fasti pipeline", **_CONF)
+    if not master.startswith("sc://"):
+        spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+@contextmanager
+def _outputs_to(log: Path) -> Iterator[None]:
+    """Processes that are started here write into a file; this one goes on as before."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(target)
+
+
+@contextmanager
+def plainly(log: Path) -> Iterator[None]:
+    """Errors of Spark as errors of ours: the code that stands in its trace, else its first line."""
+    try:
+        yield
+    except (FastiError, OSError):
+        raise
+    except Exception as error:
+        text = str(error)
+        told = _CODE.search(text)
+        if told is not None:
+            raise error_from_code(told[1], f"{told[2]} (Spark's log: {log})") from error
+        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+        raise FastiError(f"{type(error).__name__}: {first} (Spark's log: {log})") from error
