@@ -1,4 +1,4 @@
-"""Finding an app by its name: `module:attribute`, as it is given to `fasti run`."""
+"""Finding an app, or a pipeline, by its name: `module:attribute`, as it is given to `fasti run`."""
 
 from __future__ import annotations
 
@@ -6,41 +6,50 @@ import importlib
 import importlib.util
 import os
 import sys
+from typing import TypeVar
 
 from fasti.app.app import App
 from fasti.errors import InvalidArgument
 
-DEFAULT_ATTRIBUTE = "app"
+T = TypeVar("T")
 
 
 def load(reference: str) -> App:
-    """Imports the module, from the current directory too, and gives the app that it has.
+    """The app that `fasti run` is given. See `found`."""
+    return found(reference, App, "app", "fasti.App")
 
-    `module` alone means `module:app`; attributes may be nested: `shop.tasks:registry.app`. Raises
-    `invalid_argument` that says what there is instead; what the module raises is raised as it is.
+
+def found(reference: str, kind: type[T], attribute: str, shown: str) -> T:
+    """Imports the module, from the current directory too, and gives the object that it has.
+
+    `module` alone means `module:attribute`; attributes may be nested: `shop.tasks:registry.app`.
+    Raises `invalid_argument` that says what there is instead; what the module raises is raised as it
+    is.
     """
     name, _, path = reference.partition(":")
-    path = path or DEFAULT_ATTRIBUTE
+    path = path or attribute
     if not name or name.endswith(".py") or os.sep in name:
         raise InvalidArgument(
-            f"{reference!r} is no module: write `package.module:app`, without .py", field="app"
+            f"{reference!r} is no module: write `package.module:{attribute}`, without .py",
+            field=attribute,
         )
-    found: object = _module(name)
+    reached: object = _module(name, attribute)
     for step in path.split("."):
         try:
-            found = getattr(found, step)
+            reached = getattr(reached, step)
         except AttributeError:
             raise InvalidArgument(
-                f"module {name!r} has no {path!r}{_instead(name)}", field="app"
+                f"module {name!r} has no {path!r}{_instead(name, kind)}", field=attribute
             ) from None
-    if not isinstance(found, App):
+    if not isinstance(reached, kind):
         raise InvalidArgument(
-            f"{reference!r} is no fasti.App but {type(found).__name__}{_instead(name)}", field="app"
+            f"{reference!r} is no {shown} but {type(reached).__name__}{_instead(name, kind)}",
+            field=attribute,
         )
-    return found
+    return reached
 
 
-def _module(name: str) -> object:
+def _module(name: str, field: str) -> object:
     if name in sys.modules:
         return sys.modules[name]
     here = os.getcwd()
@@ -52,14 +61,14 @@ def _module(name: str) -> object:
         missing = error.name or ""
         if name == missing or name.startswith(missing + "."):
             raise InvalidArgument(
-                f"there is no module {name!r}: not in {here}, and not installed", field="app"
+                f"there is no module {name!r}: not in {here}, and not installed", field=field
             ) from None
         raise
 
 
-def _instead(name: str) -> str:
+def _instead(name: str, kind: type[object]) -> str:
     module = sys.modules.get(name)
-    apps = (
-        [each for each, value in vars(module).items() if isinstance(value, App)] if module else []
+    others = (
+        [each for each, value in vars(module).items() if isinstance(value, kind)] if module else []
     )
-    return f"; it has {', '.join(sorted(apps))}" if apps else ""
+    return f"; it has {', '.join(sorted(others))}" if others else ""

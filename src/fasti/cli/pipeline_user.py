@@ -1,0 +1,107 @@
+"""`fasti pipeline user`: a pipeline of one's own, from a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fasti.cli import output
+from fasti.cli.connection import Token
+from fasti.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fasti.pipeline.running import StepRun
+
+
+def user(
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:PIPELINE",
+            help="Where the pipeline is, as in `shop.reminders:pipeline`.",
+            show_default=False,
+        ),
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A step. May be repeated; by default all.")
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            "-d",
+            help="Where checkpoints and tables lie.  [default: the pipeline's, ./fasti-pipelines]",
+        ),
+    ] = None,
+    master: Annotated[
+        str, typer.Option(envvar="FASTI_SPARK_MASTER", help="Where Spark runs.")
+    ] = "local[*]",
+    as_json: AsJson = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", "-a", help="A broker other than the pipeline's own.  [FASTI_ADDRESS]"
+        ),
+    ] = None,
+    token: Token = None,
+) -> None:
+    """Run the steps of a pipeline of your own until Ctrl-C, or once.
+
+    Kill it at any point and start it again: it goes on where it was.
+
+    [dim]fasti pipeline user shop.reminders:pipeline --once[/dim]
+    """
+    from fasti.app.loading import found
+    from fasti.pipeline.user import Pipeline
+    from fasti.spark.session import session
+
+    pipeline = found(reference, Pipeline, "pipeline", "fasti.pipeline.Pipeline")
+    if token is not None:
+        pipeline.token = token
+    spark = session(master, pipeline.name)
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        with _bars([step.name for step in pipeline.steps]) as tell:
+            done = pipeline.run(
+                spark,
+                once=once,
+                only=only or (),
+                address=address,
+                directory=directory,
+                progress=tell,
+            )
+    finally:
+        spark.stop()
+    if as_json:
+        output.print_json([asdict(each) for each in done])
+        return
+    for each in done:
+        typer.echo(f"{each.step}: {each.batches:,} batches, {each.rows:,} rows, {each.seconds} s")
+
+
+@contextmanager
+def _bars(names: list[str]) -> Iterator[Callable[[StepRun], None]]:
+    """What each step has done so far, on a terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[told]}"), console=console) as shown:
+        tasks = {name: shown.add_task(name, total=None, told="") for name in names}
+
+        def tell(done: StepRun) -> None:
+            told = f"{done.batches:,} batches, {done.rows:,} rows"
+            shown.update(tasks[done.step], told=told)
+
+        yield tell
