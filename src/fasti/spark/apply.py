@@ -20,12 +20,14 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from fasti.client.address import parse_address
 from fasti.client.durations import Duration, duration_us
 from fasti.client.outcomes import WORDS, Outcomes
 from fasti.client.producer import OnConflict
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US
 from fasti.spark.answers import Answers, Asked, shift_us
+from fasti.spark.connection import located
 from fasti.spark.errors import shown
 from fasti.spark.options import OPERATIONS
 from fasti.spark.rows import Rows, Shape
@@ -61,8 +63,9 @@ def apply(
     shift: Duration | None = None,
     on_conflict: OnConflict = "reject",
     owner: str = "",
-    address: str = "127.0.0.1:7170",
+    address: str | None = None,
     token: str | None = None,
+    tls_ca: str | None = None,
     timeout: Duration = "60s",
 ) -> DataFrame:
     """Carries out a row each, and gives back what became of it.
@@ -79,12 +82,13 @@ def apply(
     With `dry_run` nothing is changed: the outcomes are what would become of the rows, asked anew
     whenever the DataFrame is computed. `shift` moves by a length of time, back with a minus: from the
     column `due` if there is one, else from when each message is due now. `on_conflict` is that of
-    `Producer.send`. `timeout` is how long a broker that is away is waited for.
+    `Producer.send`. The address is FASTI_ADDRESS, or else port 7170 of this machine; `timeout` is how
+    long a broker that is away is waited for.
     """
     with shown():
         asked = Asked(
             _checked(operation, shift, on_conflict),
-            address,
+            _place(address, tls_ca),
             token,
             owner,
             on_conflict,
@@ -98,6 +102,13 @@ def apply(
     outcomes = chosen.mapInArrow(Applying(asked, shape, topic), _SPARK_SCHEMA)
     # Kept, not remembered as a way to compute it: nobody wants it done again.
     return outcomes if dry_run else outcomes.localCheckpoint(eager=True)
+
+
+def _place(address: str | None, tls_ca: str | None) -> str:
+    found = parse_address(address)
+    if found.directory is not None:
+        raise InvalidArgument("tasks can't share an embedded broker", field="address")
+    return located(str(found), tls_ca) if tls_ca else str(found)
 
 
 def _checked(operation: str, shift: Any, on_conflict: str) -> str:
