@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -15,9 +15,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from fasti.errors import FastiError, Gone, Unavailable
 from fasti.spark.errors import SparkFastiError
 from fasti.spark.log_stream import shared
 from fasti.spark.options import Options
+from fasti.spark.patience import patiently
+from fasti.spark.patience import rows_of as patient_rows
 from fasti.spark.source import FastiSource
 from fasti.spark.streams import Idling, Stream
 
@@ -323,6 +326,29 @@ def test_changes_that_are_gone_are_told_or_passed_over(
         assert "data loss" in caplog.text
 
 
+def test_what_goes_between_plan_and_read_is_passed_over_too(forgetful: BrokerProcess) -> None:
+    with fasti.connect(forgetful.address) as client:
+        client.create_topic("t")
+        lenient = stream(forgetful, view="changes", failOnDataLoss="false")
+        start = lenient.initialOffset()
+        appended(client, "t", 3, 3)
+        planned = lenient.partitions(start, lenient.latestOffset(start, ALL))
+        client.create_topic("log", kind="log")
+        appended(client, "log", 10)
+        log = stream(forgetful, view="log", topic="log", failOnDataLoss="false")
+        begin = log.initialOffset()
+        (rows,) = log.partitions(begin, log.latestOffset(begin, ALL))
+        client.log("log").truncate(before=4)
+        grown(client, "t")
+        assert [batch for task in planned for batch in lenient.read(task)] == []
+        assert [row["offset"] for batch in log.read(rows) for row in rows_of(batch)] == [
+            *range(4, 10)
+        ]
+        strict = stream(forgetful, view="changes")
+        with pytest.raises(SparkFastiError, match=r"\[FASTI.gone\]"):
+            list(strict.read(planned[0]))
+
+
 def test_rows_that_are_gone_are_told_or_passed_over(
     broker: BrokerProcess, client: Client, topic: Topic
 ) -> None:
@@ -415,6 +441,61 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
         process.start()
         assert reader.latestOffset(start, ALL) == end
         assert sum(batch.num_rows for batch in reader.read(task)) == 10
+
+
+class Broken:
+    """A way to a broker that breaks after each batch."""
+
+    def __init__(self, error: FastiError, most: int) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._error, self._most = error, most
+        self.transport = self
+
+    def read(self, ticket: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        self.asked.append(ticket)
+        name, field = ("offset", "offset") if ticket["call"] == "log" else ("position", "after")
+        begin = ticket[field] + (field == "after")
+        yield pa.RecordBatch.from_pydict({name: [begin, begin + 1]})
+        if len(self.asked) < self._most:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        {"call": "changes", "after": 0, "through": 9},
+        {"call": "log", "partition": 0, "offset": 1, "end_offset": 9},
+    ],
+    ids=["changes", "log"],
+)
+def test_a_read_goes_on_behind_the_last_row(ticket: dict[str, Any]) -> None:
+    broken = Broken(Unavailable("away"), 3)
+    batches = patient_rows(lambda: cast(Client, broken), ticket)
+    assert [value for batch in batches for value in batch.column(0).to_pylist()] == [*range(1, 7)]
+    assert len(broken.asked) == 3
+
+
+def test_a_read_that_nobody_can_go_on_with_fails() -> None:
+    for ticket, error in (
+        ({"call": "list", "after": 0}, Unavailable("away")),
+        ({"call": "changes", "after": 0}, Gone("gone")),
+    ):
+        broken = Broken(error, 3)
+        with pytest.raises(type(error)):
+            list(patient_rows(lambda: cast(Client, broken), ticket))  # noqa: B023
+        assert len(broken.asked) == 1
+
+
+def test_patience_ends() -> None:
+    tries: list[int] = []
+
+    def ask() -> None:
+        tries.append(1)
+        raise Unavailable("away")
+
+    with pytest.raises(Unavailable):
+        patiently(ask, 0.1)
+    assert len(tries) > 1
 
 
 def test_options_are_checked_first(broker: BrokerProcess) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -120,7 +121,19 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks: Sequence[Task] = partition.value
         with shown():
             for task in tasks:
+                yield from self._rows(task)
+
+    def _rows(self, task: Task | None) -> Iterator[pa.RecordBatch]:
+        """What of a task's rows is still there when it comes to them."""
+        while task is not None:
+            try:
                 yield from task.batches()
+                return
+            except Gone as error:
+                if self._options["failOnDataLoss"]:
+                    raise
+                logger.warning("data loss: %s The query goes on behind it.", error.message)
+                task = _later(task, error)
 
     # For those below
 
@@ -173,3 +186,17 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _work(self, start: Offsets, end: Offsets) -> list[list[Task]]:
         """What tasks do: each reads its tickets one after the other."""
         raise NotImplementedError
+
+
+def _later(task: Task, error: Gone) -> Task | None:
+    """What is left of a task without what was dropped under its hands; None if nothing is."""
+    ticket = task.ticket
+    place, end, told = (
+        ("after", "through", "first")
+        if ticket["call"] == "changes"
+        else ("offset", "end_offset", "earliest")
+    )
+    first = error.details.get(told)
+    if not isinstance(first, int) or first <= ticket[place]:
+        raise error
+    return None if first >= ticket[end] else replace(task, ticket={**ticket, place: first})
