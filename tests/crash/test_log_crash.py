@@ -133,7 +133,7 @@ def crash(seed: int, steps: int, every: int = 1) -> int:
     return crash_everywhere(LogShard, story(seed, steps), seed, every, going_on=0.2)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_crash_of_a_short_story(seed: int) -> None:
     assert crash(seed, steps=30) > 50
 

@@ -94,7 +94,7 @@ def _check_crash(
     driven.shard.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_crash_of_a_short_story(seed: int) -> None:
     assert crash_everywhere(seed, steps=32) > 60
 
@@ -111,7 +111,7 @@ def test_more_crashes(seed: int) -> None:
     crash_everywhere(seed + 1000, steps=300, every=13)
 
 
-@pytest.mark.parametrize("seed", range(200, 203))
+@pytest.mark.parametrize("seed", range(200, 202))
 def test_restarts_and_checkpoints_change_nothing_that_can_be_seen(seed: int) -> None:
     files = SimulatedFiles()
     ops, sights = write_story(seed, 150, files)
