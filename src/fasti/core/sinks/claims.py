@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fasti.core.columns.hashing import UInt64s, repeated_keys
 from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.stages import Stage
-from fasti.errors import IllegalTransition
+from fasti.errors import IllegalTransition, Overloaded
 from fasti.model import SEQUENCE_BITS
 
 if TYPE_CHECKING:
@@ -60,6 +60,18 @@ class Claim:
     _stage: int = 0
     _batch: int = 0
     _row: int = 0
+
+    def check(self, stages: dict[str, Stage]) -> None:
+        """Raises unless the keys of these very stages are claimed.
+
+        An engine that was dropped after a failed write has taken its claims along.
+        """
+        same = all(stages.get(name) is stage for name, stage in self.stages.items())
+        if not self.done or not same or len(stages) != len(self.stages):
+            raise Overloaded(
+                "the keys that were claimed are not those of the batch: publish it again",
+                retry_after_us=20_000,
+            )
 
 
 def begin(state: ShardState, names: list[str]) -> Claim:

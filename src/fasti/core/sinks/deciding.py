@@ -135,8 +135,8 @@ def _claim(work: Work, command: PublishBatch, stages: dict[str, Stage]) -> bool:
             if claim.conflicts or not claim.done:
                 while claims.take_back(work.state, claim):
                     pass
-    elif set(claim.stages) != set(keyed) or not claim.done:
-        raise IllegalTransition("other keys were claimed than those of the batch")
+    else:
+        claim.check(keyed)
     if claim.conflicts:
         raise refusal(claim)
     return True
