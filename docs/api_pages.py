@@ -159,6 +159,19 @@ PAGES = (
         ),
     ),
     Page(
+        "spark",
+        "Spark",
+        "Sessions, workers and changes of DataFrames; needs the extra `fasti[spark]`. Guides: [writing from Spark](../guides/spark-writing.md), [streams and workers in Spark](../guides/spark-streaming.md).",
+        (
+            "fasti.spark.session",
+            "fasti.spark.register",
+            "fasti.spark.apply",
+            "fasti.spark.behind",
+            "fasti.spark.consume",
+            "fasti.spark.Worker",
+        ),
+    ),
+    Page(
         "testing",
         "Testing",
         "A broker for tests, in virtual time or in a process of its own. pytest has the fixtures `fasti_broker` (a `VirtualBroker`) and `fasti_client` (a `Client` of it). Guide: [testing](../guides/testing.md).",
