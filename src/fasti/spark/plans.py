@@ -178,8 +178,11 @@ class Planner:
             fields["topic"] = self._options["topic"]
         elif topics:
             fields["topics"] = sorted(topics)
+        if self._options.given("op"):
+            self._filters.one_of("op", frozenset(self._options["op"]))
         if "op" in self._filters.words:
-            fields["ops"] = sorted(self._filters.words["op"])
+            # None at all would mean any.
+            fields["ops"] = sorted(self._filters.words["op"]) or ["none"]
         return fields
 
     def log(self, start: Offsets, end: Offsets) -> list[Task]:
