@@ -1,142 +1,254 @@
-"""Made-up lives of messages: the transitions that the feed would tell, and silver's row of each.
+"""Lives of messages for tests: random stories as rows of the feed, and a naive fold of them.
 
-Independent of the pipeline: plain Python, so that what Spark computes can be held against it.
+The fold is written without a look at `fasti.pipeline.silver`: one message at a time, one transition
+after the other, with variables.
 """
 
-from __future__ import annotations
-
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
 
-BEGIN = datetime(2026, 3, 1, 22, 30, tzinfo=UTC)
+from fasti.pipeline.bronze import schema as bronze_schema
+
 SHARD = "00000000000000aa"
-TRANSITIONS = (
-    "shard string, position long, row int, at timestamp, op string, topic string, partition int, "
-    "id long, offset long, version long, due timestamp, started timestamp, token long, "
-    "lease_us long, consumer string, group string, reason string, stage string, details string, "
-    "day string"
-)
-MESSAGES = (
-    "shard string, topic string, partition int, id long, group string, produced_at timestamp, "
-    "due_first timestamp, due_last timestamp, leases long, releases long, nacks long, "
-    "completions long, first_leased_at timestamp, started_at timestamp, finished_at timestamp, "
-    "lateness_us long, early int, state string, reason string, last_position long, topic_since long"
-)
+EPOCH = datetime(2026, 11, 16, tzinfo=UTC)
+Row = dict[str, Any]
 
 
-def names(schema: str) -> list[str]:
-    """The columns of a schema given as text."""
-    return [each.strip().split(" ")[0] for each in schema.split(",")]
+def at(seconds: float) -> datetime:
+    return EPOCH + timedelta(microseconds=round(seconds * 1_000_000))
 
 
-@dataclass
-class World:
-    """Messages that live one after the other and beside each other, over some hours."""
+class Feed:
+    """Writes rows as the feed would: positions that grow, several rows in one."""
 
-    seed: int = 0
-    transitions: list[dict[str, Any]] = field(default_factory=list)
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.position, self.row, self.now = 1, -1, 0.0
+        self.rows: list[Row] = []
 
-    def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-
-    def tell(self, message: dict[str, Any], at: datetime, op: str, **columns: Any) -> None:
-        """One transition. Positions are given when all is told, by time."""
-        place = {name: message[name] for name in ("shard", "topic", "partition", "id", "group")}
-        self.transitions.append({**place, "at": at, "op": op, "row": 0, **columns})
-
-    def live(self, topic: str, id: int) -> None:
-        """A message that is produced and tried until something becomes of it."""
-        draw = self.random
-        produced = BEGIN + timedelta(seconds=draw.uniform(0, 3 * 3600))
-        due = produced + timedelta(seconds=draw.choice([0, 0, 1, 3600, 86400 * 3]))
-        me: dict[str, Any] = dict.fromkeys(names(MESSAGES))
-        me |= {"shard": SHARD, "topic": topic, "partition": 0, "id": id, "produced_at": produced}
-        me |= {"due_first": due, "due_last": due, "leases": 0, "releases": 0, "nacks": 0}
-        me |= {"completions": 0, "early": 0, "state": "pending"}
-        self.messages.append(me)
-        self.tell(me, produced, "produced", due=due, version=1)
-        if draw.random() < 0.1:
-            end = produced + (due - produced) / 2
-            me |= {"state": "cancelled", "finished_at": end}
-            self.tell(me, end, "cancelled")
-        while me["state"] == "pending" and draw.random() < 0.8:
-            self.attempt(me)
-
-    def attempt(self, me: dict[str, Any]) -> None:
-        """A lease, and what became of it."""
-        draw = self.random
-        due = max(me["due_last"], me["produced_at"])
-        leased = due + timedelta(microseconds=draw.choice([10, 50, 50, 900, 5_000_000]))
-        started = leased + timedelta(microseconds=draw.randrange(1, 2000))
-        ended = started + timedelta(seconds=draw.expovariate(0.01))
-        consumer = draw.choice(["anna", "bert", "carl"])
-        me["leases"] += 1
-        me["first_leased_at"] = me["first_leased_at"] or leased
-        self.tell(me, leased, "leased", consumer=consumer, token=me["leases"], lease_us=30_000_000)
-        op = draw.choice(["acked", "acked", "acked", "nacked", "expired", "released", "rejected"])
-        if op == "expired":
-            me["due_last"] = ended
-            self.tell(me, ended, op)
-            return
-        me["started_at"] = started
-        me["lateness_us"] = (started - due) // timedelta(microseconds=1)
-        if op in ("acked", "rejected"):
-            me |= {"state": "done" if op == "acked" else "dead"}
-            me |= {"finished_at": ended} if op == "acked" else {"reason": "no <b>way</b>"}
-            me["completions"] += op == "acked"
-            self.tell(me, ended, op, started=started, reason=me["reason"])
-            return
-        me["releases" if op == "released" else "nacks"] += 1
-        me["due_last"] = ended + timedelta(seconds=draw.choice([1, 60]))
-        reason = draw.choice(["timeout", "refused"]) if op == "nacked" else None
-        self.tell(me, ended, op, started=started, due=me["due_last"], reason=reason)
-
-    def finish(self) -> World:
-        """Ids and positions, in the order of time, and the days."""
-        self._number()
-        self.transitions.sort(key=lambda each: (each["at"], each["id"]))
-        last: dict[tuple[str, int], int] = {}
-        for position, each in enumerate(self.transitions, 1):
-            each["position"] = position
-            each["day"] = each["at"].date().isoformat()
-            last[each["topic"], each["id"]] = position
-        for me in self.messages:
-            me["last_position"] = last[me["topic"], me["id"]]
-        return self
-
-    def _number(self) -> None:
-        """Ids grow with the time at which messages are produced."""
-        given: dict[str, int] = {}
-        numbers = {}
-        for me in sorted(self.messages, key=lambda each: each["produced_at"]):
-            given[me["topic"]] = given.get(me["topic"], 0) + 1
-            numbers[me["topic"], me["id"]] = given[me["topic"]]
-        for row in (*self.transitions, *self.messages):
-            row["id"] = numbers[row["topic"], row["id"]]
-
-    def bronze(self, spark: SparkSession) -> DataFrame:
-        """The transitions."""
-        return frame(spark, self.transitions, TRANSITIONS)
-
-    def silver(self, spark: SparkSession) -> DataFrame:
-        """The messages."""
-        return frame(spark, self.messages, MESSAGES)
+    def tell(self, op: str, **columns: Any) -> Row:
+        if self.row >= 0 and self._rng.random() < 0.3:
+            self.row += 1
+        else:
+            self.position, self.row = self.position + self._rng.randint(1, 3), 0
+            self.now += self._rng.random() * 40
+        row = {
+            "shard": SHARD,
+            "position": self.position,
+            "row": self.row,
+            "at": at(self.now),
+            "op": op,
+            **columns,
+        }
+        self.rows.append(row)
+        return row
 
 
-def frame(spark: SparkSession, rows: list[dict[str, Any]], schema: str) -> DataFrame:
-    """Rows as a DataFrame; what a row doesn't have is null."""
-    columns = names(schema)
-    return spark.createDataFrame([tuple(row.get(c) for c in columns) for row in rows], schema)
+def stories(seed: int, messages: int, topics: tuple[str, ...] = ("a", "b")) -> list[Row]:
+    """Many messages' lives, woven together."""
+    rng = random.Random(seed)
+    feed = Feed(rng)
+    for topic in topics:
+        feed.tell("topic_created", topic=topic, details='{"settings": {"kind": "timeline"}}')
+    open_now = [_Life(feed, rng, topics[n % len(topics)], n + 1) for n in range(messages)]
+    while open_now:
+        life = rng.choice(open_now)
+        if not life.go_on():
+            open_now.remove(life)
+    return feed.rows
 
 
-def a_world(seed: int = 1, count: int = 300) -> World:
-    """Two topics."""
-    world = World(seed)
-    for number in range(1, count + 1):
-        world.live("mail" if number % 3 else "bills", number)
-    return world.finish()
+class _Life:
+    """One message: what can happen to it next, by its state."""
+
+    def __init__(self, feed: Feed, rng: random.Random, topic: str, number: int) -> None:
+        self._feed, self._rng = feed, rng
+        self._name = {"topic": topic, "partition": 0, "id": number}
+        self._state, self._version = "new", 1
+        self._left, self._due = rng.randint(1, 14), EPOCH
+
+    def go_on(self) -> bool:
+        """One transition more. False if it is over, or nothing more is told of it."""
+        self._left -= 1
+        choices = _NEXT[self._state]
+        op = self._rng.choice(choices)
+        if op == "expired" and self._due > at(self._feed.now):
+            # A lease runs from when it was due.
+            op = "nacked"
+        self._state = _AFTER.get(op, self._state)
+        self._feed.tell(op, **self._name, **self._columns(op))
+        return self._left > 0 and self._state in _NEXT
+
+    def _columns(self, op: str) -> Row:
+        now, rng = self._feed.now, self._rng
+        told: Row = {}
+        if op in ("produced", "staged", "moved", "replaced", "released", "nacked", "redriven"):
+            told["due"] = self._due = at(now + rng.choice((-30, 0, 5, 50, 500)))
+        if op in ("produced", "staged"):
+            told |= {"version": 1, "owner": rng.choice((None, "me")), "key": f"k{self._name['id']}"}
+        if op in ("moved", "replaced", "updated", "redriven"):
+            self._version += 1
+            told["version"] = self._version
+        if op == "leased":
+            told["consumer"] = rng.choice(("c1", "c2", "c3"))
+        if op in ("acked", "nacked", "released", "rejected", "exhausted"):
+            # 0: nobody knows.
+            told["started"] = rng.choice(
+                (at(now - rng.random() * 20), datetime(1970, 1, 1, tzinfo=UTC))
+            )
+        if op in ("nacked", "rejected", "exhausted", "lapsed"):
+            told["reason"] = rng.choice(("late", "wrong"))
+        return told
+
+
+_NEXT = {
+    "new": ["produced", "produced", "produced", "staged"],
+    "staged": ["published", "stage_dropped", "skipped"],
+    "pending": ["leased"] * 4 + ["moved", "replaced", "updated", "cancelled", "lapsed"],
+    "leased": [
+        "acked",
+        "nacked",
+        "released",
+        "expired",
+        "rejected",
+        "exhausted",
+        "resumed",
+        "extended",
+    ],
+    "dead": ["redriven", "redriven", "purged"],
+}
+_AFTER = {
+    "produced": "pending", "staged": "staged", "published": "pending", "stage_dropped": "gone",
+    "skipped": "gone", "moved": "pending", "replaced": "pending", "cancelled": "gone",
+    "lapsed": "dead", "leased": "leased", "acked": "gone", "nacked": "pending",
+    "released": "pending", "expired": "pending", "rejected": "dead", "exhausted": "dead",
+    "redriven": "pending", "purged": "gone",
+}  # fmt: skip
+
+
+def folded(rows: Iterable[Row]) -> dict[tuple[str, int, int], Row]:
+    """Silver by hand: (topic, topic_since, id) → its row."""
+    since: dict[str, int] = {}
+    found: dict[tuple[str, int, int], Row] = {}
+    for row in rows:
+        topic = row.get("topic")
+        if row["op"] == "topic_created":
+            since[topic] = row["position"]
+        elif row["op"] == "topic_deleted":
+            for (name, born, _), message in found.items():
+                if (name, born) == (topic, since.get(topic, 0)) and message["state"] not in _OVER:
+                    _apply(message, {**row, "op": "topic deleted"})
+        elif row.get("id") is None and row["op"] in ("published", "stage_dropped"):
+            skipped = row.get("skipped", [])
+            for message in found.values():
+                if message["stage"] == row["stage"] and message["state"] == "staged":
+                    op = "skipped" if message["id"] in skipped else row["op"]
+                    _apply(message, {**row, "op": op})
+        elif row.get("id") is not None:
+            name = (topic, since.get(topic, 0), row["id"])
+            message = found.setdefault(name, _new(row, name))
+            _apply(message, row)
+    return found
+
+
+_OVER = ("done", "cancelled", "purged")
+
+
+def _new(row: Row, name: tuple[str, int, int]) -> Row:
+    return {
+        "topic": name[0], "topic_since": name[1], "id": name[2], "key": None, "owner": None,
+        "stage": None, "state": None, "reason": None, "produced_at": None, "due_first": None,
+        "due_last": None, "version": None, "moves": 0, "updates": 0, "leases": 0, "nacks": 0,
+        "expiries": 0, "releases": 0, "redrives": 0, "completions": 0, "attempts": 0,
+        "consumers": set(), "first_leased_at": None, "last_leased_at": None, "started_at": None,
+        "started_due": None, "finished_at": None, "early": 0, "scheduled_us": 0, "ready_us": 0,
+        "leased_us": 0, "dead_us": 0, "first_position": row["position"], "last_position": None,
+        "last_at": None, "seen_from_start": row["op"] in ("produced", "staged"), "_since": None,
+    }  # fmt: skip
+
+
+def _apply(message: Row, row: Row) -> None:
+    op, now = row["op"], row["at"]
+    for name in ("key", "owner", "stage"):
+        if message[name] is None:
+            message[name] = row.get(name)
+    if row.get("started") and row["started"].year > 1970:
+        message["started_at"], message["started_due"] = row["started"], message["due_last"]
+        if message["due_last"] and row["started"] < message["due_last"]:
+            message["early"] += 1
+    counted = {
+        "moved": "moves", "updated": "updates", "replaced": "updates", "leased": "leases",
+        "nacked": "nacks", "expired": "expiries", "released": "releases", "redriven": "redrives",
+        "acked": "completions",
+    }  # fmt: skip
+    if op in counted:
+        message[counted[op]] += 1
+    if op in ("produced", "published", "replaced", "redriven"):
+        message["attempts"] = 0
+    message["attempts"] += {"leased": 1, "released": -1}.get(op, 0)
+    if op in ("produced", "published") and message["produced_at"] is None:
+        message["produced_at"] = now
+    if op == "leased":
+        message["consumers"].add(row["consumer"])
+        message["first_leased_at"] = message["first_leased_at"] or now
+        message["last_leased_at"] = now
+    reasons = {"topic deleted": op, "stage_dropped": "stage dropped", "skipped": "key taken"}
+    message["reason"] = reasons.get(op) or row.get("reason") or message["reason"]
+    state = _STATES.get(op)
+    if state:
+        _pass_time(message, now)
+        message["state"], message["_since"] = state, now
+        message["finished_at"] = now if state in _OVER else None
+    if row.get("due"):
+        message["due_first"] = message["due_first"] or row["due"]
+        message["due_last"] = row["due"]
+    message["version"] = row.get("version") or message["version"]
+    message["last_position"], message["last_at"] = row["position"], now
+
+
+_STATES = {
+    "produced": "pending", "staged": "staged", "published": "pending", "moved": "pending",
+    "replaced": "pending", "released": "pending", "nacked": "pending", "expired": "pending",
+    "redriven": "pending", "leased": "leased", "resumed": "leased", "acked": "done",
+    "cancelled": "cancelled", "rejected": "dead", "exhausted": "dead", "lapsed": "dead",
+    "purged": "purged", "stage_dropped": "purged", "skipped": "purged", "topic deleted": "purged",
+}  # fmt: skip
+
+
+def _pass_time(message: Row, now: datetime) -> None:
+    """Adds what has passed in the state that it was in."""
+    state, since, due = message["state"], message["_since"], message["due_last"]
+    if since is None:
+        return
+    passed = round((now - since) / timedelta(microseconds=1))
+    if state == "pending":
+        ahead = 0 if due is None else round((due - since) / timedelta(microseconds=1))
+        ahead = min(max(ahead, 0), passed)
+        message["scheduled_us"] += ahead
+        message["ready_us"] += passed - ahead
+    elif state in ("leased", "dead"):
+        message[f"{state}_us"] += passed
+
+
+def as_expected(message: Row) -> Row:
+    """A row of the naive fold as silver shows it."""
+    shown = {name: value for name, value in message.items() if not name.startswith("_")}
+    shown["consumers"] = sorted(shown["consumers"])
+    began = [each for each in (shown["started_due"], shown["produced_at"]) if each]
+    late = None
+    if shown["started_at"] and began:
+        late = round((shown["started_at"] - max(began)) / timedelta(microseconds=1))
+    return {**shown, "lateness_us": late}
+
+
+def as_table(rows: list[Row]) -> pa.Table:
+    """Rows as bronze has them."""
+    schema = bronze_schema(payload=False)
+    filled = [
+        {**row, "day": row["at"].date(), "part": row.get("topic") or "~small"} for row in rows
+    ]
+    return pa.Table.from_pylist(filled, schema)

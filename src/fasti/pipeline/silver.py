@@ -9,15 +9,23 @@ joined with all messages that are still open: what is new becomes parts of its o
 A part knows what it can't know: the state before its first transition, and since when; whether a
 start, which is judged by the due time of then, is still to be judged. `merged` fills that in.
 
-Pure functions from DataFrames to DataFrames, made of built-in expressions; nothing here knows where
-tables lie. Moments are timestamps, lengths of time are whole microseconds.
+Arrow tables in, Arrow tables out, no loop over rows; Spark runs this on its partitions (`fold`).
+Moments are timestamps, lengths of time are whole microseconds.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
-from pyspark.sql.window import WindowSpec
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fasti.pipeline.groups import Groups, Ints, Mask, Numbers
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # What a message is after each op; ops that are not here leave it as it was.
 STATE_AFTER = {
@@ -45,6 +53,7 @@ STATE_AFTER = {
     "topic_deleted": "purged",
 }
 OPS = [*STATE_AFTER, "updated", "reprioritised", "extended"]
+STATES = ["staged", "pending", "leased", "dead", "done", "cancelled", "purged"]
 FINAL = ("done", "cancelled", "purged")
 
 _REASONS = {
@@ -67,213 +76,335 @@ _COUNTS = {
     "completions": ("acked",),
 }
 _TIMES = ("scheduled_us", "ready_us", "leased_us", "dead_us")
+_MOMENT, _TEXT, _NUMBER = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64()
 
 # A message's name: its topic, by a number that is never used again, and its id in there.
 NAME = ["id", "topic_no"]
 # The columns of `messages`, for readers.
-COLUMNS = [
-    "shard",
-    "topic",
-    "topic_since",
-    "partition",
-    "id",
-    "key",
-    "owner",
-    "state",
-    "reason",
-    "produced_at",
-    "due_first",
-    "due_last",
-    "version",
-    "priority",
-    "stage",
-    *_COUNTS,
-    "attempts",
-    "consumers",
-    "first_leased_at",
-    "last_leased_at",
-    "started_at",
-    "started_due",
-    "finished_at",
-    "lateness_us",
-    "early",
-    *_TIMES,
-    "seen_from_start",
-    "first_position",
-    "last_position",
-    "last_at",
-]
+COLUMNS: dict[str, pa.DataType] = {
+    "shard": _TEXT,
+    "topic": _TEXT,
+    "topic_since": _NUMBER,
+    "partition": pa.int32(),
+    "id": _NUMBER,
+    "key": _TEXT,
+    "owner": _TEXT,
+    "state": _TEXT,
+    "reason": _TEXT,
+    "produced_at": _MOMENT,
+    "due_first": _MOMENT,
+    "due_last": _MOMENT,
+    "version": _NUMBER,
+    "priority": pa.int32(),
+    "stage": _TEXT,
+    **dict.fromkeys(_COUNTS, _NUMBER),
+    "attempts": _NUMBER,
+    "consumers": pa.list_(_TEXT),
+    "first_leased_at": _MOMENT,
+    "last_leased_at": _MOMENT,
+    "started_at": _MOMENT,
+    "started_due": _MOMENT,
+    "finished_at": _MOMENT,
+    "lateness_us": _NUMBER,
+    "early": _NUMBER,
+    **dict.fromkeys(_TIMES, _NUMBER),
+    "seen_from_start": pa.bool_(),
+    "first_position": _NUMBER,
+    "last_position": _NUMBER,
+    "last_at": _MOMENT,
+}
 # What parts have besides, for `merged`.
-_INNER = ["topic_no", "first_place", "known_at", "state_at", "unjudged", "resets"]
-PARTS = [*COLUMNS, *_INNER]
-
-
-def place_of(position: Column, row: Column) -> Column:
-    """The place in the feed as one number that grows."""
-    return F.shiftleft(position, 24) + row
-
-
-def parts_of(transitions: DataFrame) -> DataFrame:
-    """Each transition as a part. They have `topic_no` and `topic_since` besides the feed's columns."""
-    op = F.col("op")
-
-    def when(ops: tuple[str, ...], value: Column | str) -> Column:
-        return F.when(op.isin(*ops), F.col(value) if isinstance(value, str) else value)
-
-    def flag(ops: tuple[str, ...]) -> Column:
-        return op.isin(*ops).cast("long")
-
-    state = _mapped(op, STATE_AFTER)
-    at = F.col("at")
-    # Nobody knows when user code got it: the feed says 0.
-    begun = F.when(F.unix_micros("started") > 0, F.col("started"))
-    started = when(_STARTED, begun)
-    no_time = F.lit(None).cast("timestamp")
-    values = {
-        "state": state,
-        "reason": F.coalesce(_mapped(op, _REASONS), F.col("reason")),
-        "produced_at": when(_BORN, "at"),
-        "due_first": F.col("due"),
-        "due_last": F.col("due"),
-        **{name: flag(ops) for name, ops in _COUNTS.items()},
-        "attempts": flag(("leased",)) - flag(("released",)),
-        "consumers": F.when(F.col("consumer").isNotNull(), F.array("consumer")),
-        "first_leased_at": when(("leased",), "at"),
-        "last_leased_at": when(("leased",), "at"),
-        "started_at": started,
-        "started_due": no_time,
-        "finished_at": no_time,
-        "lateness_us": F.lit(None).cast("long"),
-        "early": F.lit(0).cast("long"),
-        **{name: F.lit(0).cast("long") for name in _TIMES},
-        "seen_from_start": op.isin(*_FIRST),
-        "first_position": F.col("position"),
-        "last_position": F.col("position"),
-        "last_at": at,
-        "first_place": place_of(F.col("position"), F.col("row")),
-        "known_at": F.when(state.isNotNull(), at),
-        "state_at": F.when(state.isNotNull(), at),
-        "unjudged": started,
-        "resets": op.isin(*_RESETS),
-    }
-    same: tuple[str, ...] = (
-        "shard",
-        "topic",
-        "topic_since",
-        "partition",
-        "id",
-        "key",
-        "owner",
-        "version",
-    )
-    same += ("priority", "stage", "topic_no")
-    columns = {**{name: F.col(name) for name in same}, **values}
-    yields = (op == "topic_deleted").alias("_yields")
-    return transitions.select(*(columns[name].alias(name) for name in PARTS), yields)
-
-
-def merged(parts: DataFrame) -> DataFrame:
-    """The parts of each message as one. They follow each other in the feed, whatever lies between."""
-    if "_yields" not in parts.columns:
-        parts = parts.withColumn("_yields", F.lit(False))
-    order = Window.partitionBy(*NAME).orderBy("first_place")
-    before = order.rowsBetween(Window.unboundedPreceding, -1)
-    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-
-    def latest(column: str) -> Column:
-        return F.last(column, ignorenulls=True).over(before)
-
-    rows = parts.select(
-        *PARTS,
-        "_yields",
-        latest("state").alias("_was"),
-        latest("state_at").alias("_since"),
-        latest("due_last").alias("_due"),
-        F.coalesce(F.sum("attempts").over(before), F.lit(0)).alias("_attempts"),
-        F.lead("first_place").over(order).isNull().alias("_last"),
-    )
-    rows = rows.transform(_filled)
-    return (
-        rows.select("_last", *(_running(name, so_far).alias(name) for name in PARTS))
-        .where("_last")
-        .transform(_finished)
-    )
-
-
-def _filled(rows: DataFrame) -> DataFrame:
-    """What a part couldn't know without those before it."""
-    # The end of a topic is nothing to messages that were finished before.
-    counts = ~(F.col("_yields") & F.coalesce(F.col("_was").isin(*FINAL), F.lit(False)))
-    told = ("state", "reason", "state_at", "known_at", "last_position", "last_at")
-    rows = rows.withColumns({name: F.when(counts, F.col(name)) for name in told})
-    begin, end = F.unix_micros("_since"), F.unix_micros("known_at")
-    # Without a due time it was ready: what has expired was due before.
-    due = F.least(F.greatest(F.coalesce(F.unix_micros("_due"), begin), begin), end)
-    was = F.col("_was")
-    gaps = {
-        "scheduled_us": F.when(was == "pending", due - begin),
-        "ready_us": F.when(was == "pending", end - due),
-        "leased_us": F.when(was == "leased", end - begin),
-        "dead_us": F.when(was == "dead", end - begin),
-    }
-    early = (F.col("unjudged") < F.col("_due")).cast("int")
-    return rows.withColumns(
-        {
-            **{name: F.col(name) + F.coalesce(gap, F.lit(0)) for name, gap in gaps.items()},
-            "started_due": F.when(
-                F.col("started_at").isNotNull(), F.coalesce("started_due", F.col("_due"))
-            ),
-            "early": F.col("early") + F.coalesce(early, F.lit(0)),
-            "unjudged": F.when(F.col("_due").isNull(), F.col("unjudged")),
-            "_attempts": F.when(F.col("resets"), F.col("_attempts")),
-        }
-    )
-
-
-_ADDED = {*_COUNTS, *_TIMES, "early"}
-_FROM_FIRST = {
-    *("shard", "topic", "topic_since", "partition", "id", "topic_no", "key", "owner", "stage"),
-    *("produced_at", "due_first", "first_leased_at", "first_position", "first_place"),
-    *("known_at", "unjudged", "seen_from_start"),
+_INNER: dict[str, pa.DataType] = {
+    "topic_no": _NUMBER,
+    "first_place": _NUMBER,
+    "known_at": _MOMENT,
+    "state_at": _MOMENT,
+    "unjudged": _MOMENT,
+    # A time in which it was pending and the part doesn't know until when: it counts as ready.
+    "vague_from": _MOMENT,
+    "vague_until": _MOMENT,
+    "resets": pa.bool_(),
+    # Of a transition alone: the end of a topic is nothing to messages that were finished before.
+    "yields": pa.bool_(),
+}
+PARTS = pa.schema([pa.field(name, kind) for name, kind in {**COLUMNS, **_INNER}.items()])
+# The columns of transitions that count here.
+TRANSITIONS: dict[str, pa.DataType] = {
+    **{name: COLUMNS[name] for name in ("shard", "topic", "topic_since", "partition", "id")},
+    "topic_no": _NUMBER,
+    "position": _NUMBER,
+    "row": pa.int32(),
+    "at": _MOMENT,
+    "op": _TEXT,
+    "version": _NUMBER,
+    "due": _MOMENT,
+    "started": _MOMENT,
+    "priority": pa.int32(),
+    **dict.fromkeys(("owner", "consumer", "reason", "stage", "key"), _TEXT),
 }
 
 
-def _running(name: str, so_far: WindowSpec) -> Column:
-    """A column of all parts up to this one."""
-    if name in NAME:
-        return F.col(name)
-    if name in _ADDED:
-        return F.sum(name).over(so_far).cast("long")
-    if name in _FROM_FIRST:
-        return F.first(name, ignorenulls=True).over(so_far)
-    if name == "attempts":
-        # Those since it was last produced anew: all, less those before.
-        before = F.last("_attempts", ignorenulls=True).over(so_far)
-        return (F.sum(name).over(so_far) - F.coalesce(before, F.lit(0))).cast("long")
-    if name == "resets":
-        return F.max(name).over(so_far)
-    if name == "started_due":
-        # Of the last start, also if nobody knows when that was due.
-        return F.last(
-            F.when(F.col("started_at").isNotNull(), F.struct(name)), ignorenulls=True
-        ).over(so_far)[name]
-    if name == "consumers":
-        return F.array_sort(F.array_distinct(F.flatten(F.collect_list(name).over(so_far))))
-    return F.last(name, ignorenulls=True).over(so_far)
+def parts_of(transitions: pa.Table) -> pa.Table:
+    """Each transition as a part."""
+    code = pc.index_in(transitions.column("op"), pa.array(OPS)).to_numpy()
+
+    def flag(ops: Iterable[str]) -> Mask:
+        return np.array([op in ops for op in OPS], dtype=np.bool_)[code]
+
+    def count(ops: Iterable[str]) -> pa.Array:
+        return pa.array(flag(ops).astype(np.int64))
+
+    def told(words: dict[str, str]) -> pa.Array:
+        known = pa.array([words.get(op) for op in OPS], _TEXT)
+        return known.take(pa.array(code))
+
+    def when(mask: Mask, column: Any) -> Any:
+        return pc.if_else(pa.array(mask), column, pa.scalar(None, column.type))
+
+    get, size = transitions.column, transitions.num_rows
+    # 0: nobody knows when user code got it.
+    known = pc.fill_null(pc.greater(get("started").cast(_NUMBER), 0), False)
+    started = when(flag(_STARTED) & known.to_numpy(), get("started"))
+    at = get("at")
+    stated = flag(STATE_AFTER)
+    place = (get("position").to_numpy() << 24) + get("row").to_numpy()
+    consumer = get("consumer").combine_chunks()
+    offsets = np.concatenate([[0], np.cumsum(consumer.is_valid().to_numpy(zero_copy_only=False))])
+    columns: dict[str, Any] = {
+        "state": told(STATE_AFTER),
+        "reason": pc.coalesce(told(_REASONS), get("reason")),
+        "produced_at": when(flag(_BORN), at),
+        "due_first": get("due"),
+        "due_last": get("due"),
+        **{name: count(ops) for name, ops in _COUNTS.items()},
+        "attempts": pc.subtract(count(("leased",)), count(("released",))),
+        "consumers": pa.ListArray.from_arrays(
+            pa.array(offsets.astype(np.int32)), consumer.drop_null()
+        ),
+        "first_leased_at": when(flag(("leased",)), at),
+        "last_leased_at": when(flag(("leased",)), at),
+        "started_at": started,
+        "early": pa.repeat(pa.scalar(0, _NUMBER), size),
+        **{name: pa.repeat(pa.scalar(0, _NUMBER), size) for name in _TIMES},
+        "seen_from_start": pa.array(flag(_FIRST)),
+        "first_position": get("position"),
+        "last_position": get("position"),
+        "last_at": at,
+        "first_place": pa.array(place),
+        "known_at": when(stated, at),
+        "state_at": when(stated, at),
+        "unjudged": started,
+        "resets": pa.array(flag(_RESETS)),
+        "yields": pa.array(flag(("topic_deleted",))),
+    }
+    for name in ("started_due", "finished_at", "lateness_us", "vague_from", "vague_until"):
+        columns[name] = pa.nulls(size, PARTS.field(name).type)
+    own = [columns[each.name] if each.name in columns else get(each.name) for each in PARTS]
+    return pa.table(own, schema=PARTS)
 
 
-def _finished(messages: DataFrame) -> DataFrame:
-    """What follows from the rest."""
-    final = F.col("state").isin(*FINAL)
-    began = F.greatest(F.unix_micros("started_due"), F.unix_micros("produced_at"))
-    return messages.withColumns(
-        {
-            "finished_at": F.when(final, F.col("state_at")),
-            "lateness_us": F.unix_micros("started_at") - began,
+def merged(parts: pa.Table) -> pa.Table:
+    """The parts of each message as one. They follow each other in the feed, whatever lies between."""
+    if not parts.num_rows:
+        return parts
+    groups = Groups.of(
+        parts.column("topic_no").to_numpy(),
+        parts.column("id").to_numpy(),
+        parts.column("first_place").to_numpy(),
+    )
+    return _Merge(parts, groups).table()
+
+
+class _Merge:
+    """One `merged`: columns are looked at in the groups' order."""
+
+    def __init__(self, parts: pa.Table, groups: Groups) -> None:
+        self._parts, self._groups = parts, groups
+        code = pc.index_in(parts.column("state"), pa.array(STATES))
+        self._state = groups.numbers(code)
+        self._counts = self._that_count()
+
+    def _that_count(self) -> Mask:
+        """All but the ends of topics for messages that were over."""
+        yields = self._groups.mask(self._parts.column("yields"))
+        if not yields.any():
+            return ~yields
+        before = self._groups.before(self._state)
+        return ~(yields & before.known & (before.values >= STATES.index("done")))
+
+    def table(self) -> pa.Table:
+        """All messages."""
+        columns: dict[str, Any] = {
+            **self._firsts(),
+            **self._lasts(),
+            **self._sums(),
+            **self._starts(),
+            "attempts": self._attempts(),
+            "consumers": self._consumers(),
+            "resets": pa.array(self._groups.any(self._groups.mask(self._parts.column("resets")))),
+            "yields": pa.repeat(pa.scalar(False), self._groups.count),
         }
-    ).select(*PARTS)
+        columns |= _ends(columns)
+        return pa.table([columns[each.name] for each in PARTS], schema=PARTS)
+
+    def _numbers(self, name: str) -> Numbers:
+        return self._groups.numbers(self._parts.column(name))
+
+    def _taken(self, name: str, rows: Ints) -> Any:
+        return self._groups.take(self._parts.column(name), rows)
+
+    def _firsts(self) -> dict[str, Any]:
+        begin, of = self._groups.starts, self._groups
+        found = {name: self._taken(name, begin) for name in _BEGINNINGS}
+        for name in _FIRST_KNOWN:
+            known = of.known(self._parts.column(name))
+            if name == "known_at":
+                known &= self._counts
+            found[name] = self._taken(name, of.first(known))
+        return found
+
+    def _lasts(self) -> dict[str, Any]:
+        of = self._groups
+        found = {
+            name: self._taken(name, of.last(of.known(self._parts.column(name))))
+            for name in _LAST_KNOWN
+        }
+        for name in _LAST_THAT_COUNT:
+            known = of.known(self._parts.column(name)) & self._counts
+            found[name] = self._taken(name, of.last(known))
+        return found
+
+    def _sums(self) -> dict[str, Any]:
+        """Counts, and how long it was in which state, with the time between parts."""
+        of = self._groups
+        found = {name: pa.array(of.sum(self._numbers(name).values)) for name in _COUNTS}
+        was, due = of.before(self._state), of.before(self._numbers("due_last"))
+        since = of.before(self._numbers("state_at"))
+        until = self._numbers("known_at")
+        passed = was.known & until.known & self._counts
+        length = np.where(passed, until.values - since.values, 0)
+        # Without a due time it counts as ready, until an earlier part tells one.
+        pending = was.values == STATES.index("pending")
+        ahead = np.where(due.known, due.values - since.values, 0).clip(0)
+        ahead = np.minimum(ahead, length)
+        gaps = {
+            "scheduled_us": np.where(pending, ahead, 0),
+            "ready_us": np.where(pending, length - ahead, 0),
+            "leased_us": np.where(was.values == STATES.index("leased"), length, 0),
+            "dead_us": np.where(was.values == STATES.index("dead"), length, 0),
+        }
+        begin, end = self._numbers("vague_from"), self._numbers("vague_until")
+        late = np.where(due.known & begin.known, due.values - begin.values, 0).clip(0)
+        late = np.minimum(late, end.values - begin.values)
+        gaps["scheduled_us"] += late
+        gaps["ready_us"] -= late
+        for name, gap in gaps.items():
+            found[name] = pa.array(of.sum(self._numbers(name).values + gap))
+        # At most one is left: only what was published can be pending without a due time of its own.
+        own = passed & pending & ~due.known
+        first = of.first(own | (begin.known & ~due.known))
+        found["vague_from"] = of.gathered(
+            Numbers(np.where(own, since.values, begin.values), own | begin.known), first
+        ).cast(_MOMENT)
+        found["vague_until"] = of.gathered(
+            Numbers(np.where(own, until.values, end.values), own | begin.known), first
+        ).cast(_MOMENT)
+        return found
+
+    def _starts(self) -> dict[str, Any]:
+        """When user code got it, and when it was due then: as this or an earlier part knows."""
+        of = self._groups
+        due = of.before(self._numbers("due_last"))
+        begun, own = self._numbers("started_at"), self._numbers("started_due")
+        at = of.last(begun.known)
+        judged = Numbers(np.where(own.known, own.values, due.values), own.known | due.known)
+        waiting = self._numbers("unjudged")
+        early = waiting.known & due.known & (waiting.values < due.values)
+        return {
+            "started_at": self._taken("started_at", at),
+            "started_due": of.gathered(judged, at).cast(_MOMENT),
+            "early": pa.array(of.sum(self._numbers("early").values + early)),
+            "unjudged": self._taken("unjudged", of.first(waiting.known & ~due.known)),
+        }
+
+    def _attempts(self) -> pa.Array:
+        """Those since it was last produced anew."""
+        of = self._groups
+        reset = of.last(of.mask(self._parts.column("resets")))
+        since = np.where(reset >= 0, reset, of.starts)
+        total = np.concatenate([[0], np.cumsum(self._numbers("attempts").values)])
+        return pa.array(total[of.ends] - total[since])
+
+    def _consumers(self) -> pa.Array:
+        """All of them, each once, by name."""
+        lists = self._parts.column("consumers").combine_chunks()
+        names = lists.flatten().dictionary_encode()
+        known = names.dictionary.to_numpy(zero_copy_only=False)
+        rank = np.argsort(known.astype(str), kind="stable")
+        place = np.empty(len(rank), dtype=np.int64)
+        place[rank] = np.arange(len(rank))
+        group = self._groups.group_of_rows()[pc.list_parent_indices(lists).to_numpy()]
+        most = max(1, len(known))
+        pairs = np.unique(group * most + place[names.indices.to_numpy()])
+        sizes = np.bincount(pairs // most, minlength=self._groups.count)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        values = names.dictionary.take(pa.array(rank[pairs % most]))
+        return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
-def _mapped(column: Column, words: dict[str, str]) -> Column:
-    pairs = [F.lit(word) for pair in words.items() for word in pair]
-    return F.element_at(F.create_map(*pairs), column)
+_BEGINNINGS = ("shard", "topic", "topic_since", "partition", *NAME)
+_BEGINNINGS = (*_BEGINNINGS, "first_position", "first_place", "seen_from_start")
+_FIRST_KNOWN = ("key", "owner", "stage", "produced_at", "due_first", "first_leased_at", "known_at")
+_LAST_KNOWN = ("version", "priority", "due_last", "last_leased_at")
+_LAST_THAT_COUNT = ("state", "reason", "state_at", "last_position", "last_at")
+
+
+def _ends(columns: dict[str, Any]) -> dict[str, Any]:
+    """What follows from the rest."""
+    final = pc.is_in(columns["state"], pa.array(FINAL))
+    due, produced = (columns[name].cast(_NUMBER) for name in ("started_due", "produced_at"))
+    began = pc.max_element_wise(due, produced)
+    lateness = pc.subtract(columns["started_at"].cast(_NUMBER), began)
+    ended = pc.if_else(final, columns["state_at"], pa.scalar(None, _MOMENT))
+    return {"finished_at": ended, "lateness_us": lateness}
+
+
+def fold(rows: DataFrame, partitions: int) -> DataFrame:
+    """Transitions and parts, told apart by `op`, in one DataFrame → parts, one of each message.
+
+    Spark brings the rows of a message together; each partition is put together in memory.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    together = rows.repartition(partitions, *NAME)
+    return together.mapInArrow(_folded, from_arrow_schema(PARTS))
+
+
+def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task does."""
+    found = [batch for batch in batches if batch.num_rows]
+    if not found:
+        return
+    rows = pa.Table.from_batches(found)
+    pieces = []
+    if "op" in rows.column_names:
+        new = rows.filter(pc.is_valid(rows.column("op")))
+        pieces.append(parts_of(_shaped(new, TRANSITIONS)))
+        rows = rows.filter(pc.is_null(rows.column("op")))
+    if "first_place" in rows.column_names:
+        pieces.append(_shaped(rows, dict(zip(PARTS.names, PARTS.types, strict=True))))
+    whole = merged(pa.concat_tables(pieces).combine_chunks())
+    yield from whole.to_batches(max_chunksize=65_536)
+
+
+def _shaped(rows: pa.Table, kinds: dict[str, pa.DataType]) -> pa.Table:
+    """With these columns; one that isn't there is null."""
+    names = rows.column_names
+    return pa.table(
+        {
+            name: rows.column(name).cast(kind).combine_chunks()
+            if name in names
+            else pa.nulls(rows.num_rows, kind)
+            for name, kind in kinds.items()
+        }
+    )

@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from fasti.pipeline import silver
-from fasti.pipeline.bronze import shards, transaction
+from fasti.pipeline.bronze import parallelism, shards, transaction
 from fasti.pipeline.files import DataFile
 from fasti.pipeline.topics import Told, Topics
 
@@ -35,11 +35,12 @@ STEP_ROWS = 4_000_000
 # Open levels with fewer rows than this together, or than the step has, are put together at once.
 SMALL_ROWS = 200_000
 LEVELS_MAX = 8
+# What a task puts together in memory is at most about so many rows.
+FOLD_ROWS = 500_000
 # When there are too many: a level goes with the newer ones if it isn't much larger than they are.
 _MUCH_LARGER = 2
 
-_READ = ["shard", "position", "row", "at", "op", "topic", "partition", "id", "version", "due"]
-_READ += ["started", "priority", "owner", "consumer", "reason", "stage", "key"]
+_READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_since")]
 _STAGE_OPS = ("published", "stage_dropped")
 
 
@@ -117,7 +118,7 @@ class Step:
         self.rows = sum(each.rows for each in files)
         self._told = Told.by(self._lake.bronze, files, shard, after, through)
         self._topics = Topics(self._lake.topics)
-        self._deleted = self._topics.learn(shard, self._told, run.client)
+        self._deleted = self._topics.learn(shard, self._told, lambda: run.client)
         self._levels = open_levels(self._lake.messages.files())
 
     def commit(self, txn: tuple[str, int]) -> None:
@@ -128,27 +129,28 @@ class Step:
         whole = bool(self._deleted)
         taken = list(self._levels) if whole else to_merge(self._sizes(), self.rows)
         old = [file for level in taken for file in self._levels[level]]
-        parts = self._new_parts(stages)
+        rows = self._new_rows(stages)
         if old:
-            parts = parts.unionByName(_opened(table, self._spark, old), allowMissingColumns=True)
-        messages = silver.merged(parts)
+            rows = rows.unionByName(_opened(table, self._spark, old), allowMissingColumns=True)
+        count = self.rows + sum(each.rows for each in old)
+        messages = silver.fold(rows, max(parallelism(self._spark), -(-count // FOLD_ROWS)))
         everything = len(taken) == len(self._levels)
         level = max(self._levels, default=0) + 1
-        rows = with_levels(messages, level, everything)
+        placed = with_levels(messages, level, everything)
         with table.staging() as staged:
-            schema = table.write_staged(rows, staged)
+            schema = table.write_staged(placed, staged)
             table.replace(table.adopt(staged), old, txn, schema)
 
     def _sizes(self) -> dict[int, int]:
         return {level: sum(f.rows for f in files) for level, files in self._levels.items()}
 
-    def _new_parts(self, stages: list[dict[str, Any]]) -> DataFrame:
+    def _new_rows(self, stages: list[dict[str, Any]]) -> DataFrame:
         rows = self._transitions()
         if stages:
             rows = rows.unionByName(self._staged(rows, stages), allowMissingColumns=True)
         if self._deleted:
             rows = rows.unionByName(self._swept(rows), allowMissingColumns=True)
-        return silver.parts_of(rows)
+        return rows
 
     def _transitions(self) -> DataFrame:
         """New rows of messages, with the number of their topic."""
@@ -261,7 +263,7 @@ def with_levels(messages: DataFrame, level: int, everything: bool) -> DataFrame:
 
 def _opened(table: Any, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
     rows: DataFrame = table.read(spark, files)
-    return rows.select(*silver.PARTS)
+    return rows.select(*silver.PARTS.names)
 
 
 def messages_now(lake: Lake, spark: SparkSession) -> DataFrame:
@@ -287,4 +289,8 @@ def _together(lake: Lake, spark: SparkSession, levels: dict[int, list[DataFile]]
     names = parts.select(*silver.NAME).distinct()
     touched = base.join(names, silver.NAME, "left_semi")
     untouched = base.join(names, silver.NAME, "left_anti")
-    return untouched.unionByName(silver.merged(parts.unionByName(touched)))
+    count = sum(each.rows for each in others)
+    together = silver.fold(
+        parts.unionByName(touched), max(parallelism(spark), -(-2 * count // FOLD_ROWS))
+    )
+    return untouched.unionByName(together)

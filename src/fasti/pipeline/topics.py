@@ -10,7 +10,7 @@ Runs in the driver: topics are few.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -101,8 +101,11 @@ class Topics:
             self._keep(Topic(**row))
         self._saved = [asdict(each) for each in self._topics]
 
-    def learn(self, shard: str, told: Told, client: Client | None) -> list[Deleted]:
-        """Takes in what a step tells. Returns the topics that ended in it. Again: the same."""
+    def learn(self, shard: str, told: Told, connect: Callable[[], Client]) -> list[Deleted]:
+        """Takes in what a step tells. Returns the topics that ended in it. Again: the same.
+
+        The broker is asked for kinds of topics that were made before the feed began.
+        """
         deleted = []
         for event in told.events:
             name, position = event["topic"], event["position"]
@@ -116,7 +119,7 @@ class Topics:
                 last.until = position
                 deleted.append(Deleted(last.topic_no, position, event["row"], event["at"]))
         strangers = sorted(name for name in told.names if (shard, name) not in self._named)
-        kinds = _kinds(client) if strangers else {}
+        kinds = _kinds(connect) if strangers else {}
         for name in strangers:
             self._add(shard, name, 0, kinds.get(name, ""))
         return deleted
@@ -165,11 +168,9 @@ class Topics:
         named.sort(key=lambda each: each.topic_since)
 
 
-def _kinds(client: Client | None) -> dict[str, str]:
-    """Kinds of topics that were made before the feed began, as far as they are still there."""
-    if client is None:
-        return {}
+def _kinds(connect: Callable[[], Client]) -> dict[str, str]:
+    """As far as the topics are still there, and the broker is."""
     try:
-        return {each.name: each.settings.kind for each in client.topics()}
+        return {each.name: each.settings.kind for each in connect().topics()}
     except FastiError:
         return {}
