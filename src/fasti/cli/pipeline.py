@@ -15,6 +15,7 @@ from fasti.cli import moments, output
 from fasti.cli.connection import DEFAULT_ADDRESS, Address, Token
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson
+from fasti.cli.pipeline_user import user
 from fasti.cli.stages import print_figures, print_findings, print_rows, shown_stages
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 tables_app = typer.Typer(name="tables", help="The tables of a lake, and their rows.")
 app.add_typer(tables_app)
+app.command()(user)
 
 LakeDir = Annotated[
     Path,

@@ -62,15 +62,19 @@ def user(
     [dim]fasti pipeline user shop.reminders:pipeline --once[/dim]
     """
     from fasti.app.loading import found
+    from fasti.pipeline import local
+
+    local.require()
+    from fasti.pipeline.lake import Lake
     from fasti.pipeline.user import Pipeline
-    from fasti.spark.session import session
 
     pipeline = found(reference, Pipeline, "pipeline", "fasti.pipeline.Pipeline")
     if token is not None:
         pipeline.token = token
-    spark = session(master, pipeline.name)
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
+    place = pipeline.place(address, directory)
+    local.checked_address(place.address)
+    # Spark's own words go to a file beside the checkpoints.
+    with local.session(Lake(place.directory / pipeline.name), master) as spark:
         with _bars([step.name for step in pipeline.steps]) as tell:
             done = pipeline.run(
                 spark,
@@ -80,8 +84,6 @@ def user(
                 directory=directory,
                 progress=tell,
             )
-    finally:
-        spark.stop()
     if as_json:
         output.print_json([asdict(each) for each in done])
         return
