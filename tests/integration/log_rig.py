@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from fasti.client.client import Client
-
-
-@contextmanager
-def emptied(client: Client) -> Iterator[Client]:
-    """For tests that all use the same names: nothing is left of one for the next."""
-    yield client
-    for topic in client.topics():
-        client.delete_topic(topic.name)
 
 
 def fill(client: Client, partitions: int = 1, rows: int = 10, **settings: Any) -> None:

@@ -8,15 +8,26 @@ import select
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tests.conformance.protocol_client import Client
 
+import fasti
 from fasti.broker.launch import BrokerProcess
 
 WAIT_S = 30.0
 SMALL = {"segment_size": "1MiB", "memory": "64MiB", "leases_max": 4096}
+
+
+@contextmanager
+def emptied(client: fasti.Client) -> Iterator[fasti.Client]:
+    """For tests that all use the same names: nothing is left of one for the next."""
+    yield client
+    for topic in client.topics():
+        client.delete_topic(topic.name)
 
 
 def client_of(broker: BrokerProcess, token: str | None = None) -> Client:

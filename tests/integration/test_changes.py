@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.serve_rig import emptied
 
 import fasti
 import fasti.aio
@@ -22,14 +23,16 @@ from fasti.client.client import Client
 from fasti.errors import Gone, InvalidArgument, NotFound
 
 
-@pytest.fixture(params=["process", "embedded"])
-def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
-    if request.param == "embedded":
-        with fasti.connect(f"embedded:{tmp_path}", segment_bytes=1 << 20) as connected:
-            yield connected
-        return
-    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as connected:
-        yield connected
+@pytest.fixture
+def client(shared: Client) -> Iterator[Client]:
+    with emptied(shared):
+        yield shared
+
+
+@pytest.fixture
+def begin(client: Client) -> Position:
+    """Where the feed is when a test begins: what others did stands before it."""
+    return client.feed().last
 
 
 def rows_of(client: Client, **options: Any) -> list[dict[str, Any]]:
@@ -56,9 +59,9 @@ def a_life(client: Client) -> None:
     message.ack(wait=True)
 
 
-def test_the_life_of_a_message(client: Client) -> None:
+def test_the_life_of_a_message(client: Client, begin: Position) -> None:
     a_life(client)
-    rows = rows_of(client, payload=True)
+    rows = rows_of(client, start=begin, payload=True)
     told = [row for row in rows if row["op"] != "renewed"]
     assert ops(told) == [
         "topic_created", "produced", "moved", "updated", "moved", "leased", "acked",
@@ -73,9 +76,9 @@ def test_the_life_of_a_message(client: Client) -> None:
     assert places == sorted(set(places))
 
 
-def test_it_goes_on_where_it_was(client: Client) -> None:
+def test_it_goes_on_where_it_was(client: Client, begin: Position) -> None:
     a_life(client)
-    first = client.changes()
+    first = client.changes(start=begin)
     seen = [row["op"] for table in first for row in table.to_pylist()]
     assert seen
     client.messages("t")
@@ -106,12 +109,13 @@ def test_bounds_and_places(client: Client) -> None:
             client.changes(start=nonsense)
 
 
-def test_one_topic_of_several_also_when_it_is_gone(client: Client) -> None:
+def test_one_topic_of_several_also_when_it_is_gone(client: Client, begin: Position) -> None:
     a_life(client)
     client.create_topic("other")
     client.producer("other").send(b"x").result()
     client.delete_topic("other")
-    assert ops(rows_of(client, topic="other")) == ["topic_created", "produced", "topic_deleted"]
+    other = rows_of(client, start=begin, topic="other")
+    assert ops(other) == ["topic_created", "produced", "topic_deleted"]
     assert "other" not in {row["topic"] for row in rows_of(client, topic="t")}
     assert rows_of(client, topic="nobody") == []
 
@@ -159,9 +163,9 @@ def test_following_shows_what_happens_and_ends_by_its_time(client: Client) -> No
     assert found == ["produced", "produced", "cancelled"]
 
 
-def test_a_closed_one_ends(client: Client) -> None:
+def test_a_closed_one_ends(client: Client, begin: Position) -> None:
     client.create_topic("t")
-    changes = client.changes(follow=True)
+    changes = client.changes(start=begin, follow=True)
     assert next(changes).num_rows == 1
     closer = threading.Timer(0.2, changes.close)
     closer.start()
@@ -169,19 +173,19 @@ def test_a_closed_one_ends(client: Client) -> None:
     changes.close()
 
 
-def test_asyncio(tmp_path: Path) -> None:
-    async def read(address: str) -> list[str]:
-        async with fasti.aio.connect(address) as client:
+def test_asyncio(broker: BrokerProcess) -> None:
+    async def read(begin: Position) -> list[str]:
+        async with fasti.aio.connect(broker.address) as client:
             found = []
-            async for table in await client.changes(topic="t"):
+            async for table in await client.changes(start=begin, topic="t"):
                 found += table.column("op").to_pylist()
-            assert (await client.feed()).last.frame > 0
+            assert (await client.feed()).last.frame > begin.frame
             return found
 
-    with BrokerProcess(tmp_path) as broker:
-        with fasti.connect(broker.address) as client:
-            a_life(client)
-        assert asyncio.run(read(broker.address))[:2] == ["topic_created", "produced"]
+    with fasti.connect(broker.address) as client, emptied(client):
+        begin = client.feed().last
+        a_life(client)
+        assert asyncio.run(read(begin))[:2] == ["topic_created", "produced"]
 
 
 def test_a_follower_over_kills_misses_nothing_and_sees_nothing_twice(tmp_path: Path) -> None:
@@ -237,7 +241,7 @@ def test_retention_is_short_and_what_is_gone_is_said(tmp_path: Path) -> None:
             assert caught.value.details["first"] == client.feed().first.frame > 0
 
 
-def test_counts_hold_at_their_position(client: Client) -> None:
+def test_counts_hold_at_their_position(client: Client, begin: Position) -> None:
     """Under traffic: what the feed tells up to there adds up to what was counted, exactly."""
     client.create_topic("t")
     stop = threading.Event()
@@ -254,7 +258,8 @@ def test_counts_hold_at_their_position(client: Client) -> None:
     finally:
         stop.set()
         thread.join()
-    produced = [row["position"] for row in rows_of(client) if row["op"] == "produced"]
+    rows = rows_of(client, start=begin)
+    produced = [row["position"] for row in rows if row["op"] == "produced"]
     assert counted[-1].counts["scheduled"] > counted[0].counts["scheduled"]
     for topic in counted:
         assert topic.position is not None
@@ -262,26 +267,26 @@ def test_counts_hold_at_their_position(client: Client) -> None:
         assert topic.counts["scheduled"] == told
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker:
-        with fasti.connect(broker.address) as client:
-            a_life(client)
-            position = client.feed().last
+def test_the_command_line(broker: BrokerProcess) -> None:
+    with fasti.connect(broker.address) as client, emptied(client):
+        begin = str(client.feed().last)
+        a_life(client)
+        position = client.feed().last
 
-        def run(*arguments: str) -> str:
-            command = [sys.executable, "-m", "fasti", "changes", *arguments]
-            done = subprocess.run(
-                [*command, "--address", broker.address], capture_output=True, text=True, timeout=60
-            )
-            assert done.returncode == 0, done.stderr
-            return done.stdout
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "fasti", "changes", *arguments]
+        done = subprocess.run(
+            [*command, "--address", broker.address], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-        lines = run("--json", "--payload").splitlines()
-        told = [json.loads(line) for line in lines]
-        assert told[1]["op"] == "produced"
-        assert told[1]["key"] == "k"
-        assert Position.parse(told[1]["position"]).shard == position.shard
-        assert len(run("-n", "2").splitlines()) == 2
-        assert "acked" in run("--topic", "t")
-        assert run("--from", str(position)) == ""
-        assert run("--from", "-1h", "-n", "1").split()[1] == "topic_created"
+    lines = run("--from", begin, "--json", "--payload").splitlines()
+    told = [json.loads(line) for line in lines]
+    assert told[1]["op"] == "produced"
+    assert told[1]["key"] == "k"
+    assert Position.parse(told[1]["position"]).shard == position.shard
+    assert len(run("-n", "2").splitlines()) == 2
+    assert "acked" in run("--from", begin, "--topic", "t")
+    assert "topic_created" not in run("--from", str(position))
+    assert run("--from", "-1h", "-n", "1").split()[1] == "topic_created"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.log_rig import emptied, fill
+from tests.integration.log_rig import fill
+from tests.integration.serve_rig import emptied
 
 import fasti
 import fasti.aio

@@ -16,6 +16,10 @@ from tests.integration.trouble.facts import Teller  # isort: skip
 from tests.integration.trouble import lying_clock  # isort: skip
 
 import fasti
+from fasti.doors.without_pandas import hide_pandas_from_arrow
+
+# No worker has a Series in its hands, and they start sooner.
+hide_pandas_from_arrow()
 
 
 class Life:
