@@ -100,14 +100,14 @@ class _Life:
             told["started"] = rng.choice(
                 (at(now - rng.random() * 20), datetime(1970, 1, 1, tzinfo=UTC))
             )
-        if op in ("nacked", "rejected", "exhausted", "lapsed"):
+        if op in ("nacked", "rejected", "exhausted", "lapsed", "stage_dropped"):
             told["reason"] = rng.choice(("late", "wrong"))
         return told
 
 
 _NEXT = {
     "new": ["produced", "produced", "produced", "staged"],
-    "staged": ["published", "stage_dropped", "skipped"],
+    "staged": ["published", "stage_dropped"],
     "pending": ["leased"] * 4 + ["moved", "replaced", "updated", "cancelled", "lapsed"],
     "leased": [
         "acked",
@@ -123,7 +123,7 @@ _NEXT = {
 }
 _AFTER = {
     "produced": "pending", "staged": "staged", "published": "pending", "stage_dropped": "gone",
-    "skipped": "gone", "moved": "pending", "replaced": "pending", "cancelled": "gone",
+    "moved": "pending", "replaced": "pending", "cancelled": "gone",
     "lapsed": "dead", "leased": "leased", "acked": "gone", "nacked": "pending",
     "released": "pending", "expired": "pending", "rejected": "dead", "exhausted": "dead",
     "redriven": "pending", "purged": "gone",
@@ -142,12 +142,6 @@ def folded(rows: Iterable[Row]) -> dict[tuple[str, int, int], Row]:
             for (name, born, _), message in found.items():
                 if (name, born) == (topic, since.get(topic, 0)) and message["state"] not in _OVER:
                     _apply(message, {**row, "op": "topic deleted"})
-        elif row.get("id") is None and row["op"] in ("published", "stage_dropped"):
-            skipped = row.get("skipped", [])
-            for message in found.values():
-                if message["stage"] == row["stage"] and message["state"] == "staged":
-                    op = "skipped" if message["id"] in skipped else row["op"]
-                    _apply(message, {**row, "op": op})
         elif row.get("id") is not None:
             name = (topic, since.get(topic, 0), row["id"])
             message = found.setdefault(name, _new(row, name))
@@ -196,8 +190,8 @@ def _apply(message: Row, row: Row) -> None:
         message["consumers"].add(row["consumer"])
         message["first_leased_at"] = message["first_leased_at"] or now
         message["last_leased_at"] = now
-    reasons = {"topic deleted": op, "stage_dropped": "stage dropped", "skipped": "key taken"}
-    message["reason"] = reasons.get(op) or row.get("reason") or message["reason"]
+    told = op if op == "topic deleted" else row.get("reason")
+    message["reason"] = told or message["reason"]
     state = _STATES.get(op)
     if state:
         _pass_time(message, now)
@@ -215,7 +209,7 @@ _STATES = {
     "replaced": "pending", "released": "pending", "nacked": "pending", "expired": "pending",
     "redriven": "pending", "leased": "leased", "resumed": "leased", "acked": "done",
     "cancelled": "cancelled", "rejected": "dead", "exhausted": "dead", "lapsed": "dead",
-    "purged": "purged", "stage_dropped": "purged", "skipped": "purged", "topic deleted": "purged",
+    "purged": "purged", "stage_dropped": "purged", "topic deleted": "purged",
 }  # fmt: skip
 
 

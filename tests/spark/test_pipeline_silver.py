@@ -164,25 +164,6 @@ def test_a_topic_made_anew_has_other_messages(bronze: Bronze, spark: SparkSessio
     assert states == {"purged", "done", "leased"}
 
 
-def test_stages_are_published_in_a_later_step(spark: SparkSession, tmp_path: Path) -> None:
-    bronze, feed = Bronze(tmp_path), Feed(random.Random(2))
-    feed.tell("topic_created", topic="a", details='{"settings": {"kind": "priority"}}')
-    for number in range(1, 6):
-        stage = "one" if number < 4 else "two"
-        name = {"topic": "a", "partition": 0, "id": number}
-        feed.tell("staged", **name, version=1, due=at(50), stage=stage)
-    bronze.bring(feed.rows)
-    bronze.run(spark)
-    before = len(feed.rows)
-    feed.tell("published", stage="one", details='{"skipped": [2]}', skipped=[2])
-    feed.tell("leased", topic="a", partition=0, id=1, consumer="c")
-    feed.tell("stage_dropped", stage="two", details='{"count": 2}')
-    told = [{n: v for n, v in row.items() if n != "skipped"} for row in feed.rows[before:]]
-    bronze.bring(told)
-    bronze.run(spark)
-    assert_equal(bronze.lake.silver(spark), feed.rows)
-
-
 def test_what_lies_before_the_feed_is_not_invented(spark: SparkSession, tmp_path: Path) -> None:
     bronze, feed = Bronze(tmp_path), Feed(random.Random(3))
     name = {"topic": "old", "partition": 0, "id": 9}

@@ -46,9 +46,8 @@ STATE_AFTER = {
     "exhausted": "dead",
     "lapsed": "dead",
     "purged": "purged",
-    # Of a stage's message that nobody published, or whose key was taken then.
+    # Of a staged message that never was: nobody published it, or its key was taken (`reason`).
     "stage_dropped": "purged",
-    "skipped": "purged",
     # Of whatever was still open.
     "topic_deleted": "purged",
 }
@@ -56,11 +55,7 @@ OPS = [*STATE_AFTER, "updated", "reprioritised", "extended"]
 STATES = ["staged", "pending", "leased", "dead", "done", "cancelled", "purged"]
 FINAL = ("done", "cancelled", "purged")
 
-_REASONS = {
-    "topic_deleted": "topic deleted",
-    "stage_dropped": "stage dropped",
-    "skipped": "key taken",
-}
+_REASONS = {"topic_deleted": "topic deleted"}
 _STARTED = ("acked", "nacked", "released", "rejected", "exhausted")
 _BORN = ("produced", "published")
 _FIRST = ("produced", "staged")

@@ -41,7 +41,6 @@ FOLD_ROWS = 500_000
 _MUCH_LARGER = 2
 
 _READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_since")]
-_STAGE_OPS = ("published", "stage_dropped")
 
 
 def silver_messages(run: Run) -> int:
@@ -125,11 +124,10 @@ class Step:
         """Does it, whole or not at all."""
         self._topics.save()
         table = self._lake.messages
-        stages = [each for each in self._told.events if each["op"] in _STAGE_OPS]
         whole = bool(self._deleted)
         taken = list(self._levels) if whole else to_merge(self._sizes(), self.rows)
         old = [file for level in taken for file in self._levels[level]]
-        rows = self._new_rows(stages)
+        rows = self._new_rows()
         if old:
             rows = rows.unionByName(_opened(table, self._spark, old), allowMissingColumns=True)
         count = self.rows + sum(each.rows for each in old)
@@ -144,10 +142,8 @@ class Step:
     def _sizes(self) -> dict[int, int]:
         return {level: sum(f.rows for f in files) for level, files in self._levels.items()}
 
-    def _new_rows(self, stages: list[dict[str, Any]]) -> DataFrame:
+    def _new_rows(self) -> DataFrame:
         rows = self._transitions()
-        if stages:
-            rows = rows.unionByName(self._staged(rows, stages), allowMissingColumns=True)
         if self._deleted:
             rows = rows.unionByName(self._swept(rows), allowMissingColumns=True)
         return rows
@@ -171,36 +167,6 @@ class Step:
         rows = rows.join(F.broadcast(topics), ["shard", "topic"])
         return rows.where((position >= F.col("_begin")) & (position < F.col("_end"))).drop(
             "_begin", "_end"
-        )
-
-    def _staged(self, rows: DataFrame, stages: list[dict[str, Any]]) -> DataFrame:
-        """A row for each message of a stage of which one row told for all."""
-        names = [each["stage"] for each in stages]
-        told = self._spark.createDataFrame(
-            [
-                (e["stage"], e["op"], e["position"], e["row"], e["at"], e["details"] or "{}")
-                for e in stages
-            ],
-            "stage string, op string, position long, row int, at timestamp, _details string",
-        )
-        # A stage that is dropped in pieces ends with the first.
-        told = told.groupBy("stage").agg(
-            *(F.min_by(name, "position").alias(name) for name in told.columns if name != "stage")
-        )
-        skipped = F.from_json(F.get_json_object("_details", "$.skipped"), "array<bigint>")
-        left_out = F.coalesce(F.array_contains(skipped, F.col("id")), F.lit(False))
-        waiting = (
-            rows.where("op = 'staged'").where(F.col("stage").isin(names)).select(*_NAMES, "stage")
-        )
-        opened = self._open_rows()
-        if opened is not None:
-            before = opened.where(F.col("stage").isin(names)).groupBy(*_NAMES, "stage")
-            never = before.agg(F.max("produced_at").alias("_produced")).where("_produced is null")
-            waiting = waiting.unionByName(never.drop("_produced"))
-        return (
-            waiting.join(F.broadcast(told), "stage")
-            .withColumn("op", F.when(left_out, F.lit("skipped")).otherwise(F.col("op")))
-            .drop("_details")
         )
 
     def _swept(self, rows: DataFrame) -> DataFrame:

@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
 )
 # Kinds that have messages.
 QUEUES = ("timeline", "priority")
-_OPS = ("topic_created", "topic_deleted", "published", "stage_dropped")
+_OPS = ("topic_created", "topic_deleted")
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Told:
-    """What a step's rows tell of topics and stages: all names, and the rows that change them."""
+    """What a step's rows tell of topics: all names, and when one was made or deleted."""
 
     names: set[str]
     events: list[dict[str, Any]]
@@ -66,14 +66,14 @@ class Told:
     def by(cls, table: Table, files: list[DataFile], shard: str, after: int, through: int) -> Told:
         """Looks at the few columns of bronze that say it, without Spark."""
         paths = [str(table.path / each.path) for each in files]
-        columns = ["position", "row", "at", "op", "topic", "id", "stage", "details"]
+        columns = ["position", "row", "at", "op", "topic", "details"]
         column = pc.field("position")
         within = (column > after) & (column <= through) & (pc.field("shard") == shard)
         found = ds.dataset(paths, format="parquet")
         names: set[str] = set()
         for batch in found.to_batches(columns=["topic"], filter=within):
             names.update(each for each in pc.unique(batch.column("topic")).to_pylist() if each)
-        rare = within & pc.field("op").isin(_OPS) & pc.field("id").is_null()
+        rare = within & pc.field("op").isin(_OPS)
         events = found.to_table(columns=columns, filter=rare).to_pylist()
         return cls(names, sorted(events, key=lambda each: (each["position"], each["row"])))
 
