@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,6 @@ _SPARK_SCHEMA = (
     "topic string, key string, clustering string, id bigint, status string, version bigint, "
     "by string, at timestamp"
 )
-_WORDS = pa.array(WORDS)
 # Of the rows that were read: the outcome says by them which row it is about.
 _TOLD = ("key", "clustering", "id")
 
@@ -195,6 +195,12 @@ def _shifted(batch: pa.RecordBatch, by_us: int) -> pa.RecordBatch:
     return batch.set_column(place, "due_us", pa.array(np.clip(due_us, 0, DUE_MAX_US)))
 
 
+@cache
+def _words() -> pa.Array:
+    """When it is needed: with the first list that it is given Arrow loads pandas, in every task."""
+    return pa.array(WORDS)
+
+
 def _told(topic: str, rows: pa.RecordBatch, outcomes: Outcomes) -> pa.RecordBatch:
     """Outcomes beside what they are about."""
     count = rows.num_rows
@@ -207,7 +213,7 @@ def _told(topic: str, rows: pa.RecordBatch, outcomes: Outcomes) -> pa.RecordBatc
         if "clustering" in names
         else pa.nulls(count, pa.string()),
         "id": rows.column("id") if "id" in names else ids,
-        "status": _WORDS.take(pa.array(outcomes.codes)),
+        "status": _words().take(pa.array(outcomes.codes)),
         "version": pa.array(outcomes.versions, mask=outcomes.versions == 0),
         "by": _sparse(outcomes.by, count, pa.string()),
         "at": _sparse(outcomes.at_us, count, pa.int64()),
