@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,7 +17,11 @@ from fasti.cli import output
 from fasti.cli.bars import print_bars
 from fasti.cli.demo_facts import BARS_US, Lateness, Show, Verdict
 from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.stages import print_figures
 from fasti.errors import AlreadyExists
+
+if TYPE_CHECKING:
+    from fasti.cli.demo_pipeline import Piped
 
 
 def demo(
@@ -28,28 +32,51 @@ def demo(
     near: Annotated[int, typer.Option(min=10, help="Messages due while you watch.")] = 20_000,
     far: Annotated[int, typer.Option(min=10, help="Messages due in the next 30 days.")] = 100_000,
     seconds: Annotated[float, typer.Option(min=0.5, help="How long the near ones last.")] = 10.0,
+    lake: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the pipeline's tables and the report here."),
+    ] = None,
+    pipeline: Annotated[
+        bool, typer.Option(help="End with the data pipeline over what happened, and its report.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """See a broker deliver on time, be killed in the middle, and lose nothing.
 
     Starts a broker on a free port and three worker processes, schedules messages, moves and cancels
     some, kills the broker with SIGKILL and starts it again while all others go on. Everything that
-    was promised is compared with what happened. Exits with 1 if a message was lost, misplaced, sent
-    twice, early, or delivered after its cancel or ack was acknowledged.
+    was promised is compared with what happened; then the data pipeline runs over the broker's change
+    feed, and its report is written. Exits with 1 if a message was lost, misplaced, sent twice, early,
+    or delivered after its cancel or ack was acknowledged, or if the audit found anything.
     """
     if data is not None and data.exists() and any(data.iterdir()):
         raise AlreadyExists(f"{data} is not empty: the demo wants a directory of its own")
     place = tempfile.TemporaryDirectory(prefix="fasti-demo-") if data is None else nullcontext(data)
     # Imported late: it loads the SDK, which no other command should have to wait for.
+    from fasti.cli import demo_pipeline
     from fasti.cli.demo_story import Story
 
+    piped: list[demo_pipeline.Piped] = []
     with place as directory, _showing() as show:
-        verdict = Story(Path(directory), near, far, seconds, show).run()
+
+        def afterwards(address: str) -> None:
+            # Kept, unlike the data: somebody will want to look at the report.
+            where = Path(tempfile.mkdtemp(prefix="fasti-demo-lake-")) if lake is None else lake
+            show("the data pipeline: starting Spark", 0, 0)
+            tell: demo_pipeline.Tell = lambda stage: show(f"the data pipeline: {stage}", 0, 0)  # noqa: E731
+            piped.append(demo_pipeline.run(address, where, tell))
+
+        story = Story(Path(directory), near, far, seconds, show, afterwards if pipeline else None)
+        verdict = story.run()
+    found = piped[0] if piped else None
     if as_json:
-        output.print_json(verdict.to_dict())
+        told = {} if found is None else {"pipeline": found.to_dict()}
+        output.print_json({**verdict.to_dict(), **told})
     else:
         print_verdict(verdict, data)
-    if not verdict.ok:
+        if found is not None:
+            print_piped(found)
+    if not verdict.ok or (found is not None and found.figures.get("findings")):
         raise typer.Exit(FOUND_SOMETHING)
 
 
@@ -101,6 +128,18 @@ def print_verdict(verdict: Verdict, data: Path | None) -> None:
     print_bars(console, [(_day(start_us), count) for start_us, count in verdict.forecast])
     if data is not None:
         console.print(f"\nThe data is in {data}: try `fasti storage stats {data}`.")
+
+
+def print_piped(found: Piped) -> None:
+    """For people: what the pipeline made of the change feed, and where the report is."""
+    console = output.console()
+    if found.trouble:
+        console.print(f"\nNo report: {found.trouble}")
+        return
+    console.print("\nWhat the data pipeline made of the broker's change feed:")
+    print_figures(found.figures)
+    console.print(f"The tables: `fasti pipeline tables --lake {found.lake}`")
+    console.print(f"The report: {found.figures['report']}", soft_wrap=True)
 
 
 def _course(verdict: Verdict) -> list[tuple[str, object]]:

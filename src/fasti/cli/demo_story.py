@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,17 @@ _CHANGED_SHARE = 0.05
 class Story:
     """One run, in a new directory."""
 
-    def __init__(self, directory: Path, near: int, far: int, seconds: float, show: Show) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        near: int,
+        far: int,
+        seconds: float,
+        show: Show,
+        afterwards: Callable[[str], None] | None = None,
+    ) -> None:
         self._directory, self._near, self._far = directory, near, far
+        self._afterwards = afterwards
         self._span_us = int(seconds * 1e6)
         self._show = show
         self._told: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
@@ -53,7 +62,7 @@ class Story:
         self._told.put((fact, values))
 
     def run(self) -> Verdict:
-        """The whole of it."""
+        """The whole of it; `afterwards` is called with the address while the broker is still there."""
         begun = time.monotonic()
         self._happened("a broker is started")
         with BrokerProcess(self._directory) as broker:
@@ -61,6 +70,8 @@ class Story:
             with connect(broker.address) as client:
                 self._play(broker, client)
                 verdict = self._end(client)
+            if self._afterwards is not None:
+                self._afterwards(broker.address)
             self._show("ending the broker", verdict.delivered, verdict.delivered)
         files = (path for path in self._directory.rglob("*") if path.is_file())
         verdict.size_bytes = sum(path.stat().st_size for path in files)

@@ -80,12 +80,12 @@ def only_one(**given: object) -> None:
         raise typer.BadParameter(f"{' and '.join(named)} exclude each other")
 
 
-def headers_of(given: list[str] | None) -> dict[str, str]:
+def headers_of(given: list[str] | None, option: str = "--header") -> dict[str, str]:
     """`NAME=VALUE` as a dict."""
     found: dict[str, str] = {}
     for text in given or []:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{text!r} is no NAME=VALUE", param_hint="--header")
+            raise typer.BadParameter(f"{text!r} is no NAME=VALUE", param_hint=option)
         found[name] = value
     return found

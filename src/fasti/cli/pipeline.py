@@ -14,7 +14,7 @@ import typer
 from fasti.cli import moments, output
 from fasti.cli.connection import DEFAULT_ADDRESS, Address, Token
 from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import AsJson
+from fasti.cli.options import AsJson, headers_of
 from fasti.cli.pipeline_user import user
 from fasti.cli.stages import print_figures, print_findings, print_rows, shown_stages
 
@@ -45,6 +45,10 @@ LakeDir = Annotated[
 Master = Annotated[
     str, typer.Option(envvar="FASTI_SPARK_MASTER", help="Where Spark runs: local[*], spark://...")
 ]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. May be repeated."),
+]
 Format = Annotated[
     str | None, typer.Option("--format", help="Of a new lake: delta (default) or parquet.")
 ]
@@ -66,6 +70,7 @@ LAKE = Path("fasti-lake")
 def once(
     lake: LakeDir = LAKE,
     master: Master = "local[*]",
+    conf: Conf = None,
     format: Format = None,
     payload: Payload = False,
     audit: Check = True,
@@ -81,7 +86,7 @@ def once(
     [dim]fasti pipeline once --lake ./lake[/dim]
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
-    with _lake_and_session(lake, master, format, new=True) as (place, spark):
+    with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
         done = _run(place, spark, address, token, options)
     _tell(place, done, as_json)
 
@@ -94,6 +99,7 @@ def run(
         typer.Option(parser=moments.length, metavar="TIME", help="A round so often: 30s, 5m."),
     ] = "1m",  # type: ignore[assignment]
     master: Master = "local[*]",
+    conf: Conf = None,
     format: Format = None,
     payload: Payload = False,
     audit: Check = True,
@@ -108,7 +114,7 @@ def run(
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
     every_s = interval.total_seconds()
-    with _lake_and_session(lake, master, format, new=True) as (place, spark):
+    with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
         done = _run(place, spark, address, token, options, every_s)
     _tell(place, done, as_json)
 
@@ -126,6 +132,7 @@ def audit(
         bool, typer.Option("--tables-only", help="Ask no broker: look at the tables as they are.")
     ] = False,
     master: Master = "local[*]",
+    conf: Conf = None,
     limit: Annotated[int, typer.Option(min=1, help="Print at most so many.")] = 100,
     as_json: AsJson = False,
     address: Address = DEFAULT_ADDRESS,
@@ -138,7 +145,7 @@ def audit(
     """
     from fasti.pipeline.inventory import first_rows
 
-    with _lake_and_session(lake, master, None, new=not tables_only) as (place, spark):
+    with _lake_and_session(lake, master, conf, None, new=not tables_only) as (place, spark):
         if tables_only:
             _run_offline(place, spark, full)
         else:
@@ -211,11 +218,16 @@ def show(
 
 
 @app.command()
-def compact(lake: LakeDir = LAKE, master: Master = "local[*]", as_json: AsJson = False) -> None:
+def compact(
+    lake: LakeDir = LAKE,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
     """Write small files of all tables again as large ones."""
     from fasti.pipeline.inventory import tables as known
 
-    with _lake_and_session(lake, master, None) as (place, spark), place.lock():
+    with _lake_and_session(lake, master, conf, None) as (place, spark), place.lock():
         gone = {name: table.compact(spark) for name, table in known(place).items()}
     _print_files(gone, "files put together", as_json)
 
@@ -248,14 +260,15 @@ def vacuum(
 
 @contextmanager
 def _lake_and_session(
-    lake: Path, master: str, format: Any, new: bool = False
+    lake: Path, master: str, conf: list[str] | None, format: Any, new: bool = False
 ) -> Iterator[tuple[Lake, SparkSession]]:
     from fasti.pipeline import local
 
     local.require()
+    settings = headers_of(conf, "--conf")
     place = local.lake_at(lake, format, new)
     typer.echo("starting Spark ...", err=True)
-    with local.session(place, master) as spark:
+    with local.session(place, master, settings) as spark:
         yield place, spark
 
 

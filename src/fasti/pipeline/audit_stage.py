@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # More messages than these are not sent to all tasks, but sorted.
 _FEW = 500_000
+# Whoever has more has other worries.
+FINDINGS_MAX = 100_000
 _WAITING = ("scheduled", "ready", "staged")
 
 
@@ -87,8 +89,10 @@ class Audited:
         if not through:
             return 0
         full = bool(run.option("full")) or not state.audit or not table.exists()
+        if not full and through == state.audit:
+            return table.rows()
         since = {} if full else state.audit
-        found = _checked(run, since, through).coalesce(1)
+        found = _checked(run, since, through)
         kept = _kept(run, full)
         counts = self._counted.counts if self._counted is not None else []
         differing, compared = compare(run, [each for each in counts if each.shard in through])
@@ -96,7 +100,7 @@ class Audited:
             found = found.unionByName(kept)
         if differing:
             found = found.unionByName(run.spark.createDataFrame(differing, audit.FINDING))
-        table.overwrite(found.dropDuplicates())
+        table.overwrite(found.dropDuplicates().limit(FINDINGS_MAX).toArrow())
         state.audit, state.compared = through, compared
         state.audited_us = time.time_ns() // 1000
         state.transitions, state.messages = lake.bronze.rows(), _messages(run)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,7 +80,9 @@ def _format_of(place: Path) -> Format | None:
 
 
 @contextmanager
-def session(lake: Lake, master: str = "local[*]") -> Iterator[SparkSession]:
+def session(
+    lake: Lake, master: str = "local[*]", conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """A session for the time of a command; its noise goes to `logs/spark.log` in the lake.
 
     Whatever Spark raises inside is raised as one of Fasti's errors, in one line.
@@ -90,7 +92,7 @@ def session(lake: Lake, master: str = "local[*]") -> Iterator[SparkSession]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with plainly(log):
         with _outputs_to(log):
-            spark = _started(master)
+            spark = _started(master, {**_CONF, **(conf or {})})
         try:
             yield spark
         finally:
@@ -98,10 +100,10 @@ def session(lake: Lake, master: str = "local[*]") -> Iterator[SparkSession]:
                 spark.stop()
 
 
-def _started(master: str) -> SparkSession:
+def _started(master: str, conf: Mapping[str, str]) -> SparkSession:
     import fasti.spark
 
-    spark = fasti.spark.session(master, "fasti pipeline", **_CONF)
+    spark = fasti.spark.session(master, "fasti pipeline", **conf)
     if not master.startswith("sc://"):
         spark.sparkContext.setLogLevel("WARN")
     return spark

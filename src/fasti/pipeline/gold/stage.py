@@ -11,9 +11,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from fasti.model import DAY_US
 from fasti.pipeline import gold
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.gold.periods import day_of
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
     from fasti.pipeline.runner import Run
 
+# A topic has at most about fifteen hundred rows a day in a table.
+_FEW_DAYS_OF_TOPICS = 500
 DAILY = ("lateness", "throughput", "consumers", "retries", "attempts")
 
 
@@ -42,14 +49,15 @@ def update(run: Run) -> int:
     days, last_us = _touched(run, state.gold, through)
     state.as_of_us = max(state.as_of_us, last_us, run.option("as_of_us", lambda: 0)())
     written = 0
+    small = lake.topics.rows() * len(days) <= _FEW_DAYS_OF_TOPICS
     tables = {name: _computed(run, name, days) for name in DAILY}
     for number, (name, rows) in enumerate(tables.items()):
-        written += replace_days(lake.gold(name), rows, days)
+        written += replace_days(lake.gold(name), rows, days, small)
         run.progress(number + 1, len(DAILY) + 1)
     as_of = F.timestamp_micros(F.lit(state.as_of_us))
     throughput = lake.gold("throughput").read(run.spark)
-    backlog = gold.backlog(lake.silver(run.spark), throughput, as_of).coalesce(1)
-    lake.gold("backlog").overwrite(backlog)
+    backlog = gold.backlog(lake.silver(run.spark), throughput, as_of)
+    lake.gold("backlog").overwrite(backlog.toArrow() if small else backlog.repartition(1))
     state.gold = through
     state.save(lake)
     return written + lake.gold("backlog").rows()
@@ -59,20 +67,29 @@ update.__name__ = "gold"
 
 
 def _touched(run: Run, since: dict[str, int], through: dict[str, int]) -> tuple[list[str], int]:
-    """The days that new transitions bear upon, and the moment of the last one."""
-    files = [
-        each
-        for each in run.lake.bronze.files()
-        if each.may_have("position", above=min((since.get(s, -1) for s in through), default=-1))
-    ]
+    """The days that new transitions bear upon, and the moment of the last one. Without Spark."""
+    lowest = min((since.get(shard, -1) for shard in through), default=-1)
+    table = run.lake.bronze
+    files = [each for each in table.files() if each.may_have("position", above=lowest)]
     days = {str(each.partition["day"]) for each in files}
     if not files:
         return [], 0
-    rows = run.lake.bronze.read(run.spark, files).where(between(since, through))
-    # What was done today may have been started yesterday, and counts there.
-    began = F.when((F.col("op") == "acked") & (F.unix_micros("started") > 0), day_of("started"))
-    found = rows.agg(F.collect_set(began).alias("days"), F.max(F.unix_micros("at"))).collect()[0]
-    return sorted(days | set(found["days"])), int(found[1] or 0)
+    new = ds.dataset([str(table.path / each.path) for each in files], format="parquet")
+    last_us = 0
+    for batch in new.to_batches(columns=["at", "op", "started"]):
+        last = pc.max(batch.column("at").cast(pa.int64())).as_py()
+        last_us = max(last_us, last or 0)
+        # What was done today may have been started yesterday, and counts there.
+        done = pc.filter(batch.column("started"), pc.equal(batch.column("op"), "acked"))
+        found = pc.unique(done.cast(pa.int64()).drop_null().cast(pa.int64()))
+        days |= _days_of(found)
+    return sorted(days), last_us
+
+
+def _days_of(micros: pa.Array) -> set[str]:
+    known = micros.to_numpy()
+    numbers = np.unique(known[known > 0] // DAY_US)
+    return {str(np.datetime64(int(number), "D")) for number in numbers}
 
 
 def between(since: dict[str, int], through: dict[str, int]) -> Column:
@@ -95,7 +112,8 @@ def _computed(run: Run, name: str, days: Sequence[str]) -> DataFrame:
     files = [each for each in lake.bronze.files() if str(each.partition["day"]) in wanted]
     transitions = lake.bronze.read(spark, files)
     if name == "throughput":
-        return compute(transitions, _messages(run, days), days=days)
+        logs = any("offset" in each.low for each in files)
+        return compute(transitions, _messages(run, days), days=days, logs=logs)
     return compute(transitions, days=days)
 
 
@@ -108,11 +126,14 @@ def _messages(run: Run, days: Sequence[str]) -> DataFrame:
     return run.lake.silver(run.spark).where(ended.isNull() | (ended >= F.lit(begin)))
 
 
-def replace_days(table: Table, rows: DataFrame, days: Sequence[str]) -> int:
-    """The rows of some days instead of those that were there, in one moment. Returns how many."""
+def replace_days(table: Table, rows: DataFrame, days: Sequence[str], small: bool = False) -> int:
+    """The rows of some days instead of those that were there, in one moment. Returns how many.
+
+    `small` ones come to the driver, which spares Spark the writing.
+    """
     rows = rows.withColumn("day", day_of("start").cast("date"))
     with table.staging() as staged:
-        schema = table.write_staged(rows.coalesce(1), staged)
+        schema = table.write_staged(rows.toArrow() if small else rows.repartition("day"), staged)
         files = table.adopt(staged)
         old = [each for each in table.files() if str(each.partition["day"]) in days]
         table.replace(files, old, schema=schema)

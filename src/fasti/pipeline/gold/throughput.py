@@ -28,9 +28,15 @@ COUNTS = ("messages_in", "messages_out", "failed", "redelivered", "dead", "cance
 
 
 def throughput(
-    transitions: DataFrame, messages: DataFrame, days: Sequence[str] | None = None
+    transitions: DataFrame,
+    messages: DataFrame,
+    days: Sequence[str] | None = None,
+    logs: bool = True,
 ) -> DataFrame:
-    """Bronze and silver → topic, grain, start and a column for each of the counts."""
+    """Bronze and silver → topic, grain, start and a column for each of the counts.
+
+    `logs=False` says that there are no rows of logs, which saves a look at them.
+    """
     happened = within(transitions, "at", days).where(F.col("topic").isNotNull())
 
     def told(*ops: str) -> Column:
@@ -44,24 +50,34 @@ def throughput(
         told(*DEAD).alias("dead"),
         told("cancelled").alias("cancelled"),
     )
-    born = _by_minute(messages.where("state <> 'staged'"), "produced_at", days, "messages_in", 1)
-    # All leases, less the first of each message, are redeliveries: no row has to look for others.
-    first = _by_minute(messages, "first_leased_at", days, "redelivered", -1)
-    first_of_groups = _first_of_groups(transitions, days)
-    minutes = from_bronze
-    for more in (born, first, first_of_groups):
-        minutes = minutes.unionByName(more, allowMissingColumns=True)
+    minutes = from_bronze.unionByName(_of_messages(messages, days), allowMissingColumns=True)
+    if logs:
+        groups = _first_of_groups(transitions, days)
+        minutes = minutes.unionByName(groups, allowMissingColumns=True)
     counted = added_up(minutes, ["topic"], COUNTS)
     filled = counted.fillna(0, list(COUNTS))
     return filled.where(" or ".join(f"{name} <> 0" for name in COUNTS))
 
 
-def _by_minute(
-    messages: DataFrame, moment: str, days: Sequence[str] | None, name: str, sign: int
-) -> DataFrame:
-    found = within(messages, moment, days)
-    count = (F.count("*") * sign).alias(name)
-    return found.groupBy("topic", start_of(moment, MINUTE_US).alias("start")).agg(count)
+def _of_messages(messages: DataFrame, days: Sequence[str] | None) -> DataFrame:
+    """Messages that came to be, and first leases, by the minute.
+
+    All leases, less the first of each message, are redeliveries: no row has to look for others.
+    """
+    born = F.when(F.col("state") != "staged", F.col("produced_at"))
+    one, none = F.lit(1), F.lit(0)
+    told = F.array(
+        F.struct(born.alias("at"), one.alias("messages_in"), none.alias("redelivered")),
+        F.struct(
+            F.col("first_leased_at").alias("at"),
+            none.alias("messages_in"),
+            (-one).alias("redelivered"),
+        ),
+    )
+    moments = within(messages.select("topic", F.inline(told)), "at", days)
+    return moments.groupBy("topic", start_of("at", MINUTE_US).alias("start")).agg(
+        F.sum("messages_in").alias("messages_in"), F.sum("redelivered").alias("redelivered")
+    )
 
 
 def _first_of_groups(transitions: DataFrame, days: Sequence[str] | None) -> DataFrame:
