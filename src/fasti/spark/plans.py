@@ -155,7 +155,7 @@ class Planner:
     def changes(self, start: Offsets, end: Offsets) -> list[Task]:
         """What happened between two positions."""
         begin, last = position_of(start), position_of(end)
-        if begin.frame >= last.frame:
+        if begin.shard == last.shard and begin.frame >= last.frame:
             return []
         fields = {**self._changes(begin, last), "splits": self._splits}
         tickets = self._client.transport.plan(fields)
@@ -220,13 +220,18 @@ class Planner:
     def _filtered_changes(self) -> list[Task]:
         start = position_of(feed_place(self._client, self._options, "startingOffsets"))
         end = position_of(feed_place(self._client, self._options, "endingOffsets"))
+        if start.shard == end.shard and start.frame > end.frame:
+            raise InvalidArgument(
+                f"startingOffsets lies behind endingOffsets: {start.frame} and {end.frame}",
+                field="startingOffsets",
+            )
         first, last = self._filters.clip("position", start.frame + 1, end.frame + 1)
         since, before = self._filters.low("at"), self._filters.high("at")
         if since is not None:
             first = max(first, self._frame_at(since) + 1)
         if before is not None:
             last = min(last, self._frame_at(before) + 1)
-        if last <= first and (first, last) != (start.frame + 1, end.frame + 1):
+        if last <= first and start.shard == end.shard:
             return []
         return self.changes({start.shard: first - 1}, {end.shard: last - 1})
 

@@ -31,7 +31,7 @@ from fasti.core.log.group_events import GroupDied, GroupReturned
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.core.sinks import events as sinks
 from fasti.core.sinks.commands import PARCELS
-from fasti.model import SEQUENCE_BITS
+from fasti.model import DUE_MAX_US, SEQUENCE_BITS
 from fasti.storage.event_codec import decode, read_head, topic_of
 from fasti.storage.frames import StoredFrame
 
@@ -161,6 +161,9 @@ class _Table:
         for begin, count, value in pieces:
             values[begin : begin + count] = value
             missing[begin : begin + count] = False
+        if name == "due_us":
+            # Entries that stay for ever.
+            missing |= values == DUE_MAX_US
         return pa.array(values, mask=missing).cast(kind)
 
     def _word(self, name: str) -> pa.Array:
