@@ -238,6 +238,10 @@ def test_a_column_names_the_topic_and_order_stays(
     assert [row["key"] for row in rows] == list("abcde")
     assert client.messages(timeline).count()["ready"] == 2
     assert sum(each.end for each in client.log(log).describe()) == 3
+    columns = {"payload": payloads(5), "partition": pa.array([1, 0, None, 1, 1], pa.int32())}
+    rows = carried_out(log, "produce", columns)
+    assert statuses(rows) == ["ok"] * 5
+    assert [rows[place]["id"] >> 51 for place in (0, 1, 3, 4)] == [1, 0, 1, 1]
 
 
 def test_what_a_topic_cant_do_is_an_error(carried_out: Apply, topic: Callable[..., str]) -> None:

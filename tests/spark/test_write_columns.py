@@ -130,6 +130,13 @@ def test_columns_that_a_kind_has_not() -> None:
     with pytest.raises(InvalidArgument, match="have no 'priority'"):
         shape("payload binary, priority int").check_kind("t", "timeline")
     shape("payload binary, priority int").check_kind("t", "priority")
+    with pytest.raises(InvalidArgument, match="have no 'partition'"):
+        shape("payload binary, partition int").check_kind("t", "timeline")
+    shape("payload binary, partition int").check_kind("t", "log")
+    # What was read has all columns; those of no use go.
+    read = shape("id bigint, payload binary, priority int", "update")
+    assert read.check_kind("t", "timeline") == ("priority",)
+    assert read.check_kind("t", "priority") == ()
 
 
 def test_the_wire_has_microseconds_and_bytes() -> None:

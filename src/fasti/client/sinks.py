@@ -16,7 +16,7 @@ A `Sink` may be used by any thread, a `StageWriter` by one at a time. Rows may b
 | operation | topics | columns |
 | --- | --- | --- |
 | `produce` | timeline, priority | `payload`; `due_us` or `delay_us`, `key`, `priority`, `headers`, `content_type`, `subject` |
-| `append` (or `produce`) | log | `payload`; `key`, `headers`, `content_type`, `subject` |
+| `append` (or `produce`) | log | `payload`; `key`, `headers`, `content_type`, `subject`, `partition` |
 | `update` | timeline, priority | `id` or `key`; `payload`, `headers`, `content_type`, `priority`, `version` |
 | `move` | timeline, priority | `id` or `key`; `due_us` or `delay_us`; `version` |
 | `cancel` | timeline, priority | `id` or `key`; `version` |

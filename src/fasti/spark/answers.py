@@ -90,7 +90,19 @@ class Answers:
         if producer is None:
             producer = self._client.producer(topic, owner=self._asked.owner)
             self._producers[topic] = producer
-        return producer.send_batch(batch, on_conflict=self._asked.on_conflict)
+        if "partition" not in batch.schema.names:
+            return producer.send_batch(batch, on_conflict=self._asked.on_conflict)
+        numbers, rest = batch.column("partition"), batch.drop_columns(["partition"])
+        none = np.zeros(batch.num_rows, dtype=np.int64)
+        outcomes = Outcomes(none.astype(np.uint8), none, none)
+        for number in numbers.unique().to_pylist():
+            mine = (
+                numbers.is_null() if number is None else pc.equal(numbers, number).fill_null(False)
+            )
+            rows = np.flatnonzero(mine.to_numpy(zero_copy_only=False))
+            sent = producer.send_batch(rest.take(pa.array(rows)), partition=number)
+            outcomes = _replaced(outcomes, rows, sent)
+        return outcomes
 
     def _taken(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
         """Whose key is taken by now, or stands in the batch before."""

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from fasti.core.keys import HEADERS
 from fasti.errors import InvalidArgument
-from fasti.model import DUE_MAX_US, PRIORITY_MAX
+from fasti.model import DUE_MAX_US, PARTITIONS_MAX, PRIORITY_MAX
 from fasti.spark.views import VIEWS
 
 
@@ -61,6 +61,7 @@ _FIELDS = (
     Field("topic", "topic", _TEXT, "string", pa.string()),
     Field("headers", "headers", (MapType,), "map<string,string>", HEADERS),
     Field("priority", "priority", (IntegralType,), "int", pa.int32(), (0, PRIORITY_MAX)),
+    Field("partition", "partition", (IntegralType,), "int", pa.int32(), (0, PARTITIONS_MAX - 1)),
     Field("version", "version", (IntegralType,), "bigint", pa.int64(), (0, _INT64)),
     Field("id", "id", (IntegralType,), "bigint", pa.int64(), (1, _INT64)),
 )  # fmt: skip
@@ -69,7 +70,7 @@ FIELDS = {field.name: field for field in _FIELDS}
 _NAMED = ("id", "key", "version")
 # The columns of each operation, and of those the ones of which one must be there.
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "produce": ("payload", "due", "delay", "key", "priority", "headers", "content_type", "subject"),
+    "produce": ("payload", "due", "delay", "key", "priority", "headers", "content_type", "subject", "partition"),
     "update": (*_NAMED, "payload", "headers", "content_type", "priority"),
     "move": (*_NAMED, "due", "delay"),
     "cancel": _NAMED,
@@ -99,7 +100,11 @@ OF_KIND = {
     "cron": (),
 }
 # Columns that rows of a kind have not.
-_NOT_IN = {"log": ("due", "delay", "priority"), "timeline": ("priority",)}
+_NOT_IN = {
+    "log": ("due", "delay", "priority"),
+    "timeline": ("priority", "partition"),
+    "priority": ("partition",),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fasti.broker.calls import changing, requests
 from fasti.broker.kv import requests as kv_requests
@@ -39,7 +40,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 _TARGET = {"id": pa.int64(), "key": pa.string(), "version": pa.int64()}
 _LOG = {name: PRODUCE_TYPES[name] for name in ("payload", "key", "headers", "content_type")}
-_LOG["subject"] = PRODUCE_TYPES["subject"]
+_LOG |= {"subject": PRODUCE_TYPES["subject"], "partition": pa.int32()}
 _PUT = {
     "key": pa.string(),
     "payload": pa.binary(),
@@ -60,6 +61,8 @@ class Meant:
     topic: str
     kind: str
     owner: str
+    # How many the topic has; 0: it is not asked.
+    partitions: int = 0
 
     @property
     def is_native(self) -> bool:
@@ -124,7 +127,8 @@ def _check(service: Service, meant: Meant, batch: pa.RecordBatch) -> None:
     shard = service.shard
     seed, limits = shard.store.seed, shard.settings.limits
     if meant.operation in ("produce", "append"):
-        requests.produce(batch, seed, limits, shard.clock.now_us(), topic=meant.topic)
+        _check_partitions(meant, batch)
+        _appends(service, meant, batch)
     elif meant.operation == "put":
         _entries(service, meant, batch)
     else:
@@ -165,17 +169,50 @@ def commands(
     service: Service, meant: Meant, batch: pa.RecordBatch
 ) -> tuple[list[Any], dict[str, int]]:
     """What carries rows out, and the outcomes of rows that need nothing done."""
-    shard = service.shard
-    seed, limits = shard.store.seed, shard.settings.limits
     if meant.operation in ("produce", "append"):
-        named = {"topic": meant.topic, "owner": meant.owner}
-        command = requests.produce(batch, seed, limits, shard.clock.now_us(), **named)
-        service.routes.route(command)
-        return [command], {}
+        found = _appends(service, meant, batch)
+        for command in found:
+            service.routes.route(command)
+        return list(found), {}
     if meant.operation == "put":
         return _entries(service, meant, batch)
     fields = {"topic": meant.topic, "owner": meant.owner}
     return [changing.command(service, meant.operation, fields, batch)], {}
+
+
+def _appends(service: Service, meant: Meant, batch: pa.RecordBatch) -> list[co.Produce]:
+    """One command for the rows of each partition that is named, and one for those of none."""
+    shard = service.shard
+    seed, limits = shard.store.seed, shard.settings.limits
+    pieces: list[tuple[int | None, pa.RecordBatch]] = [(None, batch)]
+    if "partition" in batch.schema.names:
+        numbers = batch.column("partition")
+        rest = batch.drop_columns(["partition"])
+        pieces = [
+            (
+                number,
+                rest.filter(numbers.is_null() if number is None else pc.equal(numbers, number)),
+            )
+            for number in numbers.unique().to_pylist()
+        ]
+    named = {"topic": meant.topic, "owner": meant.owner}
+    now_us = shard.clock.now_us()
+    return [
+        requests.produce(piece, seed, limits, now_us, partition=number, **named)
+        for number, piece in pieces
+    ]
+
+
+def _check_partitions(meant: Meant, batch: pa.RecordBatch) -> None:
+    if "partition" not in batch.schema.names or not meant.partitions:
+        return
+    found = pc.min_max(batch.column("partition"))
+    low, high = found["min"].as_py(), found["max"].as_py()
+    if low is not None and not 0 <= low <= high < meant.partitions:
+        wrong = low if low < 0 else high
+        raise InvalidArgument(
+            f"{meant.topic!r} has no partition {wrong}", field="partition", limit=meant.partitions
+        )
 
 
 def _entries(

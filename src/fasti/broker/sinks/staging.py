@@ -49,11 +49,11 @@ class StageIntake(Intake):
         self._begin(service, fields["topic"], ordered=True)
         kind, operation = self.settings.kind, fields["operation"]
         rows.check_operation(operation, fields["topic"], kind)
-        self._meant = rows.Meant(operation, fields["topic"], kind, fields["owner"])
+        place = (fields["topic"], kind, fields["owner"], self.settings.partitions)
+        self._meant = rows.Meant(operation, *place)
         self.types, self.needed = self._meant.types, self._meant.needed
-        place = (fields["sink"], fields["topic"])
         numbers = (fields["batch"], fields["partition"], fields["attempt"])
-        self._stage = "/".join(map(str, (*place, *numbers)))
+        self._stage = "/".join(map(str, (fields["sink"], fields["topic"], *numbers)))
         self._sink, self._batch = fields["sink"], fields["batch"]
         self._rows = 0
         self._counts: list[int] = []
