@@ -131,6 +131,28 @@ def test_spark_reads_and_writes_it(table: Table, spark: SparkSession) -> None:
     assert on_disk(table) == {each.path for each in table.files()}
 
 
+def test_small_files_are_joined_without_spark(tmp_path: Path, format: Format) -> None:
+    lake = Lake(tmp_path, format)
+    table = lake.bronze
+    for number in range(40):
+        data = {"n": [number], "day": ["d" if number % 2 else "e"], "part": ["p"]}
+        table.append(pa.table(data), ("app", number))
+    lake.tidy()
+    assert len(table.files()) == 40
+    table.append(pa.table({"n": range(40, 60), "day": ["d"] * 20, "part": ["p"] * 20}))
+    for number in range(60, 72):
+        table.append(pa.table({"n": [number], "day": ["d"], "part": ["p"]}))
+    version = table.version()
+    lake.tidy()
+    assert len(table.files()) == 21
+    assert table.version() == (version or 0) + 1
+    assert numbers(table) == list(range(72))
+    assert table.position("app") == 39
+    assert len(on_disk(table)) == 54
+    lake.tidy(keep_hours=0)
+    assert on_disk(table) == {each.path for each in table.files()}
+
+
 def test_moments_are_what_other_readers_expect(tmp_path: Path, spark: SparkSession) -> None:
     table = Table(tmp_path / "t")
     table.append(spark.sql("select timestamp'2026-11-16 10:00:00.123456' as at, map('a','b') as m"))

@@ -37,6 +37,8 @@ class Commit:
     schema: pa.Schema
     partition_by: tuple[str, ...]
     txn: tuple[str, int] | None
+    # Whether there are other rows than before, or the same in other files.
+    data_change: bool = True
 
 
 class Commits(Protocol):
@@ -130,8 +132,11 @@ class DeltaCommits:
         table = self._table()
         if table is None:
             return 0
-        gone = table.vacuum(int(keep_hours), dry_run=False, enforce_retention_duration=False)
-        return len(gone)
+        hours = int(keep_hours)
+        # It writes into the log that it was there, also if there was nothing to do.
+        if not table.vacuum(hours, dry_run=True, enforce_retention_duration=False):
+            return 0
+        return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False))
 
 
 def _delta_actions(change: Commit) -> list[Any]:
@@ -140,11 +145,20 @@ def _delta_actions(change: Commit) -> list[Any]:
     now_ms = int(time.time() * 1000)
     return [
         *(
-            AddAction(each.path, each.size_bytes, each.partition, now_ms, True, stats_json(each))
+            AddAction(
+                each.path,
+                each.size_bytes,
+                each.partition,
+                now_ms,
+                change.data_change,
+                stats_json(each),
+            )
             for each in change.add
         ),
         *(
-            RemoveAction(each.path, True, now_ms, each.size_bytes, dict(each.partition))
+            RemoveAction(
+                each.path, change.data_change, now_ms, each.size_bytes, dict(each.partition)
+            )
             for each in change.remove
         ),
     ]

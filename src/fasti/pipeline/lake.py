@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Gold tables that say how things are now: no day of them stays as it is.
 _WHOLE = ("backlog", "audit")
+# So many small files of one day and topic are joined.
+_FILES_MANY = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -73,6 +75,13 @@ class Lake:
         if found is None or found.partition_by != partition_by:
             found = self._tables[place] = Table(self.root / place, self.format, partition_by)
         return found
+
+    def tidy(self, keep_hours: float = 24) -> None:
+        """Joins small files where there are many, and deletes what nobody needs. With the lock."""
+        for table in (self.bronze, self.messages):
+            table.compact(files_min=_FILES_MANY)
+            table.vacuum(keep_hours)
+        self.topics.vacuum(keep_hours)
 
     def clean(self) -> int:
         """Deletes what killed runs have left in all tables. Only with the lock."""

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Files are joined, and old ones deleted, when a run begins and so often.
+_TIDY_S = 3600.0
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage is: rows done of those known to be there (None: nobody knows)."""
@@ -137,8 +141,12 @@ def run(
     rounds = 0
     with pipeline.lake.lock(), _signals(stop):
         pipeline.lake.clean()
+        tidied = time.monotonic() - _TIDY_S
         while not stop.is_set():
             begun = time.monotonic()
+            if begun - tidied >= _TIDY_S:
+                pipeline.lake.tidy()
+                tidied = begun
             this = Run(pipeline, spark, stop, progress)
             for stage in pipeline.stages:
                 if stop.is_set():

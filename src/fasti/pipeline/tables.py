@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from fasti.errors import InvalidArgument, NotFound
 from fasti.pipeline.commits import Commit, Commits, DeltaCommits, PlainCommits, sync
@@ -54,7 +55,11 @@ class Table:
                 f"format is delta or parquet, not {format!r}",
                 field="format",
             )
-        self.path, self.format, self.partition_by = Path(path).absolute(), format, tuple(partition_by)
+        self.path, self.format, self.partition_by = (
+            Path(path).absolute(),
+            format,
+            tuple(partition_by),
+        )
         kind = DeltaCommits if format == "delta" else PlainCommits
         self._commits: Commits = kind(self.path)
 
@@ -169,6 +174,16 @@ class Table:
 
         The first commit needs the table's schema, which never changes.
         """
+        return self._replace(add, remove, txn, schema)
+
+    def _replace(
+        self,
+        add: Sequence[DataFile],
+        remove: Sequence[DataFile],
+        txn: Transaction | None,
+        schema: pa.Schema | None,
+        data_change: bool = True,
+    ) -> bool:
         if self._repeated(txn):
             return False
         if self.exists():
@@ -181,7 +196,7 @@ class Table:
             schema = known
         elif schema is None:
             raise InvalidArgument("the first commit of a table needs its schema", field="schema")
-        self._commits.commit(Commit(add, remove, schema, self.partition_by, txn))
+        self._commits.commit(Commit(add, remove, schema, self.partition_by, txn, data_change))
         return True
 
     def _repeated(self, txn: Transaction | None) -> bool:
@@ -221,21 +236,40 @@ class Table:
 
     # Care
 
-    def compact(self, spark: SparkSession, small_bytes: int = 32 << 20) -> int:
-        """Writes the small files of each partition again as one. Returns how many are gone."""
+    def compact(
+        self, spark: SparkSession | None = None, small_bytes: int = 32 << 20, files_min: int = 2
+    ) -> int:
+        """Writes the small files of each partition that has so many of them again as one.
+
+        Spark does it, or, without a session, this process, file by file. Returns how many files
+        are gone.
+        """
         small: dict[tuple[Any, ...], list[DataFile]] = {}
         for each in self.files():
             if each.size_bytes < small_bytes:
                 small.setdefault(tuple(each.partition.values()), []).append(each)
         gone = 0
         for files in small.values():
-            if len(files) < 2:
-                continue
-            with self.staging() as staged:
-                self.write_staged(self.read(spark, files).coalesce(1), staged)
-                self.replace(self.adopt(staged), files)
-            gone += len(files)
+            if len(files) >= files_min:
+                with self.staging() as staged:
+                    if spark is None:
+                        self._join(files, staged)
+                    else:
+                        self.write_staged(self.read(spark, files).coalesce(1), staged)
+                    self._replace(self.adopt(staged), files, None, None, data_change=False)
+                gone += len(files)
         return gone
+
+    def _join(self, files: Sequence[DataFile], staged: Path) -> None:
+        """One file of several of a partition, with what is known of each in reach of readers."""
+        folder = staged / folder_of(files[0].partition)
+        folder.mkdir(parents=True, exist_ok=True)
+        columns = [each for each in self.schema() if each.name not in self.partition_by]
+        schema = pa.schema(columns)
+        with pq.ParquetWriter(folder / "joined.parquet", schema, compression="zstd") as writer:
+            for each in files:
+                rows = pq.read_table(self.path / each.path, partitioning=None)
+                writer.write_table(rows.select(schema.names).cast(schema))
 
     def vacuum(self, keep_hours: float = 168) -> int:
         """Deletes files that were taken out so long ago. Returns how many."""
