@@ -12,7 +12,7 @@ from fasti.broker.calls import changes, changing, requests, snapshots
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none, one
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none, one
 from fasti.broker.cron import actions as cron_actions
 from fasti.broker.kv import actions as kv_actions
 from fasti.broker.log import actions as log_actions
@@ -87,6 +87,7 @@ def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
 def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, settings={})
+    check_own(fields["topic"])
     settings = requests.settings(fields["settings"], TopicSettings())
     with service.topic_lock:
         created = fields["topic"] not in service.topics()
@@ -97,6 +98,7 @@ def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
 def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, settings=dict)
+    check_own(fields["topic"])
     with service.topic_lock:
         current = service.require_topic(fields["topic"])
         settings = requests.settings(fields["settings"], current)
@@ -107,6 +109,7 @@ def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
 def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
+    check_own(fields["topic"])
     with service.topic_lock:
         service.command(co.DeleteTopic(fields["topic"]))
         service.topic_gone(fields["topic"])

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fasti.broker.calls import requests
+from fasti.broker.calls.parts import check_own
 from fasti.core.replies import Reply
-from fasti.core.sinks.commands import PARCELS
 from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.protocol import outcomes
 from fasti.protocol.problems import error_to_json
@@ -57,8 +57,7 @@ class Intake:
         # Nothing is taken behind a batch that was refused.
         self._ordered = ordered
         self.settings = service.require_topic(topic)
-        if topic == PARCELS:
-            raise InvalidArgument(f"{topic!r} is the broker's own", field="topic")
+        check_own(topic)
         self._waiting: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._batches = self._bytes = 0

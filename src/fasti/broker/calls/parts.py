@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fasti.broker.calls import requests
+from fasti.core.sinks.commands import PARCELS
 from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -19,6 +20,12 @@ Answer = tuple[Header, list[pa.RecordBatch]]
 Action = Callable[["Service", Header, Parts], Answer]
 # A command of a transaction: from its fields (without `op`) and its rows.
 PartOf = Callable[["Service", Header, pa.RecordBatch], Any]
+
+
+def check_own(topic: str) -> None:
+    """Raises where a topic is the broker's own."""
+    if topic == PARCELS:
+        raise InvalidArgument(f"{topic!r} is the broker's own", field="topic")
 
 
 def one(parts: Parts) -> pa.RecordBatch:

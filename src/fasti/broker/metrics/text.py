@@ -30,6 +30,7 @@ from fasti.broker.log import metrics as log_metrics
 from fasti.broker.metrics.counts import OTHER, Metrics, TopicCounts, series_of
 from fasti.broker.metrics.distribution import Distribution
 from fasti.broker.routing import metrics as routing_metrics
+from fasti.broker.sinks import metrics as sink_metrics
 from fasti.core.commands import Count
 from fasti.errors import FastiError
 from fasti.model import Outcome
@@ -77,7 +78,7 @@ class _BrokerCollector(Collector):
         yield from _journal(self._shard)
         yield from _checkpoints(self._shard)
         yield from _memory(self._shard)
-        for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics):
+        for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics, sink_metrics):
             yield from kind.collect(self._shard)
 
 
