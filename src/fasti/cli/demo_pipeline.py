@@ -38,7 +38,7 @@ class Piped:
 
 
 def run(address: str, lake: Path, tell: Tell) -> Piped:
-    """Runs it while the broker is there; `tell` hears which stage ended."""
+    """Runs it while the broker is there; `tell` hears of each stage that ended."""
     from fasti.pipeline import local
 
     if not local.installed():
@@ -54,7 +54,9 @@ def run(address: str, lake: Path, tell: Tell) -> Piped:
         lines = []
         for line in process.stderr:
             lines.append(line.strip())
-            tell(line.partition(":")[0].strip())
+            stage, colon, _ = line.partition(":")
+            if colon:
+                tell(stage.strip())
         told = process.stdout.read()
     if process.returncode:
         last = next((line for line in reversed(lines) if line), "it ended without a word")

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 
+from fasti.model import DAY_US
+
 WIDE, NARROW = 1120, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 30
 _STEPS_S = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
@@ -109,18 +111,20 @@ class Chart:
             x = left + index * step
             if x > width - 34:
                 continue
+            midnight = kind == "time" and start % DAY_US == 0
+            told = moment(start, "date" if midnight else kind)
             found.append(
                 f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{self.height - _BOTTOM}" '
                 f'y2="{self.height - _BOTTOM + 5}"/>'
                 f'<text class="tick" x="{x:.1f}" y="{self.height - 9}" text-anchor="middle" '
-                f'data-t="{start // 1000}" data-f="{kind}">{moment(start, kind)}</text>'
+                f'data-t="{start // 1000}" data-f="{kind}">{told}</text>'
             )
         return found
 
     def _shape(self, line: Line, scale: Scale, left: float, step: float) -> str:
         ground = self.height - _BOTTOM
         if line.bars:
-            wide = max(1.0, step * 0.72)
+            wide = min(max(1.0, step * 0.72), 60)
             return "".join(
                 f'<rect class="{line.style}" x="{left + (i + 0.5) * step - wide / 2:.1f}" '
                 f'y="{scale.place(value):.1f}" width="{wide:.1f}" '
@@ -134,7 +138,7 @@ class Chart:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             if len(points) == 1:
                 x, y = points[0]
-                pieces.append(f'<circle class="{line.style} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+                pieces.append(f'<circle class="{line.style} dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
                 continue
             if line.filled:
                 first, last = points[0][0], points[-1][0]

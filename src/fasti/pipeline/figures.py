@@ -27,6 +27,7 @@ _LATE = ("count", "p50_us", "p95_us", "p99_us", "p999_us", "max_us", "early")
 ALL = "*"
 # Findings that mean that a message isn't where it should be.
 LOST = ("gap", "unaccounted", "never_produced", "count")
+_LEAST_US = 14 * MINUTE_US
 # Of the forecast, by the hour.
 AHEAD_US = 48 * HOUR_US
 
@@ -183,7 +184,9 @@ def _window(lake: Lake, as_of_us: int, first_us: int) -> tuple[str, int]:
     # A day that began long ago may have begun for us just now.
     before = [r for r in _rows(lake, "throughput", "hour") if r["start"] < oldest - HOUR_US]
     if not before:
-        return "minute", min(oldest, as_of_us // MINUTE_US * MINUTE_US)
+        # A quarter of an hour at least, so that one minute has something around it.
+        latest = (as_of_us - _LEAST_US) // MINUTE_US * MINUTE_US
+        return "minute", min(oldest, latest)
     begun_us = min(row["start"] for row in before)
     for grain, span_us in _SPANS[1:]:
         if begun_us >= as_of_us - span_us or grain == "day":

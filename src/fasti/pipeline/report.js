@@ -3,6 +3,8 @@
   var zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
   function shown(ms, kind) {
     var at = new Date(ms);
+    // Midnight is where a day begins: say which.
+    if (kind === "time" && at.getHours() === 0 && at.getMinutes() === 0) kind = "date";
     if (kind === "time") return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
     if (kind === "date") return at.toLocaleDateString([], { day: "numeric", month: "short" });
     if (kind === "day") return at.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" });

@@ -20,6 +20,7 @@ from fasti.pipeline.figures import LENGTHS, Figures, Row, figures
 from fasti.pipeline.lake import Lake
 
 _TOPICS_MAX, _FORECASTS_MAX, _REASONS_MAX, _CONSUMERS_MAX = 50, 6, 12, 30
+_BLOCKS = ("due", "over", "overdue", "failed")
 # Half the width of the page each, so that letters are as large as elsewhere.
 _HALF = (540, 380)
 
@@ -158,8 +159,7 @@ def _section(title: str, note: str, *content: str) -> str:
 
 def _legend(*names: tuple[str, str]) -> str:
     items = "".join(
-        f'<li><i class="{style}k{" block" if style in ("due", "overdue", "failed") else ""}"></i>'
-        f"{escape(name)}</li>"
+        f'<li><i class="{style}k{" block" if style in _BLOCKS else ""}"></i>{escape(name)}</li>'
         for name, style in names
     )
     return f'<ul class="legend">{items}</ul>'
@@ -244,7 +244,12 @@ def _forecast(found: Figures) -> str:
         return _section(
             "Forecast", note, _empty("Nothing is pending: no message waits for its time.")
         )
-    legend = _legend(("due", "due"), ("overdue", "overdue"), ("shown capacity", "level"))
+    legend = _legend(
+        ("due", "due"),
+        ("more than shown capacity", "over"),
+        ("overdue", "overdue"),
+        ("shown capacity", "level"),
+    )
     charts = "".join(_forecast_of(name, series, len(shown) == 1) for name, series in shown)
     more = len(found.forecast) - len(shown)
     rest = f"<p>and {number(more)} more topics, see below.</p>" if more > 0 else ""
@@ -256,8 +261,12 @@ def _forecast_of(name: str, series: Sequence[tuple[int, Row]], alone: bool) -> s
     starts = [start for start, _ in series]
     rows = [row for _, row in series]
     capacity = rows[0]["capacity"]
+    limit = float("inf") if capacity is None else capacity
     lines = [
-        Line("due", [row["pending"] for row in rows], "due", bars=True),
+        Line("due", [r["pending"] if r["pending"] <= limit else 0 for r in rows], "due", bars=True),
+        Line(
+            "over", [r["pending"] if r["pending"] > limit else 0 for r in rows], "over", bars=True
+        ),
         Line("overdue", [row["overdue"] for row in rows], "overdue", bars=True),
     ]
     tips = [_forecast_tip(row) for row in rows]
@@ -278,7 +287,7 @@ def _forecast_of(name: str, series: Sequence[tuple[int, Row]], alone: bool) -> s
     badge = ""
     if capacity is None:
         badge = ' <span class="badge">no capacity shown yet</span>'
-    elif any(row["pending"] > capacity for row in rows):
+    elif any(row["pending"] > limit for row in rows):
         badge = ' <span class="badge warn">more than shown capacity</span>'
     return f"<div><h3>{escape(name)}: {number(total)}{badge}</h3>{chart.svg()}</div>"
 
@@ -388,7 +397,7 @@ def _retries(found: Figures) -> str:
                 f"{attempts} attempt{'s' if attempts != 1 else ''}",
                 _bar(count, highest),
                 number(count),
-                f"{100 * count / total:.4g} %",
+                f"{100 * count / total:.2f} %",
             )
             for attempts, count in found.attempts[:_REASONS_MAX]
         ]
