@@ -80,7 +80,7 @@ class TopicSource(Source):
         reader = reader.format("fasti").options(**place.options()).option("view", self.view)
         if self.topic is not None:
             reader = reader.option("topic", self.topic)
-        return reader.options(**_texts(self.options)).load()
+        return reader.options(**texts(self.options)).load()
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class TopicSink(Sink):
         """By the connector: staged by tasks, published at once."""
         name, number = transaction
         writer = rows.write.format("fasti").options(**place.options()).option("topic", self.topic)
-        writer = writer.options(**_texts(self.options)).option("txnAppId", name)
+        writer = writer.options(**texts(self.options)).option("txnAppId", name)
         writer.option("txnVersion", str(number)).mode("append").save()
 
 
@@ -215,7 +215,7 @@ def _named(name: str | None) -> str:
     return name
 
 
-def _texts(options: Mapping[str, Any]) -> dict[str, str]:
+def texts(options: Mapping[str, Any]) -> dict[str, str]:
     """Options as Spark takes them."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
