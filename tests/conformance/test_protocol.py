@@ -63,6 +63,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], list[pa.RecordBatch]]] = {
     "transaction": ({"commands": []}, []),
     "publish": ({"stage": "s", "skip_conflicts": False}, []),
     "drop_stage": ({"stage": "s"}, []),
+    "take_snapshot": ({}, []),
     "drop_snapshot": ({"snapshot": 1}, []),
     "checkpoint": ({}, []),
     "health": ({}, []),
