@@ -69,7 +69,7 @@ def starting_position(run: Run, shard: str) -> int:
     table, first = run.lake.bronze, feed_bounds(run.client.transport).first.frame
     after = table.position(transaction(shard))
     if after is None:
-        others = shards(run.lake)
+        others = [each for each in shards(run.lake) if each != shard]
         if others and run.on_gap == "fail":
             raise Gone(
                 f"the lake {run.lake.root} follows shard {', '.join(others)}, and the "
