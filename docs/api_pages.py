@@ -120,6 +120,18 @@ PAGES = (
         ("fasti.Bindings", "fasti.client.bindings.Binding"),
     ),
     Page(
+        "sinks",
+        "Sinks",
+        "Batches of rows that happen once. Guide: [producing](../guides/producing.md#batches-that-happen-once); [writing from Spark](../guides/spark-writing.md) stands on them.",
+        (
+            "fasti.client.sinks.Sink",
+            "fasti.client.sinks.StageWriter",
+            "fasti.client.sinks.Staged",
+            "fasti.client.sinks.Published",
+            "fasti.client.sinks.SinkState",
+        ),
+    ),
+    Page(
         "app",
         "Apps",
         "Handlers of topics, and running them. Guide: [apps](../guides/apps.md).",
@@ -151,6 +163,8 @@ PAGES = (
             "fasti.aio.KeyValues",
             "fasti.aio.kv.Watch",
             "fasti.aio.Schedules",
+            "fasti.aio.sinks.Sink",
+            "fasti.aio.sinks.StageWriter",
             "fasti.aio.Bindings",
             "fasti.aio.Message",
             "fasti.aio.Batch",

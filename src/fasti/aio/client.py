@@ -26,6 +26,7 @@ from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
 from fasti.aio.reader import Reader
 from fasti.aio.schedules import Schedules
+from fasti.aio.sinks import Sink
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
@@ -34,6 +35,7 @@ from fasti.client.changes import FeedBounds
 from fasti.client.definitions import Change
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.log_place import Start
+from fasti.client.sinks import SinkState
 from fasti.client.topics import Topic
 from fasti.client.transport import BrokerClock
 from fasti.errors import Closed, FastiError
@@ -372,6 +374,23 @@ class Client:
     async def drop_stage(self, stage: str) -> int:
         """Drops staged messages: how many."""
         return await self._home.run(self._client.drop_stage, stage)
+
+    def sink(
+        self,
+        topic: str,
+        sink_id: str,
+        operation: str = "produce",
+        on_conflict: str = "fail",
+        *,
+        owner: str | None = None,
+    ) -> Sink:
+        """Batches of rows that take effect exactly once, however often they are sent."""
+        made = self._client.sink(topic, sink_id, operation, on_conflict, owner=owner)
+        return Sink(self._home, made)
+
+    async def sinks(self) -> list[SinkState]:
+        """All sinks that the broker remembers, by name."""
+        return await self._home.run(self._client.sinks)
 
     # The broker
 

@@ -1,0 +1,98 @@
+"""`fasti sinks`: who writes batches that happen once, and how far they are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasti.cli import output
+from fasti.cli.connection import with_client
+from fasti.cli.options import AsJson, Yes
+from fasti.errors import NotFound
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+    from fasti.client.sinks import SinkState
+
+app = typer.Typer(
+    name="sinks",
+    help="Sinks: who writes batches that happen once, as Spark does, and how far they are.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name.")]
+
+
+@app.command("list")
+@with_client
+def list_sinks(client: Client, as_json: AsJson = False) -> None:
+    """The sinks that the broker remembers, with their last batch."""
+    found = client.sinks()
+    if as_json:
+        output.print_json([asdict(each) for each in found])
+    elif not found:
+        typer.echo("No sink has written anything.")
+    else:
+        columns = ("sink", "batch", "operation", "published", "rows", "skipped", "staged")
+        output.console().print(output.table(*columns, rows=[_row(each) for each in found]))
+
+
+def _row(sink: SinkState) -> tuple[Any, ...]:
+    ok = sink.outcomes.get("ok", 0)
+    return (
+        sink.sink,
+        "-" if sink.batch is None else sink.batch,
+        sink.operation or "-",
+        _moment(sink) if sink.done else "being carried out",
+        output.number(ok),
+        output.number(sum(sink.outcomes.values()) - ok),
+        output.number(sink.rows),
+    )
+
+
+def _moment(sink: SinkState) -> str:
+    if sink.published_us is None:
+        return "-"
+    return datetime.fromtimestamp(sink.published_us // 1_000_000, UTC).strftime("%F %TZ")
+
+
+@app.command()
+@with_client
+def show(client: Client, sink: Name, as_json: AsJson = False) -> None:
+    """One sink: its last batch, what became of its rows, and what is staged."""
+    found = client.sink("", sink).describe()
+    if found is None:
+        raise NotFound(f"there is no sink {sink!r}", details={"sink": sink})
+    if as_json:
+        output.print_json(asdict(found))
+        return
+    lines = [
+        ("last batch", "none yet" if found.batch is None else found.batch),
+        ("operation", found.operation or "-"),
+        ("published", _moment(found)),
+        ("carried out", "yes" if found.done else "not yet"),
+        *((f"rows {word}", output.number(rows)) for word, rows in found.outcomes.items()),
+        ("stages open", found.stages),
+        ("rows staged", output.number(found.rows)),
+    ]
+    output.console().print(output.table("", sink, rows=lines))
+
+
+@app.command()
+@with_client
+def forget(client: Client, sink: Name, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Forget a sink and drop what it has staged. Its batches could happen again from then on."""
+    if not yes:
+        typer.confirm(
+            f"Forget {sink}? If it writes its last batch again, it will happen again.",
+            abort=True,
+            err=True,
+        )
+    forgotten = client.sink("", sink).forget()
+    if as_json:
+        output.print_json({"sink": sink, "forgotten": forgotten})
+    else:
+        typer.echo(f"{sink}: {'forgotten' if forgotten else 'nobody knew it'}")
