@@ -17,7 +17,9 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """The broker that the tests of the protocol share."""
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("broker"), settings={"segment_size": "1MiB"}
+    ) as process:
         yield process
 
 

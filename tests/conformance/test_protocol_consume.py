@@ -482,7 +482,10 @@ def test_a_topic_that_goes_away_ends_its_sessions(client: Client, make_topic: Ma
 
 
 def test_a_broker_that_stops_says_so(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker, Client(f"{broker.host}:{broker.port}") as client:
+    with (
+        BrokerProcess(tmp_path, settings={"segment_size": "1MiB"}) as broker,
+        Client(f"{broker.host}:{broker.port}") as client,
+    ):
         client.call("create_topic", {"topic": "t"})
         ids = ready(client, "t", 3)
         session, idle = client.consume("t", "worker"), client.consume("t", "idle")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -13,7 +14,7 @@ from fasti.broker.launch import BrokerProcess
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One for all tests of a module: each has topics of its own."""
-    with BrokerProcess(tmp_path_factory.mktemp("data")) as started:
+    with BrokerProcess(tmp_path_factory.mktemp("data"), settings=SEGMENTS) as started:
         yield started
 
 

@@ -19,7 +19,9 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 
 WAIT_S = 30.0
-SMALL = {"segment_size": "1MiB", "memory": "64MiB", "leases_max": 4096}
+# Files of a broker that starts and ends sooner: segments are filled with zeros in advance.
+SEGMENTS = {"segment_size": "1MiB"}
+SMALL = {**SEGMENTS, "memory": "64MiB", "leases_max": 4096}
 
 
 @contextmanager

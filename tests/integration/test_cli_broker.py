@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -18,7 +19,7 @@ from fasti.cli.exits import BROKEN_PIPE, ERROR_EXITS, TERMINATED
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as started:
+    with BrokerProcess(tmp_path_factory.mktemp("broker"), settings=SEGMENTS) as started:
         yield started
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data") as started:
+    with BrokerProcess(tmp_path / "data", settings=SEGMENTS) as started:
         yield started
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -20,7 +21,7 @@ def client(
 ) -> Iterator[fasti.Client]:
     if request.param == "process":
         with (
-            BrokerProcess(tmp_path_factory.mktemp("data")) as broker,
+            BrokerProcess(tmp_path_factory.mktemp("data"), settings=SEGMENTS) as broker,
             fasti.connect(broker.address) as made,
         ):
             yield made

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -15,7 +16,7 @@ from fasti.errors import TopicMismatch
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data") as started:
+    with BrokerProcess(tmp_path / "data", settings=SEGMENTS) as started:
         yield started
 
 

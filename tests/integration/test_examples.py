@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 from fasti.broker.launch import BrokerProcess
 
@@ -128,7 +129,7 @@ def test_an_example_says_what_it_should(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as started:
+    with BrokerProcess(tmp_path_factory.mktemp("broker"), settings=SEGMENTS) as started:
         yield started
 
 

@@ -31,6 +31,7 @@ from tests.conformance.protocol_client import (
     statuses,
     unpack,
 )
+from tests.integration.serve_rig import SEGMENTS
 
 from fasti.broker.launch import BrokerProcess
 
@@ -56,7 +57,7 @@ def address_of(process: BrokerProcess) -> str:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("hostile")) as process:
+    with BrokerProcess(tmp_path_factory.mktemp("hostile"), settings=SEGMENTS) as process:
         yield process
 
 

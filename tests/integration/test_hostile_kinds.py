@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from tests.conformance.protocol_client import Client, Refused, rows
+from tests.integration.serve_rig import SEGMENTS
 
 from fasti.broker.launch import BrokerProcess
 
@@ -127,7 +128,7 @@ EXCHANGES: dict[str, Header] = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("hostile")) as process:
+    with BrokerProcess(tmp_path_factory.mktemp("hostile"), settings=SEGMENTS) as process:
         yield process
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 from tests.unit.aio.stories import no_threads_left
 
 import fasti
@@ -277,7 +278,10 @@ def test_in_virtual_time() -> None:
 
 
 def test_a_watch_goes_on_over_a_broker_that_is_killed(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as broker, fasti.connect(broker.address) as client:
+    with (
+        BrokerProcess(tmp_path / "data", settings=SEGMENTS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
         client.create_topic("kv", kind="kv")
         kv = client.kv("kv")
         seen: list[bytes | None] = []

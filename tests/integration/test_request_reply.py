@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -55,7 +56,7 @@ def inboxes(client: fasti.Client) -> list[str]:
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("data")) as started:
+    with BrokerProcess(tmp_path_factory.mktemp("data"), settings=SEGMENTS) as started:
         yield started
 
 
@@ -427,7 +428,10 @@ def test_a_request_with_a_priority() -> None:
 
 
 def test_a_broker_that_is_away_spoils_no_later_call(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+    with (
+        BrokerProcess(tmp_path, settings=SEGMENTS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
         client.create_topic("prices")
         with replier(client, "prices"):
             assert client.call("prices", b"a", timeout="30s").payload == b"aa"

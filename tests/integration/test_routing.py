@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 import fasti.aio
@@ -189,7 +190,10 @@ def test_bindings_change_while_messages_come(client: fasti.Client) -> None:
 
 
 def test_bindings_outlive_the_broker(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as broker, fasti.connect(broker.address) as client:
+    with (
+        BrokerProcess(tmp_path / "data", settings=SEGMENTS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
         for name in ("a", "b", "c"):
             client.create_topic(name)
         client.bindings("a").add("x.>", "b")
@@ -205,7 +209,10 @@ def test_bindings_outlive_the_broker(tmp_path: Path) -> None:
 
 def test_a_broker_that_is_killed_leaves_all_copies_or_none(tmp_path: Path) -> None:
     """Every message that was acknowledged is in each topic once, and no topic has one more."""
-    with BrokerProcess(tmp_path / "data") as broker, fasti.connect(broker.address) as client:
+    with (
+        BrokerProcess(tmp_path / "data", settings=SEGMENTS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
         client.create_topic("a")
         for name, kind in {"b": "timeline", "c": "log", "d": "priority"}.items():
             client.create_topic(name, kind=kind)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -41,7 +42,7 @@ client.call("prices", b"?", timeout="10m")
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path) as started:
+    with BrokerProcess(tmp_path, settings=SEGMENTS) as started:
         yield started
 
 
@@ -126,7 +127,10 @@ def test_a_caller_that_was_killed_leaves_an_inbox_that_can_go(broker: BrokerProc
 
 
 def test_calls_go_on_over_a_restart_of_the_broker(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+    with (
+        BrokerProcess(tmp_path, settings=SEGMENTS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
         client.create_topic("prices")
 
         def answer() -> None:
@@ -145,7 +149,10 @@ def test_calls_go_on_over_a_restart_of_the_broker(tmp_path: Path) -> None:
 
 
 def test_every_call_has_its_own_answer_over_a_kill_of_the_broker(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+    with (
+        BrokerProcess(tmp_path, settings=SEGMENTS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
         client.create_topic("prices", partitions=2)
         answers: dict[int, bytes] = {}
         some = threading.Semaphore(0)
@@ -181,7 +188,10 @@ def test_every_call_has_its_own_answer_over_a_kill_of_the_broker(tmp_path: Path)
 
 def test_a_redrive_that_is_cut_off_has_moved_each_message_or_not(tmp_path: Path) -> None:
     rows = 12_000
-    with BrokerProcess(tmp_path) as broker, fasti.connect(broker.address) as client:
+    with (
+        BrokerProcess(tmp_path, settings=SEGMENTS) as broker,
+        fasti.connect(broker.address) as client,
+    ):
         client.create_topic("dead")
         client.create_topic("other")
         client.producer("dead").send_batch([b"%d" % n for n in range(rows)])

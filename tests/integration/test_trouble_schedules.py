@@ -8,6 +8,8 @@ from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
+from tests.integration.serve_rig import SEGMENTS
+
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.schedules import Schedules
@@ -43,7 +45,7 @@ def decided(schedules: Schedules) -> int:
 
 def test_a_broker_that_is_killed_around_occurrences(tmp_path: Path) -> None:
     rng = random.Random(1)
-    with BrokerProcess(tmp_path) as broker:
+    with BrokerProcess(tmp_path, settings=SEGMENTS) as broker:
         with fasti.connect(broker.address) as client:
             client.create_topic("t", lease="1h", hold="2h")
             client.create_topic("c", kind="cron")
