@@ -122,6 +122,8 @@ class Sink:
         self.topic, self.sink_id = topic, sink_id
         self.operation, self.on_conflict, self.owner = operation, on_conflict, owner
         self._transport, self._limits = transport, limits
+        # How long a broker that is away, or full, is waited for.
+        self.patience_s = _PATIENCE_S
 
     def stage(self, batch: int, partition: int, attempt: int) -> StageWriter:
         """A writer of one attempt at one partition of a batch, in this process.
@@ -141,7 +143,7 @@ class Sink:
             "operation": self.operation,
             "owner": self.owner,
         }
-        return StageWriter(self._transport, descriptor, self._limits)
+        return StageWriter(self._transport, descriptor, self._limits, self.patience_s)
 
     def publish(
         self, batch: int, stages: Sequence[str], *, timeout: Duration | None = None
@@ -173,16 +175,18 @@ class Sink:
         repeated: bool | None = None
         reply: Header = {}
         pauses = Pauses()
-        patience = time.monotonic() + _PATIENCE_S
+        # Until when it is tried again, counted from the first failure in a row.
+        patience: float | None = None
         while True:
             try:
                 reply, _ = self._transport.call("publish_batch", header, timeout=_CALL_S)
-                patience = time.monotonic() + _PATIENCE_S
+                patience = None
                 repeated = bool(reply["repeated"]) if repeated is None else repeated
                 if reply["done"]:
                     break
             except FastiError as error:
                 # Whether it was decided or not: the same call again is right.
+                patience = patience or time.monotonic() + self.patience_s
                 if error.code not in PASSING or time.monotonic() > patience:
                     raise
                 time.sleep(pauses.next_s(error))
@@ -257,8 +261,15 @@ class StageWriter:
     is raised by the next `write` or by `close`, and the stage is worth nothing from then on.
     """
 
-    def __init__(self, transport: Transport, descriptor: Header, limits: Limits) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        descriptor: Header,
+        limits: Limits,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
         self._transport, self._descriptor, self._limits = transport, descriptor, limits
+        self._patience_s = patience_s
         place = "/".join(str(descriptor[name]) for name in ("batch", "partition", "attempt"))
         self.name = f"{descriptor['sink']}/{descriptor['topic']}/{place}"
         self._changed = threading.Condition()
@@ -406,13 +417,16 @@ class StageWriter:
 
     def _wait(self, done: Any) -> None:
         """Until something is so; what is lost meanwhile is sent again."""
-        until = time.monotonic() + _PATIENCE_S
+        until, left = 0.0, -1
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._error is not None or done())
                 error = self._error
                 if error is None:
                     return
+            if len(self._waiting) != left:
+                # Something has come through since the last failure.
+                until, left = time.monotonic() + self._patience_s, len(self._waiting)
             if error.code not in PASSING or time.monotonic() > until:
                 self._end(cancel=True)
                 raise error

@@ -93,9 +93,11 @@ class Write:
 
     def sink(self, sink_id: str, topic: str = "") -> Sink:
         """What stages for one topic, and publishes for all."""
-        return client_of(self.address, self.token).sink(
+        found = client_of(self.address, self.token).sink(
             topic, sink_id, self.operation, self.on_conflict, owner=self.owner
         )
+        found.patience_s = self.timeout_s
+        return found
 
 
 @dataclass
