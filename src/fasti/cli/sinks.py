@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sinks",
-    help="Sinks: who writes batches that happen once, as Spark does, and how far they are.",
+    help="Sinks: who writes batches that happen once, and how far they are.",
     no_args_is_help=True,
 )
 

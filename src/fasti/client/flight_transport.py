@@ -49,6 +49,8 @@ _REPEATABLE = frozenset(
         "kv_describe",
         "bind",
         "bindings",
+        "sinks",
+        "drop_stages",
         "health",
         "metrics",
         "drop_snapshot",

@@ -18,7 +18,7 @@ from fasti.core.sinks.commands import (
     SinkAnswer,
     SinkView,
 )
-from fasti.errors import InvalidArgument, Overloaded
+from fasti.errors import InvalidArgument, OutcomeUnknown, Overloaded
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -45,7 +45,12 @@ def _publish(service: Service, header: Header, parts: Parts) -> Answer:
     skip = fields["on_conflict"] == "skip"
     place = (fields["sink"], fields["batch"], fields["operation"], _names(service, fields))
     until = time.monotonic() + _ANSWER_S
-    answer = _decided(service, PublishBatch(*place, skip), until)
+    try:
+        answer = _decided(service, PublishBatch(*place, skip), until)
+    except OutcomeUnknown:
+        # If it was decided after all, it is carried out.
+        service.carrier.begin()
+        raise
     if not answer.done:
         service.carrier.begin()
         answer = _finished(service, fields["sink"], answer, until)

@@ -87,7 +87,7 @@ def _many_keys(state: ShardState, names: list[str]) -> list[str]:
 def _claimed(
     service: Service, names: list[str], decide: Callable[[claims.Claim], Any], may_fail: bool
 ) -> Any:
-    """Claims all keys of stages, and decides; if that fails nothing stays claimed."""
+    """Claims all keys of stages, and decides; if that comes to nothing none stays claimed."""
     claim: claims.Claim = _run(service, lambda state: claims.begin(state, names))
     try:
         _repeat(service, lambda state: claims.go_on(state, claim))
@@ -96,9 +96,9 @@ def _claimed(
             service.shard.submit([]).result()
             raise refusal(claim)
         return decide(claim)
-    except BaseException:
+    finally:
+        # Nothing is left to be taken back if the batch was decided by it.
         _repeat(service, lambda state: claims.take_back(state, claim))
-        raise
 
 
 def _run(service: Service, function: Callable[[ShardState], Any]) -> Any:

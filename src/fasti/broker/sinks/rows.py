@@ -22,12 +22,17 @@ from fasti.core import commands as co
 from fasti.core.keys import HEADERS, Rows
 from fasti.core.sinks.commands import PARCELS
 from fasti.errors import InvalidArgument
+from fasti.model import DUE_MAX_US, SECOND_US
 from fasti.protocol.schemas import PRODUCE_TYPES
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
 PARCEL_ROWS, _PARCEL_BYTES = 5_000, 1 << 20
+# A delay that is carried out later must still end within the time that there is.
+_FAR_US = DUE_MAX_US // 2
+# An entry that is over before it is carried out is there for so long.
+_OVER_US = SECOND_US
 
 _QUEUES = ("timeline", "priority")
 KINDS: dict[str, tuple[str, ...]] = {
@@ -131,12 +136,26 @@ def _check(service: Service, meant: Meant, batch: pa.RecordBatch) -> None:
         _appends(service, meant, batch)
     elif meant.operation == "put":
         _entries(service, meant, batch)
+        _check_range(batch, "ttl_us", 1)
+        _check_range(batch, "expires_us", shard.clock.now_us() + 1)
     else:
         changing.check(meant.operation, batch, seed, limits)
+        _check_range(batch, "due_us", 0)
+        _check_range(batch, "delay_us", 0)
         if "priority" in batch.schema.names and meant.kind != "priority":
             raise InvalidArgument(
                 f"{meant.topic!r} is a {meant.kind} topic: its messages have no priority",
                 field="priority",
+            )
+
+
+def _check_range(batch: pa.RecordBatch, name: str, least: int) -> None:
+    """Times that would be refused when they are carried out are refused now."""
+    if name in batch.schema.names:
+        bounds = pc.min_max(batch.column(name)).as_py()
+        if bounds["min"] is not None and not least <= bounds["min"] <= bounds["max"] <= _FAR_US:
+            raise InvalidArgument(
+                f"{name} is {least} to {_FAR_US} microseconds", field=name, limit=_FAR_US
             )
 
 
@@ -223,6 +242,7 @@ def _entries(
     seed, limits = shard.store.seed, shard.settings.limits
     if "payload" not in batch.schema.names:
         raise InvalidArgument("the column 'payload' is missing", field="payload")
+    batch = _in_time(batch, shard.clock.now_us())
     values = batch.column("payload")
     outcomes: dict[str, int] = {}
     if values.null_count:
@@ -245,6 +265,15 @@ def _entries(
         named = [name for name in ("key", "clustering") if name in deletes.schema.names]
         found.append(kv_requests.delete(deletes.select(named), meant.topic, seed, limits))
     return found, outcomes
+
+
+def _in_time(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+    """Expiries that have passed since the rows came are put off a little: the engine takes none."""
+    place = batch.schema.get_field_index("expires_us")
+    if place < 0 or batch.num_rows == batch.column(place).null_count:
+        return batch
+    moments = pc.max_element_wise(batch.column(place), now_us + _OVER_US, skip_nulls=False)
+    return batch.set_column(place, "expires_us", moments)
 
 
 def _last_of_names(names: pa.Array) -> pa.Array:

@@ -78,7 +78,9 @@ def begin(state: ShardState, names: list[str]) -> Claim:
     """Nothing is claimed yet, but the stages stay as they are from now on."""
     stages = {name: state.stages[name] for name in names}
     if any(stage.claimed or stage.published or stage.dropping for stage in stages.values()):
-        raise IllegalTransition("a stage of the batch is being published, or dropped, already")
+        raise Overloaded(
+            "somebody else is publishing a stage of the batch, or drops it", retry_after_us=20_000
+        )
     for stage in stages.values():
         stage.claimed = True
     state.stage_expiry_us = None

@@ -99,6 +99,10 @@ def _stages(work: Work, command: PublishBatch) -> dict[str, Stage]:
                 f"the stage {name!r} is for {stage.operation!r}, not {command.operation!r}",
                 field="operation",
             )
+        elif stage.claimed and (command.claim is None or name not in command.claim.stages):
+            raise Overloaded(
+                f"somebody else is publishing the stage {name!r}", retry_after_us=_BUSY_US
+            )
         elif name in found:
             raise InvalidArgument(f"the stage {name!r} is named twice", field="stages")
         else:
