@@ -8,7 +8,7 @@ when a command runs, so that help and completion don't wait for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
 _PANEL = "Where the broker is"
+# Whether this process is a command and nothing else; a program may also call commands by itself.
+own_process = False
 # Whoever presses Tab doesn't wait any longer.
 _COMPLETION_TIMEOUT = "500ms"
 
@@ -67,8 +69,7 @@ def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
     # A directory is not opened for this: that would lock out whoever wants it.
     if not address.startswith("embedded:"):
         with suppress(Exception):
-            from fasti.client.client import connect
-
+            connect = _sdk()
             token, tls_ca = ctx.params.get("token"), ctx.params.get("tls_ca")
             timeout = _COMPLETION_TIMEOUT
             with connect(address, token=token, tls_ca=tls_ca, timeout=timeout) as client:
@@ -82,13 +83,23 @@ def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
 Topic = Annotated[str, typer.Argument(help="The topic.", autocompletion=complete_topics)]
 
 
+def _sdk() -> Callable[..., Client]:
+    """`fasti.connect`, loaded now, and without pandas if nobody here could want it."""
+    if own_process:
+        from fasti.doors.without_pandas import hide_pandas_from_arrow
+
+        hide_pandas_from_arrow()
+    from fasti.client.client import connect
+
+    return connect
+
+
 @contextmanager
 def client_of(
     address: str, token: str | None = None, tls_ca: Path | None = None, owner: str = ""
 ) -> Iterator[Client]:
     """A client for the time of a command."""
-    from fasti.client.client import connect
-
+    connect = _sdk()
     try:
         with connect(address, token=token, tls_ca=tls_ca, owner=owner) as client:
             yield client
