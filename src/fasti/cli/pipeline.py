@@ -218,17 +218,15 @@ def show(
 
 
 @app.command()
-def compact(
-    lake: LakeDir = LAKE,
-    master: Master = "local[*]",
-    conf: Conf = None,
-    as_json: AsJson = False,
-) -> None:
+def compact(lake: LakeDir = LAKE, as_json: AsJson = False) -> None:
     """Write small files of all tables again as large ones."""
+    from fasti.pipeline import local
     from fasti.pipeline.inventory import tables as known
 
-    with _lake_and_session(lake, master, conf, None) as (place, spark), place.lock():
-        gone = {name: table.compact(spark) for name, table in known(place).items()}
+    local.require(spark=False)
+    place = local.lake_at(lake)
+    with place.lock():
+        gone = {name: table.compact() for name, table in known(place).items()}
     _print_files(gone, "files put together", as_json)
 
 

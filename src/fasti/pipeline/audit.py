@@ -53,6 +53,7 @@ _VERBS = {
     "produced": Verb.PRODUCE,
     "staged": Verb.STAGE,
     "published": Verb.PUBLISH,
+    "stage_dropped": Verb.DROP,
     "replaced": Verb.REPLACE,
     "updated": Verb.UPDATE,
     "reprioritised": Verb.UPDATE,
@@ -91,7 +92,7 @@ def _state_after() -> dict[str, str]:
     for op, verb in _VERBS.items():
         (state,) = {target for (_, each), target in TRANSITIONS.items() if each is verb}
         after[op] = _WORDS[state]
-    return after | {"purged": "purged"}
+    return after | {"purged": "purged", "stage_dropped": "purged"}
 
 
 STATE_AFTER = _state_after()
@@ -119,7 +120,8 @@ class Topics:
     # Where each topic was made and deleted, by `shard topic`.
     made: dict[str, list[int]]
     deleted: dict[str, list[int]]
-    staged: bool
+    # Whether there are sinks: what they keep for themselves has places in frames that nobody sees.
+    sinks: bool = False
 
     @classmethod
     def of(cls, transitions: DataFrame) -> Topics:
@@ -127,7 +129,7 @@ class Topics:
         kind = F.get_json_object("details", "$.settings.kind")
         told = F.col("op").isin("topic_created", "topic_deleted")
         rows = (
-            transitions.where(told | F.col("op").isin("put", "staged"))
+            transitions.where(told | F.col("op").isin("put", "sink_published"))
             .groupBy(_topic().alias("topic"), "op", F.when(told, kind).alias("kind"))
             .agg(F.collect_set(F.when(told, F.col("position"))).alias("positions"))
             .collect()
@@ -143,8 +145,8 @@ class Topics:
                 deleted.setdefault(row["topic"], []).extend(row["positions"])
             if row["op"] == "put" or (row["kind"] and row["kind"] not in messages):
                 others.add(row["topic"])
-        staged = any(row["op"] == "staged" for row in rows)
-        return cls(frozenset(others), made, deleted, staged)
+        sinks = any(row["op"] == "sink_published" for row in rows)
+        return cls(frozenset(others), made, deleted, sinks)
 
     def generation(self) -> Column:
         """How often the row's topic had been deleted before."""
@@ -197,23 +199,10 @@ def relevant(transitions: DataFrame, topics: Topics) -> DataFrame:
     return rows.withColumn("generation", topics.generation()).withColumn("ended", topics.ended())
 
 
-def without_dropped(rows: DataFrame, transitions: DataFrame, topics: Topics) -> DataFrame:
-    """Staged messages that were dropped, or left out because of their key, never were."""
-    dropped = (
-        transitions.where("op = 'stage_dropped' and id is not null")
-        .withColumn("generation", topics.generation())
-        .select(*MESSAGE, "generation")
-    )
-    staged = rows.where("op = 'staged'").join(dropped, [*MESSAGE, "generation"], "left_anti")
-    return rows.where("op <> 'staged'").unionByName(staged)
-
-
 def lives(transitions: DataFrame, topics: Topics) -> DataFrame:
     """Each transition of a message with the state and the due time that the message had before it."""
-    columns = [*MESSAGE, "position", "row", "at", "op", "due", "started", "stage"]
+    columns = [*MESSAGE, "position", "row", "at", "op", "due", "started"]
     rows = relevant(transitions, topics).select(*columns, "generation", "ended")
-    if topics.staged:
-        rows = without_dropped(rows, transitions, topics)
     message = Window.partitionBy(*MESSAGE, "generation")
     order = message.orderBy("position", "row")
     earlier = order.rowsBetween(Window.unboundedPreceding, -1)
@@ -299,7 +288,8 @@ def gaps(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> DataF
     twice = F.concat(
         (F.col("n") - F.col("rows")).cast("string"), F.lit(" rows of this frame are there twice")
     )
-    holed = _found(frames.where("rows <> last + 1"), F.lit("gap"), missing)
+    incomplete = frames.where("rows <> last + 1" if not topics.sinks else "false")
+    holed = _found(incomplete, F.lit("gap"), missing)
     doubled = _found(frames.where("n <> rows"), F.lit("duplicate"), twice)
     return holed.unionByName(doubled).unionByName(_holes(transitions, topics, beginnings))
 

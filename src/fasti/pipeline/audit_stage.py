@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _FEW = 500_000
 # Whoever has more has other worries.
 FINDINGS_MAX = 100_000
-_WAITING = ("scheduled", "ready", "staged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,9 @@ class Counted:
 
 
 def _in_words(counts: dict[str, int]) -> dict[str, int]:
-    """As silver has them. Staged messages go live in small steps of which the feed says nothing."""
-    told = {state: counts[state] for state in ("leased", "dead", "done", "cancelled")}
-    return {"pending": sum(counts[state] for state in _WAITING), **told}
+    """As silver has them."""
+    told = {state: counts[state] for state in ("leased", "dead", "done", "cancelled", "staged")}
+    return {"pending": counts["scheduled"] + counts["ready"], **told}
 
 
 class Audited:
@@ -190,13 +189,12 @@ def _told(
 ) -> dict[tuple[str, str, str], int]:
     """How many messages are in which state at each topic's place: (shard, topic, state) → number."""
     lake, spark = run.lake, run.spark
-    word = F.when(F.col("state") == "staged", "pending").otherwise(F.col("state")).alias("state")
     settled = (
         lake.silver(spark)
         .join(places, ["shard", "topic", "topic_since"])
         .where("last_position <= counted")
     )
-    found = [settled.groupBy("shard", "topic", word).count()]
+    found = [settled.groupBy("shard", "topic", "state").count()]
     lowest = min(positions.values())
     files = [each for each in lake.bronze.files() if each.may_have("position", above=lowest)]
     if files:
@@ -204,12 +202,12 @@ def _told(
         later = later.where("position > counted")
         since = lake.bronze.read(spark).join(places, ["shard", "topic"])
         mine = touched_by(since.where("position >= topic_since"), later)
-        topics = audit.Topics(frozenset(), {}, {}, staged=True)
+        topics = audit.Topics(frozenset(), {}, {})
         lives = audit.lives(mine, topics).join(places, ["shard", "topic"])
         lives = lives.where("position <= counted")
         last = F.max_by("state", F.struct("position", "row")).alias("state")
         states = lives.groupBy(*audit.MESSAGE).agg(last)
-        found.append(states.groupBy("shard", "topic", word).count())
+        found.append(states.groupBy("shard", "topic", "state").count())
     told: dict[tuple[str, str, str], int] = {}
     for frame in found:
         for row in frame.collect():

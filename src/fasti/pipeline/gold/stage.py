@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # A topic has at most about fifteen hundred rows a day in a table.
 _FEW_DAYS_OF_TOPICS = 500
+_TIDY_EVERY = 50
 DAILY = ("lateness", "throughput", "consumers", "retries", "attempts")
 
 
@@ -60,6 +61,10 @@ def update(run: Run) -> int:
     lake.gold("backlog").overwrite(backlog.toArrow() if small else backlog.repartition(1))
     state.gold = through
     state.save(lake)
+    for name in (*DAILY, "backlog"):
+        # Every run leaves files behind that count no longer.
+        if (lake.gold(name).version() or 0) % _TIDY_EVERY == 0:
+            lake.gold(name).vacuum(24)
     return written + lake.gold("backlog").rows()
 
 
