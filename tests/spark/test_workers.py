@@ -264,7 +264,7 @@ def test_what_is_wrong_is_told(
     for returned, told in (
         (lambda rows, batch: rows.select("key"), "a column id"),
         (lambda rows, batch: rows.select((rows.id + 100).alias("id")), "has the id 10"),
-        (lambda rows, batch: 7, "None or a DataFrame"),
+        (lambda rows, batch: rows.select("id").toPandas(), "a DataFrame of Spark"),
     ):
         with pytest.raises(InvalidArgument, match=told):
             fasti.spark.consume(
@@ -277,3 +277,6 @@ def test_what_is_wrong_is_told(
                 retry_delay=0,
             )
     assert "done" not in counts(client, name)
+    # As with foreachBatch.
+    fasti.spark.consume(spark, name, lambda rows, batch: rows.count(), address=address, once=True)
+    assert counts(client, name) == {"done": 2}

@@ -53,19 +53,19 @@ def rows_of(batch: Batch, group: str = "") -> pa.Table:
 
 
 def verdicts_of(returned: Any, batch: Batch) -> Verdicts:
-    """What failed, by what a function returned: nothing, or a DataFrame of ids and reasons.
+    """What failed, by what a function returned: a DataFrame of ids and reasons, or nothing.
 
-    Raises `invalid_argument` if it makes no sense; then nothing is taken as done.
+    Anything that is no table is nothing, as with `foreachBatch`. Raises `invalid_argument` if it makes
+    no sense; then nothing is taken as done.
     """
-    if returned is None:
-        return iter(())
-    if not hasattr(returned, "toArrow"):
+    if hasattr(returned, "toArrow"):
+        return _masks(_collected(returned), batch)
+    if hasattr(returned, "columns"):
         raise InvalidArgument(
-            f"a batch's function returns None or a DataFrame of the ids that failed, not "
-            f"{type(returned).__name__}",
+            f"what failed is returned as a DataFrame of Spark, not as {type(returned).__name__}",
             field="handle_batch",
         )
-    return _masks(_collected(returned), batch)
+    return iter(())
 
 
 def _collected(returned: DataFrame) -> pa.Table:

@@ -40,7 +40,7 @@ from fasti.spark.leased import Verdicts, bounded, rows_of, verdicts_of
 
 logger = logging.getLogger("fasti.spark")
 
-Handle = Callable[[DataFrame, int], DataFrame | None]
+Handle = Callable[[DataFrame, int], Any]
 OnError = Literal["release", "nack"]
 
 # With `once`: nothing is due any more when nothing came for so long.
