@@ -13,6 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
 import api_pages
 from fasti.cli.exits import ERROR_EXITS
 from fasti.config import ShardSettings
@@ -21,6 +24,9 @@ from fasti.errors import error_codes
 from fasti.model import Limits, Outcome, RetryPolicy, State, TopicSettings
 from fasti.settings.declared import BROKER, LIMITS, SHARD, Setting
 from fasti.settings.page import as_table
+from fasti.spark import filters as spark_filters
+from fasti.spark import options as spark_options
+from fasti.spark import views as spark_views
 
 DOCS = Path(__file__).parent
 _NOTE = "<!-- Made from the code by `make docs`; edit docs/generate.py instead. -->\n\n"
@@ -231,12 +237,68 @@ def _lines(rows: list[str]) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
+def spark_page() -> str:
+    """The options of `format("fasti")`, and the columns of its views."""
+    reading = [_option(each) for each in spark_options.OPTIONS if each.views]
+    writing = [_option(each, views=False) for each in spark_options.OPTIONS if each.writing]
+    views = "\n".join(_view(name) for name in spark_views.VIEWS)
+    return f"""# Options and columns of `format("fasti")`
+
+{_NOTE}How they are used stands in the guides to [reading](../guides/spark.md), [writing](../guides/spark-writing.md) and [streaming](../guides/spark-streaming.md). Names of options are read in any case; one that isn't here is refused. Lengths of time are written as `30s` or `10m`, moments as ISO 8601 with a zone, or as milliseconds since 1970.
+
+## Reading
+
+| option | views | default | meaning |
+| --- | --- | --- | --- |
+{_lines(reading)}
+## Writing
+
+| option | default | meaning |
+| --- | --- | --- |
+{_lines(writing)}
+## Columns
+
+Moments are `timestamp`, in microseconds. Every column may be null as far as Spark is concerned.
+
+{views}"""
+
+
+def _option(each: spark_options.Option, views: bool = True) -> str:
+    default = each.shown or ("" if each.default is None else str(each.default))
+    if isinstance(each.default, bool):
+        default = default.lower()
+    shown = f"`{default}`" if default else ""
+    where = "all" if each.views == spark_options.VIEWS else ", ".join(each.views)
+    cells = [f"`{each.name}`", *([where] if views else []), shown, each.meaning]
+    return f"| {' | '.join(cells)} |"
+
+
+def _view(name: str) -> str:
+    filterable = spark_filters.FILTERABLE[name]
+    rows = [
+        f"| `{each.name}` | `{_spark_type(each)}` | {'yes' if each.name in filterable else ''} | "
+        f"{each.meaning} |"
+        for each in spark_views.VIEWS[name]
+    ]
+    return f"""### `{name}`
+
+| column | type | pushed | what |
+| --- | --- | --- | --- |
+{_lines(rows)}"""
+
+
+def _spark_type(column: spark_views.Column) -> str:
+    schema = from_arrow_schema(pa.schema([pa.field(column.name, column.kind)]))
+    return schema.fields[0].dataType.simpleString()
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Each page that is made from the code, and what it should hold."""
     assert all(is_dataclass(kind) for kind in (ShardSettings, TopicSettings, Limits))
     yield DOCS / "lifecycle.md", lifecycle_page()
     yield DOCS / "errors.md", errors_page()
     yield DOCS / "settings.md", settings_page()
+    yield DOCS / "reference" / "spark.md", spark_page()
     yield from api_pages.pages()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -139,7 +140,7 @@ def _moment(value: str) -> datetime:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("address", _address, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas; `fasti+tls://` with TLS.", _DEFAULT_ADDRESS, writing=True),
+    Option("address", _address, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas; `fasti+tls://` with TLS. By default `FASTI_ADDRESS`, or port 7170 of this machine.", _DEFAULT_ADDRESS, writing=True),
     Option("token", _text, "The token of a broker that asks for one. `FASTI_TOKEN` in the environment of driver and executors does as well.", None, writing=True),
     Option("tlsCa", _text, "A file with the certificate of the authority that signed the broker's, in PEM; on every executor under the same path. So does `FASTI_TLS_CA`.", None, writing=True),
     Option("timeout", _length_s, "How long a broker that is away is waited for before the job fails.", 60.0, writing=True, shown="60s"),
@@ -260,7 +261,14 @@ def _not_for(option: Option, view: str) -> str:
 
 
 def _defaults(found: dict[str, Any], wanted: Callable[[Option], bool]) -> dict[str, Any]:
-    return {each.name: found.get(each.name, each.default) for each in OPTIONS if wanted(each)}
+    values = {each.name: found.get(each.name, each.default) for each in OPTIONS if wanted(each)}
+    if "address" not in found:
+        values["address"] = _known_address()
+    return values
+
+
+def _known_address() -> str:
+    return os.environ.get("FASTI_ADDRESS") or _DEFAULT_ADDRESS
 
 
 def _read(raw: Mapping[str, str]) -> dict[str, Any]:
@@ -284,7 +292,7 @@ def _read(raw: Mapping[str, str]) -> dict[str, Any]:
                 f"option {option.name!r} can't be{shown}: expected {error}", field=option.name
             ) from None
     if found.get("tlsCa"):
-        found["address"] = located(found.get("address", _DEFAULT_ADDRESS), found["tlsCa"])
+        found["address"] = located(found.get("address", _known_address()), found["tlsCa"])
     return found
 
 

@@ -25,6 +25,7 @@ class Column:
 
     name: str
     kind: pa.DataType
+    meaning: str
     wire: str = ""
 
     @property
@@ -33,22 +34,28 @@ class Column:
         return self.wire or self.name
 
 
-def _moment(name: str) -> Column:
-    return Column(name, MOMENT, f"{name}_us")
+def _moment(name: str, meaning: str) -> Column:
+    return Column(name, MOMENT, meaning, f"{name}_us")
 
 
+_HEADERS = Column("headers", HEADERS, "as they were sent; null without any")
+_TYPE = Column("content_type", pa.string(), "what the payload is, if its sender said so")
+_SUBJECT = Column("subject", pa.string(), "by which it was routed")
 _CONTENTS = (
-    _moment("created"),
-    Column("key", pa.string()),
-    Column("headers", HEADERS),
-    Column("content_type", pa.string()),
-    Column("subject", pa.string()),
-    Column("payload", pa.binary()),
+    _moment("created", "when it was produced, or appended to the log"),
+    Column("key", pa.string(), "the application's own name for it"),
+    _HEADERS,
+    _TYPE,
+    _SUBJECT,
+    Column("payload", pa.binary(), "the message itself"),
 )
 
 # Of which moment all rows of a read are: the position of the change feed behind which everything
 # that isn't in them happened.
-_SNAPSHOT = (Column("shard", pa.string()), Column("snapshot_position", pa.int64()))
+_SNAPSHOT = (
+    Column("shard", pa.string(), "what the position belongs to"),
+    Column("snapshot_position", pa.int64(), "of which moment all rows are: the change feed goes on behind it"),
+)  # fmt: skip
 # The same in all rows of a task; the tasks know it, the wire doesn't carry it.
 CONSTANT = {
     "messages": ("shard", "snapshot_position"),
@@ -61,64 +68,64 @@ _PLACES = {"log": "offset", "changes": "position"}
 
 VIEWS: dict[str, tuple[Column, ...]] = {
     "messages": (
-        Column("id", pa.int64()),
-        Column("partition", pa.int32()),
-        Column("state", pa.string()),
-        _moment("due"),
-        Column("version", pa.int64()),
-        Column("attempts", pa.int32()),
-        Column("owner", pa.string()),
-        Column("consumer", pa.string()),
-        Column("reason", pa.string()),
-        Column("priority", pa.int32()),
+        Column("id", pa.int64(), "the broker's name for it, unique in the topic"),
+        Column("partition", pa.int32(), "of the topic"),
+        Column("state", pa.string(), "`scheduled`, `ready` (due by now), `leased` or `dead`"),
+        _moment("due", "when it is to be delivered"),
+        Column("version", pa.int64(), "goes up with every change"),
+        Column("attempts", pa.int32(), "deliveries so far"),
+        Column("owner", pa.string(), "the producer group that may change it; null: anyone"),
+        Column("consumer", pa.string(), "who has it leased"),
+        Column("reason", pa.string(), "why it is dead"),
+        Column("priority", pa.int32(), "0 but in priority topics"),
         *_CONTENTS,
         *_SNAPSHOT,
     ),
     "log": (
-        Column("partition", pa.int32()),
-        Column("offset", pa.int64()),
+        Column("partition", pa.int32(), "of the log"),
+        Column("offset", pa.int64(), "the row's number in its partition, from 0, without holes"),
         *_CONTENTS,
     ),
     "kv": (
-        Column("key", pa.string()),
-        Column("clustering", pa.string()),
-        Column("version", pa.int64()),
-        _moment("expires"),
-        _moment("created"),
-        Column("headers", HEADERS),
-        Column("content_type", pa.string()),
-        Column("value", pa.binary()),
+        Column("key", pa.string(), "the entry's name"),
+        Column("clustering", pa.string(), "the second part of its name, if it has one"),
+        Column("version", pa.int64(), "goes up with every put"),
+        _moment("expires", "when it goes by itself; null: it stays"),
+        _moment("created", "when this value was put"),
+        _HEADERS,
+        _TYPE,
+        Column("value", pa.binary(), "the value"),
         *_SNAPSHOT,
     ),
     "changes": (
-        Column("shard", pa.string()),
-        Column("position", pa.int64()),
-        Column("row", pa.int32()),
-        _moment("at"),
-        Column("op", pa.string()),
-        Column("topic", pa.string()),
-        Column("partition", pa.int32()),
-        Column("id", pa.int64()),
-        Column("offset", pa.int64()),
-        Column("version", pa.int64()),
-        _moment("due"),
-        _moment("started"),
-        Column("token", pa.int64()),
-        Column("lease_us", pa.int64()),
-        Column("priority", pa.int32()),
-        Column("owner", pa.string()),
-        Column("consumer", pa.string()),
-        Column("group", pa.string()),
-        Column("reason", pa.string()),
-        Column("stage", pa.string()),
-        Column("details", pa.string()),
-        Column("key", pa.string()),
-        Column("headers", HEADERS),
-        Column("content_type", pa.string()),
-        Column("subject", pa.string()),
-        Column("payload", pa.binary()),
+        Column("shard", pa.string(), "what the position belongs to"),
+        Column("position", pa.int64(), "the place in the feed"),
+        Column("row", pa.int32(), "the place within the position; both together name the row for ever"),
+        _moment("at", "when it was decided, on the broker's clock"),
+        Column("op", pa.string(), "what happened: see [the change feed](../guides/changes.md#columns)"),
+        Column("topic", pa.string(), "where"),
+        Column("partition", pa.int32(), "where"),
+        Column("id", pa.int64(), "the message"),
+        Column("offset", pa.int64(), "the row of a log"),
+        Column("version", pa.int64(), "the message's version from then on"),
+        _moment("due", "when it is due from then on; of an entry, when it expires"),
+        _moment("started", "when user code got it, on the broker's clock"),
+        Column("token", pa.int64(), "of the lease"),
+        Column("lease_us", pa.int64(), "how long the lease lasts, in microseconds"),
+        Column("priority", pa.int32(), "of priority topics"),
+        Column("owner", pa.string(), "the producer group"),
+        Column("consumer", pa.string(), "who has it leased"),
+        Column("group", pa.string(), "the group of a log"),
+        Column("reason", pa.string(), "why it failed or died"),
+        Column("stage", pa.string(), "of staged and published rows"),
+        Column("details", pa.string(), "the rest, as JSON: of topics, bindings, groups, schedules"),
+        Column("key", pa.string(), "the application's own name for it"),
+        _HEADERS,
+        _TYPE,
+        _SUBJECT,
+        Column("payload", pa.binary(), "only with the option `payload`, or when `columns` names it"),
     ),
-}
+}  # fmt: skip
 
 
 class View:
