@@ -376,10 +376,14 @@ def fold(rows: DataFrame, partitions: int) -> DataFrame:
 
 
 def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a task does."""
+    yield from folded(batches).to_batches(max_chunksize=65_536)
+
+
+def folded(batches: Iterator[pa.RecordBatch]) -> pa.Table:
+    """Transitions and parts of a task → parts, one of each message."""
     found = [batch for batch in batches if batch.num_rows]
     if not found:
-        return
+        return PARTS.empty_table()
     rows = pa.Table.from_batches(found)
     pieces = []
     if "op" in rows.column_names:
@@ -388,8 +392,7 @@ def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = rows.filter(pc.is_null(rows.column("op")))
     if "first_place" in rows.column_names:
         pieces.append(_shaped(rows, dict(zip(PARTS.names, PARTS.types, strict=True))))
-    whole = merged(pa.concat_tables(pieces).combine_chunks())
-    yield from whole.to_batches(max_chunksize=65_536)
+    return merged(pa.concat_tables(pieces).combine_chunks())
 
 
 def _shaped(rows: pa.Table, kinds: dict[str, pa.DataType]) -> pa.Table:

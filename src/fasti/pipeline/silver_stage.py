@@ -15,15 +15,20 @@ A step is one commit: levels that were read go, the new ones come, and the posit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from fasti.pipeline import silver
 from fasti.pipeline.bronze import parallelism, shards, transaction
-from fasti.pipeline.files import DataFile
+from fasti.pipeline.files import DataFile, folder_of
 from fasti.pipeline.topics import Told, Topics
 
 if TYPE_CHECKING:
@@ -36,7 +41,8 @@ STEP_ROWS = 4_000_000
 SMALL_ROWS = 200_000
 LEVELS_MAX = 8
 # What a task puts together in memory is at most about so many rows.
-FOLD_ROWS = 500_000
+FOLD_ROWS = 250_000
+SCHEMA = silver.PARTS.append(pa.field("level", pa.int32())).append(pa.field("day", pa.date32()))
 # When there are too many: a level goes with the newer ones if it isn't much larger than they are.
 _MUCH_LARGER = 2
 
@@ -131,13 +137,15 @@ class Step:
         if old:
             rows = rows.unionByName(_opened(table, self._spark, old), allowMissingColumns=True)
         count = self.rows + sum(each.rows for each in old)
-        messages = silver.fold(rows, max(parallelism(self._spark), -(-count // FOLD_ROWS)))
         everything = len(taken) == len(self._levels)
         level = max(self._levels, default=0) + 1
-        placed = with_levels(messages, level, everything)
         with table.staging() as staged:
-            schema = table.write_staged(placed, staged)
-            table.replace(table.adopt(staged), old, txn, schema)
+            work = Fold(str(staged), level, everything)
+            partitions = max(parallelism(self._spark), -(-count // FOLD_ROWS))
+            together = rows.repartition(partitions, *silver.NAME)
+            written = together.mapInArrow(work, "path string").collect()
+            files = table.adopt(staged, [staged / each.path for each in written])
+            table.replace(files, old, txn, SCHEMA)
 
     def _sizes(self) -> dict[int, int]:
         return {level: sum(f.rows for f in files) for level, files in self._levels.items()}
@@ -217,14 +225,43 @@ def to_merge(sizes: dict[int, int], new: int) -> list[int]:
     return taken
 
 
-def with_levels(messages: DataFrame, level: int, everything: bool) -> DataFrame:
-    """Where each row belongs. With `everything` no part of a message lies elsewhere."""
-    final = F.col("state").isin(*silver.FINAL)
-    over: Column = final if everything else final & F.col("seen_from_start")
-    day = F.when(over, F.to_date("finished_at"))
-    return messages.withColumns(
-        {"level": F.when(over, F.lit(0)).otherwise(F.lit(level)), "day": day}
-    )
+@dataclass(frozen=True)
+class Fold:
+    """What tasks do: each folds its messages and writes them, by level and day. Travels."""
+
+    staged: str
+    level: int
+    # No part of a message lies elsewhere.
+    everything: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Of `mapInArrow`: gives the paths of files."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        name = "0" if context is None else f"{context.partitionId():05}-{context.taskAttemptId()}"
+        messages = silver.folded(batches)
+        over = pc.is_in(messages.column("state"), pa.array(silver.FINAL))
+        if not self.everything:
+            over = pc.and_(over, messages.column("seen_from_start"))
+        over = pc.fill_null(over, False)
+        paths = [self._write(messages.filter(pc.invert(over)), self.level, None, name)]
+        ended = messages.filter(over)
+        days = ended.column("finished_at").cast(pa.date32())
+        for day in pc.unique(days).to_pylist():
+            paths.append(self._write(ended.filter(pc.equal(days, day)), 0, str(day), name))
+        found = pa.array([each for each in paths if each], pa.string())
+        yield pa.RecordBatch.from_pydict({"path": found})
+
+    def _write(self, rows: pa.Table, level: int, day: str | None, name: str) -> str:
+        """Returns where, below the staging directory; nothing if there are no rows."""
+        if not rows.num_rows:
+            return ""
+        folder = folder_of({"level": str(level), "day": day})
+        (Path(self.staged) / folder).mkdir(parents=True, exist_ok=True)
+        path = f"{folder}{name}.parquet"
+        pq.write_table(rows, Path(self.staged) / path, compression="zstd", compression_level=1)
+        return path
 
 
 def _opened(table: Any, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
