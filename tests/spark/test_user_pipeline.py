@@ -220,10 +220,12 @@ def test_it_runs_on_until_it_fails(
             pipeline.run(spark, progress=tell)
         except BaseException as error:
             failed.append(error)
+            seen.set()
 
     running = threading.Thread(target=run)
     running.start()
     assert seen.wait(120)
+    assert not failed
     assert [each.payload for each in client.reader(target)] == [b"a"]
     append(client, source, "end")
     running.join(120)
