@@ -74,9 +74,8 @@ def tell_stories(client: Client) -> None:
     client.create_topic("gone")
     client.producer("gone").send(b"x", delay="1h").result()
     client.producer("events").send(b"e").result()
-    for message in client.consumer("events", group="g", name="w", timeout="2s"):
-        message.ack()
-        break
+    with client.consumer("events", group="g", name="w", timeout="2s") as consumer:
+        next(iter(consumer)).ack()
     profiles = client.kv("profiles")
     profiles.put("one", b"1")
     profiles.put("one", b"2")

@@ -1,0 +1,168 @@
+"""Killed anywhere, the pipeline goes on where it was: no row is lost and none comes twice."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.killed_pipeline import PLACES, break_at
+from tests.spark.test_pipeline_bronze import feed, in_lake
+from tests.spark.test_pipeline_silver import assert_equal
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+from fasti.client.client import Client
+from fasti.pipeline.bronze import bronze
+from fasti.pipeline.lake import Lake
+from fasti.pipeline.runner import Pipeline, run
+from fasti.pipeline.silver_stage import silver_messages
+from fasti.pipeline.tables import Format, Table
+
+pytestmark = pytest.mark.timeout(400)
+STEP = 60
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def client(queue: BrokerProcess) -> Iterator[Client]:
+    with fasti.connect(queue.address) as connected:
+        connected.create_topic("mail", partitions=2)
+        yield connected
+
+
+def happen(client: Client, round: int) -> None:
+    """Some messages more; some that are there already go on."""
+    producer, mail = client.producer("mail"), client.messages("mail")
+    for number in range(10):
+        producer.send(b"x", key=f"{round}-{number}", delay="0s" if number % 2 else "1h")
+    producer.flush()
+    mail.move(key=f"{round}-0", delay="2h")
+    if round:
+        mail.cancel(key=f"{round - 1}-2")
+    # Closed before we go on: what it held and didn't start goes back then.
+    with client.consumer("mail", name=f"w{round}", timeout="5s") as consumer:
+        for taken, message in enumerate(consumer, 1):
+            message.ack() if taken % 2 else message.release(delay="1ms")
+            if taken == 4:
+                break
+
+
+def assert_whole(lake: Lake, client: Client, spark: SparkSession) -> None:
+    """Tables equal to the truth, row by row, and nothing lies about."""
+    truth = feed(client)
+    assert in_lake(lake) == truth
+    assert_equal(lake.silver(spark), truth)
+    for table in (lake.bronze, lake.messages, lake.topics):
+        assert not list((table.path / "_staged").glob("*"))
+    counted = {table.path / each.path for table in (lake.bronze,) for each in table.files()}
+    assert set(lake.bronze.path.rglob("*.parquet")) - set(_log(lake.bronze)) == counted
+
+
+def _log(table: Table) -> Iterator[Path]:
+    return (table.path / "_delta_log").rglob("*.parquet")
+
+
+class Killed(BaseException):
+    """As if the process was gone: nobody catches it, nothing is tidied up."""
+
+
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_an_end_at_every_place_one_after_the_other(
+    tmp_path: Path,
+    format: Format,
+    client: Client,
+    queue: BrokerProcess,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end() -> None:
+        raise Killed
+
+    places = [(table, place) for table in ("transitions", "topics", "messages") for place in PLACES]
+    for round, (table, place) in enumerate(places):
+        happen(client, round)
+        # A process of its own knows nothing of the one before.
+        lake = Lake(tmp_path / "lake", format)
+        with monkeypatch.context() as patched:
+            for name in ("staging", "adopt", "replace"):
+                patched.setattr(Table, name, getattr(Table, name))
+            if table == "topics":
+                client.create_topic(f"another-{round}")
+            break_at(table, place, end)
+            with pytest.raises(Killed):
+                run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+    lake = Lake(tmp_path / "lake", format)
+    run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+    assert_whole(lake, client, spark)
+
+
+@pytest.mark.parametrize(
+    ("table", "place"),
+    [
+        ("transitions", "adopted"),
+        ("messages", "adopted"),
+        *(
+            pytest.param(table, place, marks=pytest.mark.long)
+            for table in ("transitions", "messages")
+            for place in PLACES
+            if place != "adopted"
+        ),
+    ],
+)
+def test_a_driver_is_killed(
+    table: str,
+    place: str,
+    tmp_path: Path,
+    client: Client,
+    queue: BrokerProcess,
+    spark: SparkSession,
+) -> None:
+    lake = Lake(tmp_path / "lake")
+    happen(client, 0)
+    told = {
+        "lake": str(lake.root),
+        "format": "delta",
+        "address": queue.address,
+        "table": table,
+        "place": place,
+        "step_rows": str(STEP),
+    }
+    program = [sys.executable, "-m", "tests.spark.killed_pipeline", json.dumps(told)]
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(program, cwd=root, capture_output=True, timeout=300, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+    happen(client, 1)
+    run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+    assert_whole(lake, client, spark)
+
+
+def test_a_signal_ends_it_between_two_steps(
+    tmp_path: Path, client: Client, queue: BrokerProcess, spark: SparkSession
+) -> None:
+    lake = Lake(tmp_path / "lake")
+    for round in range(3):
+        happen(client, round)
+    pipeline = Pipeline(lake, [bronze], queue.address, options={"step_rows": 10})
+    before = signal.getsignal(signal.SIGTERM)
+    done = run(
+        pipeline,
+        spark,
+        once=False,
+        interval=3600,
+        progress=lambda told: signal.raise_signal(signal.SIGTERM) if told.done else None,
+    )
+    assert done.stopped
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert 0 < len(in_lake(lake)) < len(feed(client))
+    assert in_lake(lake) == feed(client)[: len(in_lake(lake))]
+    run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+    assert_whole(lake, client, spark)
