@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import fasti
+import fasti.aio
 from fasti.broker.launch import BrokerProcess
 from fasti.client.sinks import Published, Sink
 from fasti.errors import (
@@ -447,3 +449,25 @@ def test_forgetting_waits_until_all_is_done(tmp_path: Path) -> None:
         sink = client.sink("t", "s", "cancel")
         assert sink.publish(0, [stage]) == Published(0, 1, True, {"not_found": 1})
         assert sink.forget()
+
+
+def test_from_an_event_loop(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with fasti.aio.connect(f"embedded:{tmp_path}") as client:
+            await client.create_topic("t")
+            sink = client.sink("t", "s")
+            async with sink.stage(0, 0, 0) as stage:
+                await stage.write(messages(["a", "b"]))
+            other = sink.stage(0, 1, 0)
+            await other.write(messages(["c"]))
+            assert await sink.drop([(await other.close()).name]) == 1
+            assert (await sink.publish(0, [stage.staged.name])).rows == 2
+            assert await sink.last_batch() == 0
+            assert [each.sink for each in await client.sinks()] == ["s"]
+            emails = client.messages("t")
+            assert (await emails.cancel(key="a", dry_run=True)).status == "ok"
+            assert (await emails.cancel(key="a")).status == "ok"
+            assert await sink.forget()
+            assert await sink.describe() is None
+
+    asyncio.run(run())

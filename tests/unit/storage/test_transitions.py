@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fasti.core.log import group_events as groups
 from fasti.core.log.events import LogAppended
 from fasti.core.priority.events import PriorityProduced
 from fasti.core.replies import Frame
+from fasti.core.sinks import events as sinks
 from fasti.model import SEQUENCE_BITS
 from fasti.storage import event_codec
 from fasti.storage.frames import StoredFrame
@@ -33,7 +35,7 @@ SEED = (1, 2)
 
 class Names:
     def topic(self, number: int) -> str:
-        return {1: "one", 2: "two"}[number]
+        return {1: "one", 2: "two", 9: "_sinks"}[number]
 
     def group(self, topic: int, number: int, frame: int) -> str:
         return f"group-{topic}-{number}"
@@ -190,3 +192,34 @@ def test_rows_that_are_not_shown_are_not_counted() -> None:
     receipts = ev.ProducerAdvanced(AT_US, "p", 1, 1, sequence.astype(np.uint8), sequence, sequence)
     frame = stored(1, [receipts, ev.Cancelled(AT_US, 1, 0, int64s(1))])
     assert count_rows(frame.body) == len(shown(frame)) == 1
+
+
+def test_each_message_of_a_stage_is_told_of() -> None:
+    """When it goes live, when its key was taken, and when nobody publishes it."""
+    frames = [
+        stored(3, [sinks.SinkPublished(AT_US, "s", 7, "produce", 1, ["s/one/7/0/0"])]),
+        stored(4, [sinks.StageLanded(AT_US, "s/one/7/0/0", 1, 2, int64s(5, 7), int64s(6))]),
+        stored(5, [sinks.StageRowsDropped(AT_US, "other", 1, 0, int64s(1, 2))]),
+    ]
+    found = shown(*frames)
+    assert [(row["op"], row.get("id"), row.get("reason")) for row in found] == [
+        ("sink_published", None, None),
+        ("published", 2 << SEQUENCE_BITS | 5, None),
+        ("published", 2 << SEQUENCE_BITS | 7, None),
+        ("stage_dropped", 2 << SEQUENCE_BITS | 6, "skipped"),
+        ("stage_dropped", 1, "dropped"),
+        ("stage_dropped", 2, "dropped"),
+    ]
+    assert found[0]["details"] == json.dumps(
+        {"sink": "s", "batch": 7, "operation": "produce", "stages": ["s/one/7/0/0"]}
+    )
+    assert (found[1]["stage"], found[1]["version"]) == ("s/one/7/0/0", 1)
+
+
+def test_what_sinks_keep_for_themselves_is_not_shown() -> None:
+    rows = Rows.of([b"parcel"])
+    event = ev.Produced(AT_US, 9, 0, 1, "", "s/one/7/0/0", int64s(5000), int64s(0))
+    dropped = sinks.StageRowsDropped(AT_US, "s/one/7/0/0", 9, 0, int64s(1))
+    other = ev.Cancelled(AT_US, 1, 0, int64s(4))
+    (row,) = shown(stored(1, [event, dropped, other], rows))
+    assert row["op"] == "cancelled"
