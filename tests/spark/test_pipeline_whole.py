@@ -140,7 +140,8 @@ def figures_agree(lake: Lake, told: dict[tuple[str, str], int]) -> None:
     assert found.today is not None
     assert found.today[1]["count"] == found.totals["messages_out"]
     assert (found.early, found.lost) == (0, 0)
-    assert {row["reason"] for row in found.reasons} == {"no <such> mailbox"}
+    reasons = {row["reason"] for row in found.reasons if row["op"] in ("nacked", "exhausted")}
+    assert reasons == {"no <such> mailbox"}
     assert {row["consumer"] for row in found.consumers} == {"anna", "bert", "carl"}
     assert sum(row["acked"] for row in found.consumers) == found.totals["messages_out"]
     path, _ = write(lake)
@@ -194,5 +195,7 @@ def test_days_that_are_computed_anew_are_as_if_all_were(
 
 def rows_of(lake: Lake, name: str) -> list[Any]:
     table = lake.gold(name).arrow()
-    left_out = [column for column in ("as_of", "day") if column in table.column_names]
+    # What depends on when it was asked.
+    changing = ("as_of", "overdue", "queued", "day")
+    left_out = [column for column in changing if column in table.column_names]
     return sorted(map(str, table.drop_columns(left_out).to_pylist()))
