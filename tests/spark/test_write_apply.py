@@ -264,7 +264,7 @@ def test_lengths_that_are_none() -> None:
         shift_us("soon")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_dataframe_is_carried_out_once_however_often_it_is_looked_at(
     spark: SparkSession, broker: BrokerProcess, client: Client, topic: Callable[..., str]
 ) -> None:
@@ -290,7 +290,7 @@ def test_a_dataframe_is_carried_out_once_however_often_it_is_looked_at(
     assert client.messages(name).count()["cancelled"] == 100
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_errors_come_through_spark_with_their_code(
     spark: SparkSession, broker: BrokerProcess, topic: Callable[..., str]
 ) -> None:

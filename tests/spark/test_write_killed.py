@@ -1,6 +1,8 @@
 """Drivers that are killed with SIGKILL, in the write and in the commit, and started again.
 
-What is in the topic at the end is compared row by row with what was in the log.
+What is in the topic at the end is compared row by row with what was in the log. Each start of a driver
+takes a while, so this is among the long tests; test_write_stream has the same with errors instead of
+kills, in the session that is there.
 """
 
 import json
@@ -63,7 +65,8 @@ def check(client: Client, topic: str) -> None:
     assert client.messages(topic).count()["staged"] == 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_killed_behind_the_publication_and_then_a_task_that_is_run_again(
     run: Callable[..., int], client: Client
 ) -> None:
