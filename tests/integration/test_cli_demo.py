@@ -14,6 +14,7 @@ from fasti.cli.main import app
 def test_a_small_run_keeps_its_promises(tmp_path: Path) -> None:
     place, near, far = tmp_path / "data", 40, 20
     arguments = ["demo", "--near", str(near), "--far", str(far), "--seconds", "2", "--json"]
+    arguments += ["--no-pipeline"]
     result = CliRunner().invoke(app, [*arguments, "--data", str(place)])
     verdict = json.loads(result.stdout)
     assert result.exit_code == 0, verdict

@@ -134,12 +134,13 @@ def print_piped(found: Piped) -> None:
     """For people: what the pipeline made of the change feed, and where the report is."""
     console = output.console()
     if found.trouble:
-        console.print(f"\nNo report: {found.trouble}")
+        console.print(f"\nNo report: {found.trouble}", markup=False, soft_wrap=True)
         return
     console.print("\nWhat the data pipeline made of the broker's change feed:")
     print_figures(found.figures)
-    console.print(f"The tables: `fasti pipeline tables --lake {found.lake}`")
-    console.print(f"The report: {found.figures['report']}", soft_wrap=True)
+    tables = f"`fasti pipeline tables --lake {found.lake}`"
+    console.print(f"The tables: {tables}", markup=False, soft_wrap=True)
+    console.print(f"The report: {found.figures['report']}", markup=False, soft_wrap=True)
 
 
 def _course(verdict: Verdict) -> list[tuple[str, object]]:

@@ -1,0 +1,120 @@
+"""`fasti pipeline` where no Spark is needed: what there is, the report, care, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.pipeline.gold_rig import busy
+from typer.testing import CliRunner
+
+from fasti.cli import demo_pipeline
+from fasti.cli.demo import print_piped
+from fasti.cli.exits import ERROR_EXITS
+from fasti.cli.main import app
+from fasti.pipeline import local
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["pipeline", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout if not code else result.stderr
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return busy(tmp_path / "lake").root
+
+
+def test_the_report(lake: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    told = json.loads(run("report", "--lake", lake, "--out", page, "--json"))
+    assert told["path"] == str(page)
+    assert f"{told['delivered']:,}" in page.read_text()
+    shown = run("report", "--lake", lake, "--refresh", "60")
+    assert shown.strip().endswith("report.html")
+    assert f"{told['delivered']:,}" in shown
+    assert 'http-equiv="refresh" content="60"' in (lake / "report.html").read_text()
+
+
+def test_tables(lake: Path) -> None:
+    listed = {row["name"]: row for row in json.loads(run("tables", "--lake", lake, "--json"))}
+    assert listed["throughput"]["rows"] > 0
+    assert listed["throughput"]["size_bytes"] > 0
+    assert listed["audit"]["rows"] == 0
+    assert "throughput" in run("tables", "--lake", lake)
+    rows = run("tables", "--lake", lake, "show", "lateness", "-n", "3", "--json").splitlines()
+    assert len(rows) == 3
+    assert json.loads(rows[0])["p99_us"] > 0
+    assert "topic" in run("tables", "show", "retries", "--lake", lake)
+    unknown = run("tables", "--lake", lake, "show", "nothing", code=ERROR_EXITS["not_found"])
+    assert "lateness" in unknown
+
+
+def test_care(lake: Path) -> None:
+    before = json.loads(run("tables", "--lake", lake, "--json"))
+    assert json.loads(run("compact", "--lake", lake, "--json"))["throughput"] == 0
+    assert json.loads(run("vacuum", "--lake", lake, "--keep", "1h", "--json"))["backlog"] == 0
+    after = json.loads(run("tables", "--lake", lake, "--json"))
+    assert [row["rows"] for row in after] == [row["rows"] for row in before]
+
+
+def test_a_place_that_is_no_lake(tmp_path: Path) -> None:
+    (tmp_path / "data" / "journal").mkdir(parents=True)
+    told = run("once", "--lake", tmp_path / "data", code=ERROR_EXITS["invalid_argument"])
+    assert "a broker's data" in told
+    told = run("report", "--lake", tmp_path / "empty", code=ERROR_EXITS["error"])
+    assert "fasti pipeline once" in told
+
+
+def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
+    (tmp_path / "lake" / "bronze" / "transitions" / "_delta_log").mkdir(parents=True)
+    assert local.lake_at(tmp_path / "lake").format == "delta"
+    told = run(
+        *("once", "--lake", tmp_path / "lake", "--format", "parquet"),
+        code=ERROR_EXITS["invalid_argument"],
+    )
+    assert "delta" in told
+
+
+def test_without_the_extra_it_says_what_to_install(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "find_spec", lambda name: None)
+    for command in (("once",), ("run",), ("audit",), ("report",), ("tables",)):
+        assert "pip install 'fasti[spark]'" in run(
+            *command, "--lake", lake, code=ERROR_EXITS["error"]
+        )
+    found = demo_pipeline.run("fasti://127.0.0.1:1", tmp_path / "new", print)
+    assert found.trouble == local.HINT
+
+
+def test_the_demo_ends_well_without_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    print_piped(demo_pipeline.Piped(Path("lake"), trouble=local.HINT))
+    assert "pip install 'fasti[spark]'" in capsys.readouterr().out
+
+
+def test_errors_of_spark_are_told_in_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+
+    def raised(text: str) -> Any:
+        with pytest.raises(Exception, match=r"spark\.log") as caught, local.plainly(log):
+            raise RuntimeError(text)
+        return caught.value
+
+    trace = "org.apache.SparkException: Job aborted\n  x [FASTI.gone] the feed begins later\n  at"
+    gone = raised(trace)
+    assert gone.code == "gone"
+    assert gone.message.startswith("the feed begins later")
+    assert "\n" not in raised("\nsomething else\nand more").message
+
+
+def test_conf_is_checked(lake: Path) -> None:
+    assert "--conf" in run("once", "--lake", lake, "--conf", "nonsense", code=2)
+
+
+def test_an_embedded_broker_is_refused() -> None:
+    with pytest.raises(Exception, match="fasti serve"):
+        local.checked_address("embedded:./data")
