@@ -41,6 +41,10 @@ def main(where: str, address: str, place: Path) -> dict[str, Any]:
     )
     written.write.format("fasti").options(address=address, topic="out").mode("append").save()
     copied(spark, address, place)
+    moved = fasti.spark.apply(rows, "t", "move", shift="1h", address=address)
+    told["moved"] = {
+        row["status"]: row["count"] for row in moved.groupBy("status").count().collect()
+    }
     told["consumed"] = consumed(spark, address)
     spark.stop()
     return told
