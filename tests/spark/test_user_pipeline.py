@@ -225,7 +225,7 @@ def test_it_runs_on_until_it_fails(
     running = threading.Thread(target=run)
     running.start()
     assert seen.wait(120)
-    assert not failed
+    assert not failed, str(failed[0])
     assert [each.payload for each in client.reader(target)] == [b"a"]
     append(client, source, "end")
     running.join(120)

@@ -65,6 +65,8 @@ def run(
     mine = SparkSession.getActiveSession() is None and spark is None
     active = spark or session(name=pipeline.name)
     register(active)
+    # Makes it this thread's session too: in one that has none, Spark finds no source by its name.
+    active.createDataFrame([], "nothing int")
     tell = progress or (lambda done: None)
     runners = [_Runner(pipeline.name, step, active, place, tell) for step in steps]
     try:
