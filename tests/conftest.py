@@ -10,7 +10,9 @@ No profile has a deadline: a slow machine is not a bug.
 """
 
 import os
+import tempfile
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["pytester"]
@@ -19,3 +21,14 @@ settings.register_profile("same", deadline=None, print_blob=True, derandomize=Tr
 settings.register_profile("search", deadline=None, print_blob=True)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where no bytecode may be left in the tree, the processes of tests share some elsewhere.
+
+    Tests start hundreds of brokers and commands; each would compile all that it imports.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        shared = tempfile.TemporaryDirectory(prefix="fasti-bytecode-", ignore_cleanup_errors=True)
+        config.add_cleanup(shared.cleanup)
+        os.environ["PYTHONPYCACHEPREFIX"] = shared.name
