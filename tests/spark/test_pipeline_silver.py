@@ -102,9 +102,9 @@ class Bronze:
         return run(pipeline, spark).rows["silver"]
 
 
-@pytest.fixture(params=["delta", "parquet"])
-def bronze(request: pytest.FixtureRequest, tmp_path: Path) -> Bronze:
-    return Bronze(tmp_path, request.param)
+@pytest.fixture
+def bronze(tmp_path: Path) -> Bronze:
+    return Bronze(tmp_path)
 
 
 def cut(rows: list[Row], pieces: int) -> list[list[Row]]:

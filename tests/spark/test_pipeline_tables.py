@@ -234,6 +234,15 @@ def test_other_columns_are_refused(table: Table) -> None:
     assert numbers(table) == [1]
 
 
+def test_files_that_only_executors_see(table: Table) -> None:
+    with (
+        table.staging() as staged,
+        pytest.raises(NotFound, match="the driver and all executors share"),
+    ):
+        table.adopt(staged, [staged / "day=monday" / "elsewhere.parquet"])
+    assert not table.exists()
+
+
 def test_lists_don_t_pile_up(tmp_path: Path) -> None:
     table = Table(tmp_path / "t", "parquet")
     for number in range(25):

@@ -173,10 +173,13 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+
+    def end(number: int, _: object) -> None:
+        # A second one does what it always does.
+        signal.signal(number, before[number])
+        stop.set()
+
+    before = {n: signal.signal(n, end) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -113,6 +113,12 @@ class Table:
         found = paths
         if found is None:
             found = sorted(each for each in staged.rglob("*.parquet") if not _hidden(each, staged))
+        lost = next((each for each in found if not each.exists()), None)
+        if lost is not None:
+            raise NotFound(
+                f"a task wrote {lost}, and it isn't there: the lake must lie on a file system that "
+                "the driver and all executors share"
+            )
         with ThreadPoolExecutor(4) as pool:
             files = list(pool.map(lambda each: self._adopt_one(staged, *each), enumerate(found)))
         for folder in {(self.path / each.path).parent for each in files}:
