@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.lives import SHARD, Feed, Row, as_expected, as_table, at, folded, stories
 
-from fasti.pipeline import silver, silver_stage
+from fasti.pipeline import silver, silver_stage, topics
 from fasti.pipeline.bronze import remember_shard, transaction
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.runner import Pipeline, run
@@ -199,3 +200,11 @@ def test_which_levels_are_put_together() -> None:
     many = dict.fromkeys(range(2, 9), 1000000)
     assert silver_stage.to_merge({1: 20_000_000, **many}, 1_000_000) == [8, 7, 6, 5, 4, 3, 2]
     assert silver_stage.to_merge({1: 9_000_000, **many}, 1_000_000)[-1] == 1
+
+
+def test_the_reference_names_all_columns() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/lake.md").read_text()
+    _, messages, known = page.split("\n## ")[1:]
+    named = set(re.findall(r"`([a-z_]+)`", messages))
+    assert {*silver.PARTS.names, "level", "day"} <= named
+    assert set(topics.SCHEMA.names) <= set(re.findall(r"`([a-z_]+)`", known))
