@@ -1,4 +1,6 @@
-"""A driver for tests to kill: run as a script, with what it shall do as JSON.
+"""A driver for tests to kill, in a process of its own: what it shall do comes as JSON.
+
+    python -m tests.spark.killed_driver JSON
 
 It copies the log `log` into the timeline `topic`, in micro-batches of `rows`, to the end of what is
 there. Every row has a part that is another one whenever it is computed.
@@ -7,12 +9,9 @@ there. Every row has a part that is another one whenever it is computed.
 import json
 import os
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import weak_source
 from pyspark.sql import functions as F
+from tests.spark import weak_source
 
 import fasti.spark
 

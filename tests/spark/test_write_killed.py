@@ -18,7 +18,7 @@ import pytest
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 
-DRIVER = Path(__file__).with_name("killed_driver.py")
+ROOT = Path(__file__).parents[2]
 ROWS = 1_000
 DUE_US = 4_102_444_800_000_000
 
@@ -44,7 +44,8 @@ def run(
             "weak": json.dumps(spot),
         }
         return subprocess.run(
-            [sys.executable, str(DRIVER), json.dumps(told)],
+            [sys.executable, "-m", "tests.spark.killed_driver", json.dumps(told)],
+            cwd=ROOT,
             start_new_session=True,
             timeout=400,
             stderr=subprocess.DEVNULL,

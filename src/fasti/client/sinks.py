@@ -35,6 +35,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.client.columns import pieces
 from fasti.client.durations import Duration, seconds
 from fasti.client.pauses import PASSING, Pauses
 from fasti.client.transport import Header, Stream, Transport
@@ -342,11 +343,7 @@ class StageWriter:
         elif batch.schema.names != self._schema.names:
             raise InvalidArgument("all batches of a stage have the same columns", field="batch")
         batch = batch.cast(self._schema) if batch.schema != self._schema else batch
-        if not batch.num_rows:
-            return []
-        row_bytes = max(1, batch.nbytes // batch.num_rows)
-        rows = max(1, min(self._limits.batch_rows_max, _BATCH_BYTES // row_bytes))
-        return [batch.slice(begin, rows) for begin in range(0, batch.num_rows, rows)]
+        return pieces(batch, self._limits.batch_rows_max, _BATCH_BYTES)
 
     def _push(self, batch: pa.RecordBatch) -> None:
         sent = _Sent(self._rows, batch, batch.nbytes)
