@@ -8,6 +8,7 @@ numbers go into `head`, which is plain values, and columns into `columns`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,8 +162,9 @@ def _capture_stage(name: str, stage: Stage, columns: dict[str, Any]) -> dict[str
         place = f"stage.{len(columns)}."
         columns[place + "sequences"] = batch.sequences
         if batch.hashes is not None:
-            columns[place + "first"] = np.ascontiguousarray(batch.hashes[:, 0])
-            columns[place + "last"] = np.ascontiguousarray(batch.hashes[:, 1])
+            # Copied by whoever writes them: a stage may have millions, and they never change.
+            columns[place + "first"] = partial(np.ascontiguousarray, batch.hashes[:, 0])
+            columns[place + "last"] = partial(np.ascontiguousarray, batch.hashes[:, 1])
         batches.append([batch.partition, place, batch.hashes is not None])
     return {
         "name": name,
