@@ -179,7 +179,9 @@ def _signals(stop: threading.Event) -> Iterator[None]:
         signal.signal(number, before[number])
         stop.set()
 
-    before = {n: signal.signal(n, end) for n in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {}
+    for each in (signal.SIGINT, signal.SIGTERM):
+        before[each] = signal.signal(each, end)
     try:
         yield
     finally:

@@ -42,6 +42,8 @@ SMALL_ROWS = 200_000
 LEVELS_MAX = 8
 # What a task puts together in memory is at most about so many rows.
 FOLD_ROWS = 250_000
+# Names of so many messages are sent to all executors.
+_NAMES_SENT = 2_000_000
 SCHEMA = silver.PARTS.append(pa.field("level", pa.int32())).append(pa.field("day", pa.date32()))
 # When there are too many: a level goes with the newer ones if it isn't much larger than they are.
 _MUCH_LARGER = 2
@@ -289,10 +291,13 @@ def _together(lake: Lake, spark: SparkSession, levels: dict[int, list[DataFile]]
     largest = max(levels, key=lambda level: sum(each.rows for each in levels[level]))
     others = [file for level, files in levels.items() if level != largest for file in files]
     parts, base = _opened(table, spark, others), _opened(table, spark, levels[largest])
+    count = sum(each.rows for each in others)
     names = parts.select(*silver.NAME).distinct()
+    if count <= _NAMES_SENT:
+        # Spark would sort all of the largest level otherwise.
+        names = F.broadcast(names)
     touched = base.join(names, silver.NAME, "left_semi")
     untouched = base.join(names, silver.NAME, "left_anti")
-    count = sum(each.rows for each in others)
     together = silver.fold(
         parts.unionByName(touched), max(parallelism(spark), -(-2 * count // FOLD_ROWS))
     )
