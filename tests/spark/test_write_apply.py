@@ -155,6 +155,9 @@ def test_moves_by_a_length_of_time(
 ) -> None:
     name = pending("a", "b", partitions=2)
     ids = [client.messages(name).get(key=key)["id"] for key in ("a", "b")]
+    would = carried_out(name, "move", {"key": keys("a", "never")}, shift="90m", dry_run=True)
+    assert statuses(would) == ["ok", "not_found"]
+    assert due_of(client, name, "a") == START
     rows = carried_out(name, "move", {"key": keys("a", "never")}, shift="90m")
     assert statuses(rows) == ["ok", "not_found"]
     assert due_of(client, name, "a") == START + timedelta(minutes=90)

@@ -1,8 +1,6 @@
 """Asking the broker what becomes of rows, batch by batch: in earnest, or only what would.
 
-Used by tasks; one `Answers` for each. Nothing here knows of Spark. A dry run lets the engine decide
-for itself: the change goes as a transaction together with one that can't be, so nothing of it
-happens, and the answers tell what would have.
+Used by tasks; one `Answers` for each. Nothing here knows of Spark.
 
 While a broker is away it is asked again. A change whose answer was lost on the way may have happened
 then, and the row says how it is now: `cancelled`, or `conflict` where a version was named.
@@ -26,14 +24,14 @@ from fasti.client.durations import Duration, duration_us
 from fasti.client.kv_columns import names_batch
 from fasti.client.outcomes import Outcomes
 from fasti.client.producer import OnConflict, Producer
-from fasti.model import DUE_MAX_US, SEQUENCE_MASK, Outcome
+from fasti.model import DUE_MAX_US, Outcome
 from fasti.spark.connection import client_of
 from fasti.spark.patience import patiently
 
 _PIECE_ROWS, _PIECE_BYTES = 50_000, 16 << 20
 # How often a shift reads due times again that somebody changed in between.
 _SHIFT_TRIES = 5
-_OK, _ABORTED, _CONFLICT = int(Outcome.OK), int(Outcome.ABORTED), int(Outcome.CONFLICT)
+_OK, _CONFLICT = int(Outcome.OK), int(Outcome.CONFLICT)
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,12 @@ class Answers:
             return self._put(topic, batch)
         if self._asked.operation == "produce":
             return self._taken(topic, batch) if self._asked.dry_run else self._send(topic, batch)
+        if self._asked.shift_us is None or "due_us" in batch.schema.names:
+            return self._call(self._asked.operation, topic, batch)
         if self._asked.dry_run:
-            return self._judged(topic, batch)
-        if self._asked.shift_us is not None and "due_us" not in batch.schema.names:
-            return self._shifted(topic, batch)
-        return self._call(self._asked.operation, topic, batch)
+            # Whether a message may be moved or cancelled is one question.
+            return self._call("cancel", topic, batch)
+        return self._shifted(topic, batch)
 
     def close(self) -> None:
         """Gives back what it holds."""
@@ -128,38 +127,14 @@ class Answers:
     # Changes
 
     def _call(self, action: str, topic: str, batch: pa.RecordBatch) -> Outcomes:
-        header = {"topic": topic}
+        header: dict[str, Any] = {"topic": topic}
         if action in ("update", "move", "cancel"):
-            header["owner"] = self._asked.owner
+            header |= {"owner": self._asked.owner, "dry_run": self._asked.dry_run}
         found = []
         for piece in pieces(batch, _PIECE_ROWS, _PIECE_BYTES):
             ask = partial(self._client.transport.call, action, header, [piece])
             found.append(Outcomes.of_reply(patiently(ask, self._asked.timeout_s)[0]))
         return Outcomes.joined(found)
-
-    def _judged(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
-        """What the engine says of a change that can't be because another one can't.
-
-        Whether a message may be cancelled, moved or updated is one question.
-        """
-        target = batch.select([name for name in batch.schema.names if name in _TARGET])
-        command = {"op": "cancel", "topic": topic, "owner": self._asked.owner}
-        # No message ever has this id.
-        never = pa.RecordBatch.from_arrays([pa.array([SEQUENCE_MASK], pa.int64())], ["id"])
-        found = []
-        for piece in pieces(target, _PIECE_ROWS, _PIECE_BYTES):
-            ask = partial(
-                self._client.transport.call,
-                "transaction",
-                {"commands": [command, command]},
-                [piece, never],
-            )
-            reply = patiently(ask, self._asked.timeout_s)[0]
-            assert not reply["committed"], "a transaction that can't be"
-            found.append(Outcomes.of_reply(reply["outcomes"][0]))
-        outcomes = Outcomes.joined(found)
-        outcomes.codes = np.where(outcomes.codes == _ABORTED, np.uint8(_OK), outcomes.codes)
-        return outcomes
 
     def _shifted(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
         """Moves from when each is due now, with the version that goes with it."""
@@ -224,7 +199,6 @@ class Answers:
         return Outcomes(codes, np.zeros(batch.num_rows, dtype=np.int64), present)
 
 
-_TARGET = ("id", "key", "version")
 _ENTRY = ("key", "clustering", "version")
 
 
