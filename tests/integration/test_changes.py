@@ -245,16 +245,23 @@ def test_counts_hold_at_their_position(client: Client, begin: Position) -> None:
     """Under traffic: what the feed tells up to there adds up to what was counted, exactly."""
     client.create_topic("t")
     stop = threading.Event()
+    sent = threading.Semaphore(0)
 
     def produce() -> None:
         producer = client.producer("t")
         while not stop.is_set():
             assert producer.send_batch([b"x"] * 7, due=[1 << 60] * 7).all_ok
+            sent.release()
 
     thread = threading.Thread(target=produce)
     thread.start()
     try:
-        counted = [client.topic("t") for _ in range(20)] + [client.topics()[0] for _ in range(20)]
+        counted = []
+        for _ in range(4):
+            # However slow the producer is: there is more than the last time.
+            assert sent.acquire(timeout=30)
+            counted += [client.topic("t") for _ in range(5)]
+            counted += [client.topics()[0] for _ in range(5)]
     finally:
         stop.set()
         thread.join()
