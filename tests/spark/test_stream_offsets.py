@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 import fasti
@@ -21,6 +22,7 @@ from fasti.spark.log_stream import shared
 from fasti.spark.options import Options
 from fasti.spark.patience import patiently
 from fasti.spark.patience import rows_of as patient_rows
+from fasti.spark.progress import behind
 from fasti.spark.source import FastiSource
 from fasti.spark.streams import Idling, Stream
 
@@ -233,6 +235,21 @@ def test_changes_begin_at_a_position(broker: BrokerProcess, client: Client, topi
         reader = stream(broker, view="changes", startingOffsets=json.dumps(wrong))
         with pytest.raises(SparkFastiError, match=r"\[FASTI.invalid_argument\] startingOffsets"):
             reader.initialOffset()
+
+
+def test_how_far_behind() -> None:
+    def lag(*sources: dict[str, Any]) -> int | None:
+        return behind(cast(StreamingQuery, SimpleNamespace(lastProgress={"sources": sources})))
+
+    shard, log = "9f3c01d2ab45e678", {"log": "9f3c01d2ab45e678:4"}
+    feed = {"endOffset": {shard: 90}, "latestOffset": json.dumps({shard: 97})}
+    rows = {"endOffset": {**log, "0": 5, "1": 9}, "latestOffset": {**log, "0": 8, "1": 9}}
+    others = {"endOffset": "12", "latestOffset": None}, {"endOffset": {"t": {"0": 1}}}
+    assert lag(feed) == 7
+    assert lag(rows) == 3
+    assert lag(feed, rows, *others) == 10
+    assert lag() == 0
+    assert behind(cast(StreamingQuery, SimpleNamespace(lastProgress=None))) is None
 
 
 # Quiet
