@@ -1,0 +1,119 @@
+"""Snapshots as readers hold them: every row once, whatever happens meanwhile; gone is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fasti
+from fasti.client.client import Client
+from fasti.client.embedded_transport import EmbeddedTransport
+from fasti.core.rows import ledger
+from fasti.core.rows.scan import Scan
+from fasti.errors import FastiError, Gone
+
+FAR_US = 4_102_444_800_000_000
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with fasti.connect(f"embedded:{tmp_path}") as opened:
+        yield opened
+
+
+def transport_of(client: Client) -> EmbeddedTransport:
+    transport = client.transport
+    assert isinstance(transport, EmbeddedTransport)
+    return transport
+
+
+def ids_of(client: Client, tickets: list[dict[str, Any]]) -> list[int]:
+    found = []
+    for ticket in tickets:
+        ticket = {name: value for name, value in ticket.items() if name != "version"}
+        for batch in client.transport.read(ticket):
+            found += batch.column("id").to_pylist()
+    return found
+
+
+def test_rows_of_pages_and_leftovers_come_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that are nearly finished are packed into frames of leftovers."""
+    monkeypatch.setattr(ledger, "_THIN_PAGES_KEPT", 0)
+    client.create_topic("t")
+    client.producer("t").send_batch([b"x"] * 40_000, due=[FAR_US] * 40_000)
+    # Of every second page only a few stay.
+    gone = [n for n in range(1, 40_001) if (n >> 12) % 2 and n % 100]
+    for begin in range(0, len(gone), 5_000):
+        client.messages("t").cancel(id=gone[begin : begin + 5_000])
+    shard = transport_of(client).service.shard
+    while shard.run(shard.engine.tidy).result():
+        pass
+    held, _ = client.transport.call("take_snapshot", {})
+    snapshot = shard.engine.snapshots[held["snapshot"]]
+    ((place, view),) = [(p, v) for p, v in snapshot.ledgers.items() if v.next_sequence > 1]
+    assert view.packed_frames
+    expected = sorted(set(range(1, 40_001)) - set(gone))
+    fields = {"topic": "t", "splits": 5, "columns": ["id"], "snapshot": held["snapshot"]}
+    tickets = client.transport.plan({"call": "list", **fields})
+    # All of this is behind the snapshot.
+    client.messages("t").cancel(id=expected[::2])
+    client.producer("t").send_batch([b"new"] * 10_000, due=[FAR_US] * 10_000)
+    while shard.run(shard.engine.tidy).result():
+        pass
+    assert sorted(ids_of(client, tickets)) == expected
+    # Whoever reads all of it gets it in order.
+    whole = {"call": "list", "topic": "t", "snapshot": held["snapshot"]}
+    assert ids_of(client, [whole]) == expected
+    weights = dict(Scan(snapshot, *place, 0, None).weights())
+    assert sum(weights.values()) == len(expected)
+    for first, last in ((1, 1), (4_000, 4_200), (39_000, 50_000), (0, 0)):
+        parts = Scan(snapshot, *place, first, last).parts([])
+        found = [int(n) for part in parts for n in part["sequence"]]
+        assert found == [n for n in expected if first <= n < last]
+
+
+def test_a_snapshot_that_goes_under_a_reader_says_so(client: Client) -> None:
+    client.create_topic("t")
+    client.producer("t").send_batch([b"x"] * 70_000, due=[FAR_US] * 70_000)
+    held, _ = client.transport.call("take_snapshot", {})
+    ticket = {"topic": "t", "snapshot": held["snapshot"], "position": held["position"]}
+    reading = client.transport.read(ticket)
+    assert next(reading).num_rows
+    client.transport.call("drop_snapshot", {"snapshot": held["snapshot"]})
+    with pytest.raises(Gone):
+        list(reading)
+
+
+def test_a_deadline_moves_on_with_every_use_and_then_comes(client: Client) -> None:
+    client.create_topic("t")
+    shard = transport_of(client).service.shard
+    held, _ = client.transport.call("take_snapshot", {"keep_us": 1_000_000, "name": "q"})
+    snapshot = shard.engine.snapshots[held["snapshot"]]
+    # As if most of the time were over.
+    shard.run(lambda: setattr(snapshot, "deadline_us", snapshot.deadline_us - 900_000)).result()
+    again, _ = client.transport.call("take_snapshot", {"name": "q"})
+    assert again["snapshot"] == held["snapshot"]
+    shard.run(lambda: None).result()
+    assert snapshot.deadline_us > held["deadline_us"] - 900_000
+    shard.run(lambda: setattr(snapshot, "deadline_us", 1)).result()
+    shard.submit([]).result()
+    for ask in (
+        lambda: client.transport.call("take_snapshot", {"name": "q"}),
+        lambda: list(client.transport.read({"topic": "t", "snapshot": held["snapshot"]})),
+    ):
+        with pytest.raises(Gone):
+            ask()
+
+
+def test_a_plan_that_is_refused_leaves_no_snapshot(client: Client) -> None:
+    client.create_topic("t")
+    shard = transport_of(client).service.shard
+    for wrong in ({"splits": 0}, {"splits": 5000}, {"columns": ["nothing"], "splits": 2}):
+        with pytest.raises(FastiError):
+            client.transport.plan({"call": "list", "topic": "t", **wrong})
+    assert not shard.run(lambda: dict(shard.engine.snapshots)).result()
