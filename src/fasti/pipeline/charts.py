@@ -33,6 +33,8 @@ class Line:
     # Bars stand on the ground; lines go from point to point.
     bars: bool = False
     filled: bool = False
+    # How much of a period's width its bar takes.
+    share: float = 0.72
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Chart:
     def _shape(self, line: Line, scale: Scale, left: float, step: float) -> str:
         ground = self.height - _BOTTOM
         if line.bars:
-            wide = min(max(1.0, step * 0.72), 60)
+            wide = min(max(1.0, step * line.share), 84 * line.share)
             return "".join(
                 f'<rect class="{line.style}" x="{left + (i + 0.5) * step - wide / 2:.1f}" '
                 f'y="{scale.place(value):.1f}" width="{wide:.1f}" '
@@ -138,7 +140,9 @@ class Chart:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             if len(points) == 1:
                 x, y = points[0]
-                pieces.append(f'<circle class="{line.style} dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
+                pieces.append(
+                    f'<circle class="{line.style} dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
+                )
                 continue
             if line.filled:
                 first, last = points[0][0], points[-1][0]

@@ -20,6 +20,7 @@ from fasti.pipeline.figures import LENGTHS, Figures, Row, figures
 from fasti.pipeline.lake import Lake
 
 _TOPICS_MAX, _FORECASTS_MAX, _REASONS_MAX, _CONSUMERS_MAX = 50, 6, 12, 30
+_FEW = 5
 _BLOCKS = ("due", "over", "overdue", "failed")
 # Half the width of the page each, so that letters are as large as elsewhere.
 _HALF = (540, 380)
@@ -196,7 +197,18 @@ def _lateness(found: Figures) -> str:
         height=280,
     )
     legend = _legend(("median", "p50"), ("95 %", "p95"), ("99 %", "p99"), ("latest of all", "max"))
-    return _section("Lateness", note, legend, chart.svg())
+    return _section("Lateness", note, legend, chart.svg(), _last_day(found))
+
+
+def _last_day(found: Figures) -> str:
+    """The percentiles of the last day, in words."""
+    if found.today is None:
+        return ""
+    start, row = found.today
+    names = (("p50", "p50_us"), ("p95", "p95_us"), ("p99", "p99_us"), ("p99.9", "p999_us"))
+    told = [f"<b>{name}</b> {escape(length(row[c]))}" for name, c in (*names, ("max", "max_us"))]
+    day = f"{_day(start)} (UTC), {number(row['count'])} messages"
+    return f'<p class="figures">{day}: {" · ".join(told)}</p>'
 
 
 def _late_tip(row: Row) -> str:
@@ -223,10 +235,12 @@ def _throughput(found: Figures) -> str:
         f"dead {number(row['dead'])}\ncancelled {number(row['cancelled'])}"
         for _, row in series
     ]
+    # A line through a few points among nothing would tell of slopes that never were.
+    few = sum(any(row.values()) for _, row in series) <= _FEW
     lines = [
-        Line("failed", values["failed"], "failed", bars=True),
-        Line("in", values["messages_in"], "in"),
-        Line("out", values["messages_out"], "out", filled=True),
+        Line("in", values["messages_in"], "in", bars=few),
+        Line("out", values["messages_out"], "out", bars=few, filled=True, share=0.44),
+        Line("failed", values["failed"], "failed", bars=True, share=0.2 if few else 0.72),
     ]
     starts = [start for start, _ in series]
     chart = Chart("Messages in and out", starts, LENGTHS[found.grain], lines, tips, short)
