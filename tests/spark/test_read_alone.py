@@ -73,6 +73,7 @@ def test_a_machine_without_java_reads_with_the_packaged_one(
     assert len(done.stderr.splitlines()) < 3, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_session_that_somebody_else_made_finds_the_source(
     broker: BrokerProcess, hello: str
