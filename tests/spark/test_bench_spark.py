@@ -25,28 +25,27 @@ def measured(tmp_path: Path, *only: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(240)
-def test_reads_and_a_following_stream(spark: SparkSession, tmp_path: Path) -> None:
-    found = measured(tmp_path, "reads", "following")
+def test_reads(spark: SparkSession, tmp_path: Path) -> None:
+    found = measured(tmp_path, "reads")
     for name in ("messages", "changes", "changes_without_payload", "log"):
         assert found[name]["rows"] in (ROWS, ROWS + 1)
         assert found[name]["of_parquet"] > 0
-    assert found["following"]["of_alone"] > 0
     assert set(found["targets"]) == {
         "messages.of_parquet",
         "changes.of_parquet",
         "log.of_parquet",
-        "following.of_alone",
     }
-    assert not spark.streams.active
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_writes_and_the_pipeline(spark: SparkSession, tmp_path: Path) -> None:
-    found = measured(tmp_path, "schedule", "bronze", "silver")
+def test_writes_the_pipeline_and_a_following_stream(spark: SparkSession, tmp_path: Path) -> None:
+    found = measured(tmp_path, "schedule", "bronze", "silver", "following")
     assert found["schedule"]["rows"] == found["schedule_with_keys"]["rows"] == ROWS
     assert found["bronze"]["rows"] >= ROWS
     assert found["silver"]["old"] == found["silver_open"]["old"] == 4 * ROWS
+    assert found["following"]["of_alone"] > 0
+    assert not spark.streams.active
     assert {"schedule.rows_per_s", "bronze.transitions_per_s", "silver.times_without_old"} <= set(
         found["targets"]
     )

@@ -118,6 +118,14 @@ def test_a_run_takes_place_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) 
     assert (given.address, given.directory) == ("given:3", Path("/given"))
 
 
+def test_a_session_of_spark_connect_is_refused(tmp_path: Path) -> None:
+    connected = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    pipeline = Pipeline("shop", directory=tmp_path)
+    with pytest.raises(InvalidArgument, match="declarative"):
+        pipeline.run(connected, once=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_package_loads_no_spark_until_a_name_is_used() -> None:
     code = "import sys, fasti.pipeline; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

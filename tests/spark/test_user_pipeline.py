@@ -166,10 +166,8 @@ def test_two_streams_are_joined(
     pipeline.run(spark, once=True)
     append(client, right, "2", "3")
     pipeline.run(spark, once=True)
-    append(client, left, "3")
-    pipeline.run(spark, once=True)
     rows = Table(tmp_path / "pairs").read(spark).collect()
-    assert sorted(row.key for row in rows) == ["2", "3"]
+    assert [row.key for row in rows] == ["2"]
 
 
 def test_steps_run_in_their_order_and_one_process_at_a_time(
