@@ -161,7 +161,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("endingTimestamp", _moment, "Where a batch read ends, by time: before what happened then or later; instead of `endingOffsets`.", None, STREAMED),
     Option("maxOffsetsPerTrigger", _count, "At most about so many rows in one micro-batch.", None, STREAMED),
     Option("minPartitions", _count, "At least so many Spark partitions, where the read can be split; by default as many as Spark has cores.", None),
-    Option("snapshotTimeout", _keep_us, "How long a snapshot is kept after its last use: 1 second to 1 day.", 600_000_000, ("messages", "kv"), shown="10m"),
+    Option("snapshotTimeout", _keep_us, "How long a query's snapshot is kept after its last use: 1 second to 1 day. By default 10 minutes, and 1 minute when all of it was read.", None, ("messages", "kv")),
     Option("failOnDataLoss", _flag, "Whether to fail when what comes next was dropped by retention; else it goes on with the earliest there is.", True, STREAMED),
     Option("prefix", _text, "Entries whose key begins so.", None, ("kv",)),
     Option("pushDownPredicate", _flag, "Whether the broker does a query's filters itself. Only for a `load()` that one filter of one query uses: Spark up to 4.3 keeps the plan that was made last for a `load()`, and reads by it whatever is asked next. The options above are safe.", False),

@@ -20,6 +20,8 @@ from fasti.spark.views import View
 # Of one task, unless there is more work than tasks: a ticket that is too small isn't worth one.
 _LOG_ROWS_MIN = 50_000
 _MOST = (1 << 63) - 1
+# How long a snapshot is kept after its last use; and when all of it was read.
+_KEEP_US, _LINGER_US = 600_000_000, 60_000_000
 # Which kinds of topics have which view.
 _KINDS = {"messages": ("timeline", "priority"), "log": ("log",), "kv": ("kv",)}
 
@@ -128,17 +130,22 @@ class Planner:
             tickets = self._client.transport.plan({**fields, **place})
         finally:
             call("drop_snapshot", {"snapshot": held["snapshot"]})
+        ranges = [self._ids(ticket["after_id"], ticket["until_id"]) for ticket in tickets]
+        wanted = [ids for ids in ranges if ids[1] is None or ids[1] > ids[0] + 1]
+        keep_us = self._options["snapshotTimeout"]
         common = {
             **self._common(),
             "plan": uuid.uuid4().hex,
             "life": held["life"],
-            "keep_us": self._options["snapshotTimeout"],
+            "keep_us": keep_us or _KEEP_US,
+            "linger_us": keep_us or _LINGER_US,
+            "parts": len(wanted),
         }
-        ranges = [self._ids(ticket["after_id"], ticket["until_id"]) for ticket in tickets]
         return [
-            SnapshotTask(ticket={**fields, "after_id": after, "until_id": until}, **common)
-            for after, until in ranges
-            if until is None or until > after + 1
+            SnapshotTask(
+                ticket={**fields, "after_id": after, "until_id": until}, part=part, **common
+            )
+            for part, (after, until) in enumerate(wanted)
         ]
 
     def _ids(self, after_id: int, until_id: int | None) -> tuple[int, int | None]:

@@ -32,13 +32,18 @@ class SnapshotTask(Task):
     plan: str = ""
     life: str = ""
     keep_us: int = 0
+    # Of how many parts this is which; when all were read the snapshot is kept for a while only.
+    part: int = 0
+    parts: int = 1
+    linger_us: int = 60_000_000
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows of the ticket. Raises `gone` if the snapshot is."""
         name, again = _query(self.plan)
         found = patiently(lambda: self._snapshot(self.client(), name, again), self.timeout_s)
         _check_same(name, found["position"])
-        ticket = {**self.ticket, "snapshot": found["snapshot"], "position": found["position"]}
+        place = {"snapshot": found["snapshot"], "position": found["position"], "part": self.part}
+        ticket = {**self.ticket, **place}
         constants = {"shard": found["shard"], "snapshot_position": found["position"]}
         try:
             yield from self._read(ticket, constants)
@@ -46,7 +51,12 @@ class SnapshotTask(Task):
             raise _explained(error) from None
 
     def _snapshot(self, client: Client, name: str, again: bool) -> dict[str, Any]:
-        fields: dict[str, Any] = {"name": name, "keep_us": self.keep_us}
+        fields: dict[str, Any] = {
+            "name": name,
+            "keep_us": self.keep_us,
+            "parts": self.parts,
+            "linger_us": self.linger_us,
+        }
         if again:
             fields["life"] = self.life
         try:

@@ -100,7 +100,8 @@ class Listings:
         )
         listing = SnapshotListing(self._service, held, fields)
         checked_partitions(fields, listing.partitions)
-        pages = self._service.snapshots.reading(held, listing.batches(), fields["partition"])
+        part = requests.integer(fields, "part")
+        pages = self._service.snapshots.reading(held, listing.batches(), fields["partition"], part)
         return listing.schema, pages
 
     def _pages(

@@ -49,6 +49,7 @@ FIELDS: Header = {
     "position": None,
     "shard": "",
     "deadline_us": None,
+    "part": None,
 }
 
 

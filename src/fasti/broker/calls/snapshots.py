@@ -36,9 +36,12 @@ if TYPE_CHECKING:
     from fasti.broker.service import Service
 
 KEEP_US = 10 * MINUTE_US
+# For readers that come again, when all parts were read.
+LINGER_US = MINUTE_US
 _KEEP_MIN_US, _KEEP_MAX_US = SECOND_US, DAY_US
 _NAME_BYTES_MAX = 200
 _PAST_NAMES = 10_000
+_PARTS_MAX = 100_000
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class Held:
     readers: int = 0
     # The partitions that are still to be read, of one that goes when all were.
     unread: set[int] | None = field(default=None)
+    # The parts that are still to be read, of one that is kept for less when all were.
+    parts_left: set[int] = field(default_factory=set)
+    linger_us: int = LINGER_US
 
     def told(self) -> Header:
         """What a ticket says of it."""
@@ -77,19 +83,30 @@ class Snapshots:
         # Whoever takes one under a name must not be overtaken.
         self._taking = threading.Lock()
 
-    def take(self, keep_us: int = KEEP_US, name: str = "", life: str = "") -> Held:
+    def take(
+        self,
+        keep_us: int = KEEP_US,
+        name: str = "",
+        life: str = "",
+        parts: int = 0,
+        linger_us: int = LINGER_US,
+    ) -> Held:
         """A snapshot of now, or the one of that name.
 
-        Raises `gone` if the name's snapshot is, or may be: if the reader came first in another
+        When so many `parts` were read to their end, it is kept for `linger_us` only. Raises `gone` if the name's snapshot is, or may be: if the reader came first in another
         `life` of the broker.
         """
         _check(keep_us, name, life)
+        _check(linger_us, name, life, "linger_us")
+        if not 0 <= parts <= _PARTS_MAX:
+            raise InvalidArgument("too many parts", field="parts", limit=_PARTS_MAX)
         with self._taking:
             if name:
                 found = self._named(name, life not in ("", self.life))
                 if found is not None:
                     return self.used(found)
             held = self._taken(keep_us, name)
+            held.parts_left, held.linger_us = set(range(parts)), min(keep_us, linger_us)
             with self._lock:
                 self._held[held.snapshot.number] = held
                 if name:
@@ -128,18 +145,24 @@ class Snapshots:
         shard = self._service.shard
         until_us = shard.clock.now_us() + held.keep_us
         if until_us - held.snapshot.deadline_us > held.keep_us // 8:
-
-            def keep() -> None:
-                held.snapshot.deadline_us = until_us
-
-            shard.run(keep)
+            self._keep_until(held, until_us)
         with self._lock:
             if held.snapshot.number in self._held:
                 self._held.move_to_end(held.snapshot.number)
         return held
 
+    def _keep_until(self, held: Held, until_us: int) -> None:
+        def keep() -> None:
+            held.snapshot.deadline_us = until_us
+
+        self._service.shard.run(keep)
+
     def reading(
-        self, held: Held, batches: Iterator[pa.RecordBatch], partition: int | None
+        self,
+        held: Held,
+        batches: Iterator[pa.RecordBatch],
+        partition: int | None,
+        part: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The batches; while they are read nobody makes room at the snapshot's expense.
 
@@ -152,6 +175,11 @@ class Snapshots:
         finally:
             with self._lock:
                 held.readers -= 1
+        if part in held.parts_left:
+            held.parts_left.discard(part)
+            if not held.parts_left:
+                held.keep_us = held.linger_us
+                self._keep_until(held, self._service.shard.clock.now_us() + held.keep_us)
         if held.unread is not None and partition is not None:
             held.unread.discard(partition)
             if not held.unread:
@@ -232,10 +260,10 @@ def gone(number: int) -> Gone:
     )
 
 
-def _check(keep_us: int, name: str, life: str) -> None:
+def _check(keep_us: int, name: str, life: str, field: str = "keep_us") -> None:
     if not _KEEP_MIN_US <= keep_us <= _KEEP_MAX_US:
         raise InvalidArgument(
-            "a snapshot is kept for 1 second to 1 day", field="keep_us", limit=_KEEP_MAX_US
+            "a snapshot is kept for 1 second to 1 day", field=field, limit=_KEEP_MAX_US
         )
     if len(name.encode()) > _NAME_BYTES_MAX:
         raise InvalidArgument(
@@ -249,7 +277,9 @@ def _check(keep_us: int, name: str, life: str) -> None:
 
 def _take_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
-    fields: dict[str, Any] = requests.checked(header, name="", life="", keep_us=KEEP_US)
+    fields: dict[str, Any] = requests.checked(
+        header, name="", life="", keep_us=KEEP_US, parts=0, linger_us=LINGER_US
+    )
     held = service.snapshots.take(**fields)
     return {**held.told(), "life": service.snapshots.life}, []
 

@@ -109,7 +109,8 @@ class KvReads:
         snapshots = self._service.snapshots
         held = snapshots.find(fields["snapshot"], requests.integer(fields, "position"))
         entries = SnapshotEntries(self._service, held, fields)
-        return entries.schema, snapshots.reading(held, entries.batches(), None)
+        part = requests.integer(fields, "part")
+        return entries.schema, snapshots.reading(held, entries.batches(), None, part)
 
     def forget(self, topic: str) -> None:
         """The topic was deleted."""

@@ -38,6 +38,7 @@ FIELDS: Header = {
     "position": None,
     "shard": "",
     "deadline_us": None,
+    "part": None,
 }
 _CONTENTS = {
     "key": "key",

@@ -110,6 +110,25 @@ def test_a_deadline_moves_on_with_every_use_and_then_comes(client: Client) -> No
             ask()
 
 
+def test_what_was_read_by_all_is_kept_for_less(client: Client) -> None:
+    client.create_topic("t")
+    client.producer("t").send_batch([b"x"] * 10, due=[FAR_US] * 10)
+    shard = transport_of(client).service.shard
+    fields = {"name": "q", "keep_us": 600_000_000, "parts": 2, "linger_us": 60_000_000}
+    held, _ = client.transport.call("take_snapshot", fields)
+    snapshot = shard.engine.snapshots[held["snapshot"]]
+    ticket = {"topic": "t", "snapshot": held["snapshot"]}
+    # One that is read twice is one part all the same.
+    for _ in range(2):
+        assert ids_of(client, [{**ticket, "part": 0}])
+    shard.run(lambda: None).result()
+    assert snapshot.deadline_us >= held["deadline_us"]
+    assert ids_of(client, [{**ticket, "part": 1}])
+    shard.run(lambda: None).result()
+    assert snapshot.deadline_us < held["deadline_us"] - 400_000_000
+    assert ids_of(client, [{**ticket, "part": 1}]) == list(range(1, 11))
+
+
 def test_a_plan_that_is_refused_leaves_no_snapshot(client: Client) -> None:
     client.create_topic("t")
     shard = transport_of(client).service.shard
