@@ -279,12 +279,14 @@ def _run(
     every_s: float | None = None,
 ) -> Done:
     from fasti.pipeline import runner, stages
-    from fasti.pipeline.local import checked_address
+    from fasti.pipeline.local import checked_address, keep_running
 
     page = stages.Reported(refresh_s=None if every_s is None else max(5, round(every_s)))
     made = stages.pipeline(lake, checked_address(address), token, report=page, **options)
     with shown_stages() as progress:
-        return runner.run(made, spark, once=every_s is None, interval=every_s, progress=progress)
+        if every_s is None:
+            return runner.run(made, spark, progress=progress)
+        return keep_running(made, spark, every_s, progress, lambda t: typer.echo(t, err=True))
 
 
 def _run_offline(lake: Lake, spark: SparkSession, full: bool) -> None:

@@ -217,25 +217,49 @@ def lives(transitions: DataFrame, topics: Topics) -> DataFrame:
 # What can be found
 
 
-def illegal(followed: DataFrame, beginnings: DataFrame) -> DataFrame:
-    """Transitions that the lifecycle doesn't have.
+def broken(followed: DataFrame, beginnings: DataFrame) -> DataFrame:
+    """Transitions that the lifecycle doesn't have, and deliveries before due; in one pass.
 
     Of messages that are older than the lake (see `beginnings`) the first state isn't known.
     """
     op, was = F.col("op"), F.col("was")
-    wrong = followed.where(~F.concat(was, F.lit(" "), op).isin(*LEGAL))
-    wrong = wrong.join(
+    illegal = ~F.concat(was, F.lit(" "), op).isin(*LEGAL)
+    # Where nobody said when it began, that is 0.
+    early = (F.unix_micros("started") > 0) & (F.col("started") < F.col("was_due"))
+    rows = followed.where(illegal | early).join(
         F.broadcast(beginnings), ["shard", "topic", "generation", "partition"], "left"
-    ).where((was != "none") | F.coalesce(_sequence() >= F.col("first"), F.lit(False)))
-    kind = (
+    )
+    known = (was != "none") | F.coalesce(_sequence() >= F.col("first"), F.lit(False))
+    told = F.array_compact(
+        F.array(
+            F.when(illegal & known, F.struct(_illegal_kind(), _illegal_what())),
+            F.when(early, F.struct(F.lit("early").alias("kind"), _early_what())),
+        )
+    )
+    return rows.select("topic", "partition", "id", F.inline(told), "position", "shard")
+
+
+def _illegal_kind() -> Column:
+    op, was = F.col("op"), F.col("was")
+    return (
         F.when((op == "acked") & (was == "done"), "double_completion")
         .when((op == "leased") & was.isin(*_ENDS), "after_the_end")
-        .when((was == "none"), "never_produced")
+        .when(was == "none", "never_produced")
         .when(op.isin(*_OF_A_LEASE), "without_lease")
         .otherwise("illegal")
+        .alias("kind")
     )
-    what = F.concat(op, F.lit(" when it was "), F.when(was == "none", "not there").otherwise(was))
-    return _found(wrong, kind, what)
+
+
+def _illegal_what() -> Column:
+    before = F.when(F.col("was") == "none", "not there").otherwise(F.col("was"))
+    return F.concat(F.col("op"), F.lit(" when it was "), before).alias("what")
+
+
+def _early_what() -> Column:
+    before = F.unix_micros("was_due") - F.unix_micros("started")
+    told = (F.lit("started "), before.cast("string"), F.lit(" µs before it was due"))
+    return F.concat(*told).alias("what")
 
 
 def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
@@ -258,28 +282,9 @@ def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
     return found.withColumn("first", first).drop("lowest")
 
 
-def early(followed: DataFrame) -> DataFrame:
-    """Deliveries before due, by when user code began."""
-    # Where nobody said when, it is 0.
-    known = F.unix_micros("started") > 0
-    began = followed.where(known & (F.col("started") < F.col("was_due")))
-    before = F.unix_micros("was_due") - F.unix_micros("started")
-    what = F.concat(F.lit("started "), before.cast("string"), F.lit(" µs before it was due"))
-    return _found(began, F.lit("early"), what)
-
-
 def gaps(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> DataFrame:
     """Rows that are missing in their frame or there twice, and ids that nobody was given."""
-    frames = (
-        transitions.groupBy("shard", "position")
-        .agg(
-            F.count("*").alias("n"),
-            F.countDistinct("row").alias("rows"),
-            F.max("row").alias("last"),
-            F.min("topic").alias("topic"),
-        )
-        .where("n <> rows or rows <> last + 1")
-    )
+    frames = _odd_frames(transitions)
     place = [F.lit(None).cast("int").alias("partition"), F.lit(None).cast("long").alias("id")]
     frames = frames.select("*", *place)
     missing = F.concat(
@@ -292,6 +297,28 @@ def gaps(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> DataF
     holed = _found(incomplete, F.lit("gap"), missing)
     doubled = _found(frames.where("n <> rows"), F.lit("duplicate"), twice)
     return holed.unionByName(doubled).unionByName(_holes(transitions, topics, beginnings))
+
+
+def _odd_frames(transitions: DataFrame) -> DataFrame:
+    """Frames whose rows are not 0, 1, 2, ...: how many there are, how many different ones, the last."""
+    row = F.col("row").cast("long")
+    # By sums, which need no sorting; only frames where they are wrong are looked at closely.
+    sums = transitions.groupBy("shard", "position").agg(
+        F.count("*").alias("n"),
+        F.max(row).alias("last"),
+        F.sum(row).alias("sum"),
+        F.sum(row * row).alias("squares"),
+    )
+    wrong = sums.where(
+        "n <> last + 1 or sum * 2 <> last * n or squares * 6 <> last * n * (2 * last + 1)"
+    )
+    odd = transitions.join(F.broadcast(wrong.select("shard", "position")), ["shard", "position"])
+    return odd.groupBy("shard", "position").agg(
+        F.count("*").alias("n"),
+        F.countDistinct("row").alias("rows"),
+        F.max("row").alias("last"),
+        F.min("topic").alias("topic"),
+    )
 
 
 def _holes(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> DataFrame:
@@ -353,8 +380,7 @@ def audit(transitions: DataFrame, messages: DataFrame | None = None) -> DataFram
     topics = Topics.of(transitions)
     known = beginnings(transitions, topics)
     followed = lives(transitions, topics)
-    found = illegal(followed, known).unionByName(early(followed))
-    found = found.unionByName(gaps(transitions, topics, known))
+    found = broken(followed, known).unionByName(gaps(transitions, topics, known))
     if messages is not None:
         found = found.unionByName(unaccounted(followed, messages, topics))
     return found

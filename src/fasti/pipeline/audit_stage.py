@@ -118,8 +118,7 @@ def _checked(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFr
     known = audit.beginnings(everything, topics)
     touched = touched_by(everything, new)
     followed = audit.lives(touched, topics)
-    found = audit.illegal(followed, known).unionByName(audit.early(followed))
-    found = found.unionByName(audit.gaps(new, topics, known))
+    found = audit.broken(followed, known).unionByName(audit.gaps(new, topics, known))
     return found.unionByName(audit.unaccounted(followed, lake.silver(spark), topics))
 
 

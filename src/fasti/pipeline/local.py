@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fasti.client.pauses import PASSING
 from fasti.errors import FastiError, InvalidArgument, error_from_code
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.tables import Format
@@ -24,8 +26,13 @@ from fasti.pipeline.tables import Format
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from fasti.pipeline.runner import Done, Pipeline, Report
+
+Tell = Callable[[str], None]
+
 HINT = "the data pipeline needs Spark: pip install 'fasti[spark]'"
 _OURS = {"bronze", "silver", "gold", "tables", "shards", ".lock", "logs", "report.html"}
+_PAUSE_S = 5.0
 _CODE = re.compile(r"\[FASTI\.(\w+)\] ([^\n]*)")
 # For figures of one machine: hardly any partitions, since a task costs more than its rows.
 _CONF = {
@@ -137,9 +144,38 @@ def plainly(log: Path) -> Iterator[None]:
     except (FastiError, OSError):
         raise
     except Exception as error:
-        text = str(error)
-        told = _CODE.search(text)
-        if told is not None:
-            raise error_from_code(told[1], f"{told[2]} (Spark's log: {log})") from error
-        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-        raise FastiError(f"{type(error).__name__}: {first} (Spark's log: {log})") from error
+        raise _plain(error, log) from error
+
+
+def _plain(error: Exception, log: Path) -> FastiError:
+    if isinstance(error, FastiError):
+        return error
+    text = str(error)
+    told = _CODE.search(text)
+    if told is not None:
+        return error_from_code(told[1], f"{told[2]} (Spark's log: {log})")
+    first = next((line for line in text.splitlines() if line.strip()), "no word")
+    return FastiError(f"{type(error).__name__}: {first} (Spark's log: {log})")
+
+
+def keep_running(
+    pipeline: Pipeline, spark: SparkSession, interval_s: float, progress: Report, tell: Tell
+) -> Done:
+    """Runs until it is asked to stop; while the broker is away it tells so and tries again.
+
+    Whatever doesn't pass by itself, such as a feed that no longer reaches back, is raised.
+    """
+    from fasti.pipeline.runner import run
+
+    stop = threading.Event()
+    while True:
+        try:
+            return run(
+                pipeline, spark, once=False, interval=interval_s, progress=progress, stop=stop
+            )
+        except Exception as raised:
+            error = _plain(raised, pipeline.lake.root / "logs" / "spark.log")
+            if error.code not in PASSING:
+                raise
+            tell(f"{error.code}: {error.message}; trying again in {_PAUSE_S:g} s")
+            stop.wait(_PAUSE_S)

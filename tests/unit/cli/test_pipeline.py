@@ -14,7 +14,9 @@ from fasti.cli import demo_pipeline
 from fasti.cli.demo import print_piped
 from fasti.cli.exits import ERROR_EXITS
 from fasti.cli.main import app
-from fasti.pipeline import local
+from fasti.errors import Gone, Unavailable
+from fasti.pipeline import local, runner
+from fasti.pipeline.lake import Lake
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -118,3 +120,27 @@ def test_conf_is_checked(lake: Path) -> None:
 def test_an_embedded_broker_is_refused() -> None:
     with pytest.raises(Exception, match="fasti serve"):
         local.checked_address("embedded:./data")
+
+
+def test_a_run_outlasts_a_broker_that_is_away(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_PAUSE_S", 0.0)
+    troubles: list[Exception] = [
+        Unavailable("nobody listens"),
+        RuntimeError("at x\n[FASTI.unknown] the connection was lost"),
+    ]
+    done = runner.Done({}, 1, True)
+
+    def run_rounds(*_: object, **__: object) -> runner.Done:
+        if troubles:
+            raise troubles.pop(0)
+        return done
+
+    monkeypatch.setattr(runner, "run", run_rounds)
+    told: list[str] = []
+    made = runner.Pipeline(Lake(lake), [])
+    spark: Any = None
+    assert local.keep_running(made, spark, 1.0, lambda _: None, told.append) is done
+    assert [line.partition(":")[0] for line in told] == ["unavailable", "unknown"]
+    troubles.append(Gone("the feed begins later"))
+    with pytest.raises(Gone):
+        local.keep_running(made, spark, 1.0, lambda _: None, told.append)
