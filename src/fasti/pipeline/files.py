@@ -8,14 +8,13 @@ reader can leave out files that have nothing for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -126,9 +125,3 @@ def stats_json(file: DataFile) -> str:
             "nullCount": {},
         }
     )
-
-
-def plain_schema(schema: pa.Schema, partition_by: Iterable[str]) -> pa.Schema:
-    """A table's schema: its columns, and those that stand in the paths (text)."""
-    fields = [each for each in schema if each.name not in set(partition_by)]
-    return pa.schema([*fields, *(pa.field(name, pa.string()) for name in partition_by)])
