@@ -471,3 +471,14 @@ def test_from_an_event_loop(tmp_path: Path) -> None:
             assert await sink.describe() is None
 
     asyncio.run(run())
+
+
+def test_a_transaction_has_no_dry_run(tmp_path: Path) -> None:
+    with fasti.connect(f"embedded:{tmp_path}") as client:
+        client.create_topic("t")
+        client.producer("t").send(b"", key="a", delay="1d").result()
+        with client.transaction() as tx:
+            with pytest.raises(InvalidArgument):
+                tx.messages("t").cancel(key="a", dry_run=True)
+            tx.messages("t").move(key="a", delay="2d")
+        assert client.messages("t").count()["scheduled"] == 1

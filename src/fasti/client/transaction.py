@@ -17,7 +17,7 @@ from fasti.client.outcomes import NAMED_MAX, Outcomes
 from fasti.client.producer import checked_partition
 from fasti.client.returns import Return
 from fasti.client.transport import Header, Transport
-from fasti.errors import FastiError, IllegalTransition, TransactionAborted
+from fasti.errors import FastiError, IllegalTransition, InvalidArgument, TransactionAborted
 
 
 class Transaction:
@@ -267,6 +267,10 @@ class _Recorder(Messages):
         super().__init__(transport, topic, owner)
         self._add = add
 
-    def _change(self, action: str, target: Target, columns: dict[str, pa.Array]) -> Any:
+    def _change(
+        self, action: str, target: Target, columns: dict[str, pa.Array], dry_run: bool = False
+    ) -> Any:
+        if dry_run:
+            raise InvalidArgument("a transaction has no dry run", field="dry_run")
         command = {"op": action, "topic": self.topic, "owner": self.owner}
         self._add(command, target.batch(columns))
