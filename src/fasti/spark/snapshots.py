@@ -54,7 +54,7 @@ class SnapshotTask(Task):
         fields: dict[str, Any] = {
             "name": name,
             "keep_us": self.keep_us,
-            "parts": self.parts,
+            "readers": self.parts,
             "linger_us": self.linger_us,
         }
         if again:

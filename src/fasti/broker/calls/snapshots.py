@@ -88,25 +88,25 @@ class Snapshots:
         keep_us: int = KEEP_US,
         name: str = "",
         life: str = "",
-        parts: int = 0,
+        readers: int = 0,
         linger_us: int = LINGER_US,
     ) -> Held:
         """A snapshot of now, or the one of that name.
 
-        When so many `parts` were read to their end, it is kept for `linger_us` only. Raises `gone` if the name's snapshot is, or may be: if the reader came first in another
+        When so many `readers` have read their part to its end, it is kept for `linger_us` only. Raises `gone` if the name's snapshot is, or may be: if the reader came first in another
         `life` of the broker.
         """
         _check(keep_us, name, life)
         _check(linger_us, name, life, "linger_us")
         if not 0 <= parts <= _PARTS_MAX:
-            raise InvalidArgument("too many parts", field="parts", limit=_PARTS_MAX)
+            raise InvalidArgument("too many readers", field="readers", limit=_PARTS_MAX)
         with self._taking:
             if name:
                 found = self._named(name, life not in ("", self.life))
                 if found is not None:
                     return self.used(found)
             held = self._taken(keep_us, name)
-            held.parts_left, held.linger_us = set(range(parts)), min(keep_us, linger_us)
+            held.parts_left, held.linger_us = set(range(readers)), min(keep_us, linger_us)
             with self._lock:
                 self._held[held.snapshot.number] = held
                 if name:
@@ -278,9 +278,10 @@ def _check(keep_us: int, name: str, life: str, field: str = "keep_us") -> None:
 def _take_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields: dict[str, Any] = requests.checked(
-        header, name="", life="", keep_us=KEEP_US, parts=0, linger_us=LINGER_US
+        header, name="", life="", keep_us=KEEP_US, readers=0, linger_us=LINGER_US
     )
-    held = service.snapshots.take(**fields)
+    # `parts` of a header is the envelope's own word.
+    held = service.snapshots.take(parts=fields.pop("readers"), **fields)
     return {**held.told(), "life": service.snapshots.life}, []
 
 
