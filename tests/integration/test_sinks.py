@@ -479,6 +479,6 @@ def test_a_transaction_has_no_dry_run(tmp_path: Path) -> None:
         client.producer("t").send(b"", key="a", delay="1d").result()
         with client.transaction() as tx:
             with pytest.raises(InvalidArgument):
-                tx.messages("t").cancel(key="a", dry_run=True)
-            tx.messages("t").move(key="a", delay="2d")
+                tx.cancel("t", key="a", dry_run=True)
+            tx.move("t", key="a", delay="2d")
         assert client.messages("t").count()["scheduled"] == 1
