@@ -124,6 +124,21 @@ def test_a_name_is_one_snapshot_for_all_who_ask(client: Client, make_topic: Make
     assert refused(lambda: client.call("take_snapshot", name)).code == "gone"
 
 
+def test_readers_say_how_many_they_are_and_which(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    client.send(topic, far(2))
+    name = {"name": f"parts of {topic}", "readers": 2, "linger_us": 5_000_000}
+    first = client.call("take_snapshot", name)
+    for part in (0, 1):
+        ticket = listing(topic, snapshot=first["snapshot"], part=part)
+        assert client.read(ticket).num_rows == 2
+    # All have read it: it goes soon, and until then it is there.
+    again = client.call("take_snapshot", name)
+    assert again["snapshot"] == first["snapshot"]
+    assert again["deadline_us"] < first["deadline_us"] - 500_000_000
+    client.call("drop_snapshot", {"snapshot": first["snapshot"]})
+
+
 def test_a_reader_of_an_earlier_life_gets_no_other_snapshot(client: Client) -> None:
     life = client.call("take_snapshot", {"name": "here"})["life"]
     assert client.call("take_snapshot", {"name": "new", "life": life})["life"] == life

@@ -114,7 +114,7 @@ def test_what_was_read_by_all_is_kept_for_less(client: Client) -> None:
     client.create_topic("t")
     client.producer("t").send_batch([b"x"] * 10, due=[FAR_US] * 10)
     shard = transport_of(client).service.shard
-    fields = {"name": "q", "keep_us": 600_000_000, "parts": 2, "linger_us": 60_000_000}
+    fields = {"name": "q", "keep_us": 600_000_000, "readers": 2, "linger_us": 60_000_000}
     held, _ = client.transport.call("take_snapshot", fields)
     snapshot = shard.engine.snapshots[held["snapshot"]]
     ticket = {"topic": "t", "snapshot": held["snapshot"]}
