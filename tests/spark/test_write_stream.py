@@ -174,8 +174,22 @@ def test_what_is_wrong_ends_the_query_with_its_code(
     assert client.messages(copy.topic).count()["scheduled"] == ROWS
 
 
-def test_everything_again_with_every_batch_is_refused(spark: SparkSession, copy: Copy) -> None:
-    counts = copy.rows.groupBy("key").agg(F.first("payload").alias("payload"))
-    writer = counts.writeStream.format("fasti").options(**copy.options).outputMode("complete")
+def test_everything_again_with_every_batch_is_refused_and_updates_go_batch_by_batch(
+    copy: Copy, topic: Callable[..., str]
+) -> None:
+    entries = topic(kind="kv")
+    counts = copy.rows.groupBy("key").agg(F.count("*").cast("string").alias("value"))
+    options = {"address": copy.options["address"], "topic": entries, "operation": "put"}
+    writer = counts.writeStream.option("checkpointLocation", str(copy.path / "0"))
+    again = writer.format("fasti").options(**options).outputMode("complete")
     with pytest.raises(Exception, match=r"\[FASTI.invalid_argument\] messages are only added"):
-        writer.trigger(availableNow=True).start().awaitTermination()
+        again.trigger(availableNow=True).start().awaitTermination()
+
+    def put(rows: DataFrame, batch: int) -> None:
+        named = {**options, "txnAppId": f"app-{entries}", "txnVersion": str(batch)}
+        rows.write.format("fasti").options(**named).mode("append").save()
+
+    writer = counts.writeStream.option("checkpointLocation", str(copy.path / "1"))
+    updates = writer.outputMode("update").foreachBatch(put).trigger(availableNow=True)
+    updates.start().awaitTermination()
+    assert copy.client.kv(entries).count() == ROWS

@@ -65,8 +65,8 @@ class Write:
         """Checks everything that can be checked before a task runs."""
         if overwrite:
             raise InvalidArgument(
-                "messages are only added: write with mode('append'), in streams with "
-                "outputMode('append') or 'update'",
+                "messages are only added: write with mode('append'), streams with "
+                "outputMode('append')",
                 field="mode",
             )
         operation, topic = options["operation"], options["topic"]
