@@ -8,6 +8,7 @@ is done twice counts once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from fasti.model import DAY_US
+from fasti.model import DAY_US, MINUTE_US
 from fasti.pipeline import gold
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.gold.periods import day_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # A topic has at most about fifteen hundred rows a day in a table.
 _FEW_DAYS_OF_TOPICS = 500
 _TIDY_EVERY = 50
+_AT_ONCE = 3
 DAILY = ("lateness", "throughput", "consumers", "retries", "attempts")
 
 
@@ -45,30 +47,56 @@ def update(run: Run) -> int:
     """Brings gold up to silver. Returns how many rows were written."""
     lake, state = run.lake, State.of(run.lake)
     through = silver_position(lake)
-    if through == state.gold and all(lake.gold(name).exists() for name in (*DAILY, "backlog")):
-        return 0
-    days, last_us = _touched(run, state.gold, through)
-    state.as_of_us = max(state.as_of_us, last_us, run.option("as_of_us", lambda: 0)())
+    told_us = run.option("as_of_us", lambda: 0)()
     written = 0
-    small = lake.topics.rows() * len(days) <= _FEW_DAYS_OF_TOPICS
-    tables = {name: _computed(run, name, days) for name in DAILY}
-    for number, (name, rows) in enumerate(tables.items()):
-        written += replace_days(lake.gold(name), rows, days, small)
-        run.progress(number + 1, len(DAILY) + 1)
-    as_of = F.timestamp_micros(F.lit(state.as_of_us))
-    throughput = lake.gold("throughput").read(run.spark)
-    backlog = gold.backlog(lake.silver(run.spark), throughput, as_of)
-    lake.gold("backlog").overwrite(backlog.toArrow() if small else backlog.repartition(1))
+    if through != state.gold or not all(lake.gold(name).exists() for name in DAILY):
+        days, last_us = _touched(run, state.gold, through)
+        written = _write_days(run, days)
+        state.as_of_us = max(state.as_of_us, last_us, told_us)
+    elif told_us < state.as_of_us + MINUTE_US:
+        return 0
+    # Where nothing happens, messages still become overdue.
+    state.as_of_us = max(state.as_of_us, told_us)
+    written += _write_backlog(run, state.as_of_us)
     state.gold = through
     state.save(lake)
     for name in (*DAILY, "backlog"):
         # Every run leaves files behind that count no longer.
         if (lake.gold(name).version() or 0) % _TIDY_EVERY == 0:
             lake.gold(name).vacuum(24)
-    return written + lake.gold("backlog").rows()
+    return written
 
 
 update.__name__ = "gold"
+
+
+def _write_days(run: Run, days: Sequence[str]) -> int:
+    """Computes these days of all tables, several at a time: planning one takes longer than its rows."""
+    small = run.lake.topics.rows() * len(days) <= _FEW_DAYS_OF_TOPICS
+    rows = {name: _computed(run, name, days) for name in DAILY}
+    rows = {
+        name: each.withColumn("day", day_of("start").cast("date")) for name, each in rows.items()
+    }
+    if not small:
+        return sum(replace_days(run.lake.gold(name), rows[name], days) for name in DAILY)
+    written = 0
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = pool.map(lambda name: rows[name].toArrow(), DAILY)
+        for number, (name, table) in enumerate(zip(DAILY, found, strict=True), 1):
+            written += replace_days(run.lake.gold(name), table, days)
+            run.progress(number, len(DAILY) + 1)
+    return written
+
+
+def _write_backlog(run: Run, as_of_us: int) -> int:
+    """The forecast, whole."""
+    as_of = F.timestamp_micros(F.lit(as_of_us))
+    throughput = run.lake.gold("throughput").read(run.spark)
+    rows = gold.backlog(run.lake.silver(run.spark), throughput, as_of)
+    small = run.lake.topics.rows() <= _FEW_DAYS_OF_TOPICS
+    table = run.lake.gold("backlog")
+    table.overwrite(rows.toArrow() if small else rows.repartition(1))
+    return table.rows()
 
 
 def _touched(run: Run, since: dict[str, int], through: dict[str, int]) -> tuple[list[str], int]:
@@ -131,14 +159,11 @@ def _messages(run: Run, days: Sequence[str]) -> DataFrame:
     return run.lake.silver(run.spark).where(ended.isNull() | (ended >= F.lit(begin)))
 
 
-def replace_days(table: Table, rows: DataFrame, days: Sequence[str], small: bool = False) -> int:
-    """The rows of some days instead of those that were there, in one moment. Returns how many.
-
-    `small` ones come to the driver, which spares Spark the writing.
-    """
-    rows = rows.withColumn("day", day_of("start").cast("date"))
+def replace_days(table: Table, rows: DataFrame | pa.Table, days: Sequence[str]) -> int:
+    """The rows of some days instead of those that were there, in one moment. Returns how many."""
     with table.staging() as staged:
-        schema = table.write_staged(rows.toArrow() if small else rows.repartition("day"), staged)
+        whole = rows if isinstance(rows, pa.Table) else rows.repartition("day")
+        schema = table.write_staged(whole, staged)
         files = table.adopt(staged)
         old = [each for each in table.files() if str(each.partition["day"]) in days]
         table.replace(files, old, schema=schema)
