@@ -93,12 +93,13 @@ class Snapshots:
     ) -> Held:
         """A snapshot of now, or the one of that name.
 
-        When so many `readers` have read their part to its end, it is kept for `linger_us` only. Raises `gone` if the name's snapshot is, or may be: if the reader came first in another
-        `life` of the broker.
+        When so many `readers` have read their part to its end, it is kept for `linger_us` only.
+        Raises `gone` if the name's snapshot is, or may be: if the reader came first in another `life`
+        of the broker.
         """
         _check(keep_us, name, life)
         _check(linger_us, name, life, "linger_us")
-        if not 0 <= parts <= _PARTS_MAX:
+        if not 0 <= readers <= _PARTS_MAX:
             raise InvalidArgument("too many readers", field="readers", limit=_PARTS_MAX)
         with self._taking:
             if name:
@@ -281,7 +282,7 @@ def _take_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
         header, name="", life="", keep_us=KEEP_US, readers=0, linger_us=LINGER_US
     )
     # `parts` of a header is the envelope's own word.
-    held = service.snapshots.take(parts=fields.pop("readers"), **fields)
+    held = service.snapshots.take(**fields)
     return {**held.told(), "life": service.snapshots.life}, []
 
 
