@@ -281,7 +281,6 @@ def _take_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
     fields: dict[str, Any] = requests.checked(
         header, name="", life="", keep_us=KEEP_US, readers=0, linger_us=LINGER_US
     )
-    # `parts` of a header is the envelope's own word.
     held = service.snapshots.take(**fields)
     return {**held.told(), "life": service.snapshots.life}, []
 
