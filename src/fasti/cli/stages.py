@@ -100,7 +100,8 @@ def print_findings(lake: Lake, found: list[dict[str, Any]], count: int, as_json:
         for row in found
     ]
     console.print(output.table("kind", "topic", "id>", "what", rows=rows))
-    console.print(f"{count:,} findings: {looked}{compared if state.compared else ''}.")
+    many = "finding" if count == 1 else "findings"
+    console.print(f"{count:,} {many}: {looked}{compared if state.compared else ''}.")
 
 
 def print_rows(table: pa.Table, as_json: bool) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.pipeline.gold_rig import busy
+from tests.unit.pipeline.gold_rig import busy, fill
 from typer.testing import CliRunner
 
-from fasti.cli import demo_pipeline
+from fasti.cli import demo_pipeline, pipeline
 from fasti.cli.demo import print_piped
-from fasti.cli.exits import ERROR_EXITS
+from fasti.cli.exits import ERROR_EXITS, FOUND_SOMETHING
 from fasti.cli.main import app
 from fasti.errors import Gone, Unavailable
 from fasti.pipeline import local, runner
@@ -144,3 +145,21 @@ def test_a_run_outlasts_a_broker_that_is_away(lake: Path, monkeypatch: pytest.Mo
     troubles.append(Gone("the feed begins later"))
     with pytest.raises(Gone):
         local.keep_running(made, spark, 1.0, lambda _: None, told.append)
+
+
+def test_findings_and_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the audit found before it is asked how to end; Spark itself isn't needed for that."""
+    lake = Lake(tmp_path / "lake")
+    row = {"topic": "mail", "id": 7, "kind": "early", "what": "before [its] time", "position": 9}
+    fill(lake, {"audit": [row]})
+    monkeypatch.setattr(pipeline, "_lake_and_session", lambda *_, **__: nullcontext((lake, None)))
+    monkeypatch.setattr(pipeline, "_run_offline", lambda *_: None)
+    command = ("audit", "--lake", lake.root, "--tables-only")
+    shown = run(*command)
+    assert "before [its] time" in shown
+    assert "1 finding:" in shown
+    run(*command, "--fail-on-findings", code=FOUND_SOMETHING)
+    told = json.loads(run(*command, "--json"))
+    assert (told["count"], told["findings"][0]["kind"]) == (1, "early")
+    fill(lake, {"audit": []})
+    assert "No findings" in run(*command, "--fail-on-findings")
