@@ -11,25 +11,17 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import fastapi
 import pytest
 import uvicorn
-from tests.integration.serve_rig import SMALL
 from tests.unit.aio.stories import no_threads_left, until
 
 import fasti.aio
 from fasti.broker.launch import BrokerProcess
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all tests: each has a topic of its own."""
-    with BrokerProcess(tmp_path_factory.mktemp("data"), settings=SMALL) as made:
-        yield made
 
 
 def test_from_end_to_end(broker: BrokerProcess) -> None:

@@ -14,24 +14,16 @@ from typing import Any
 import pytest
 from tests.integration.app_in_processes import answer, app, hang, spin, work
 from tests.integration.app_rig import WAIT_S, Mailbox
-from tests.integration.serve_rig import SMALL, Watched
+from tests.integration.serve_rig import Watched, emptied
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker"), settings=SMALL) as started:
-        yield started
-
-
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[fasti.Client]:
-    with fasti.connect(broker.address) as connected:
+    with fasti.connect(broker.address) as connected, emptied(connected):
         yield connected
-        for topic in connected.topics():
-            connected.delete_topic(topic.name)
 
 
 @pytest.fixture
