@@ -68,7 +68,7 @@ class Model(Leases):
                 budget -= self._land(name, stage, budget)
         if budget <= 0:
             return
-        for name, stage in list(self.stages.items()):
+        for stage in self.stages.values():
             age_us = self.topics[stage.topic].settings.stage_age_us
             expired = stage.opened_at_us + age_us <= self.now_us
             if expired and not stage.published:
