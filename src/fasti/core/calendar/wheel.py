@@ -25,6 +25,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.columns.reductions import distinct
+
 Int64s = NDArray[np.int64]
 Resolve = Callable[[Int64s], tuple[Int64s, Int64s]]
 
@@ -207,7 +209,7 @@ class Calendar:
 
     def _still_in(self, place: tuple[int, int], resolve: Resolve, entries: Int64s) -> Int64s:
         """Of a slice's entries those whose message is due there, each once."""
-        sequences, due = resolve(np.unique(entries))
+        sequences, due = resolve(distinct(entries))
         return sequences[due >> SHIFTS[place[0]] == place[1]]
 
     def _first(self) -> tuple[int, int] | None:

@@ -45,3 +45,14 @@ def some(values: Bools | Integers) -> bool:
 def rows_where(mask: Bools) -> NDArray[np.intp]:
     """The rows for which it holds, in order."""
     return mask.nonzero()[0]
+
+
+def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The values in order, each once. numpy's `unique` hashes them, which takes far longer."""
+    ordered = np.sort(values)
+    if len(ordered) < 2:
+        return ordered
+    first = np.empty(len(ordered), dtype=np.bool_)
+    first[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]

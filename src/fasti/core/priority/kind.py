@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from fasti.core.calendar.ready import Ready
 from fasti.core.columns import codes
 from fasti.core.columns.pairs import sort_pairs
-from fasti.core.columns.reductions import every, lowest
+from fasti.core.columns.reductions import distinct, every, lowest
 from fasti.core.commands import Reprioritise
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Handler
@@ -187,7 +187,7 @@ class PriorityPartition(Partition):
         if self._age_step_us or wanted_us - self.base_us <= 1 << _BASE_STEP_BITS:
             return
         self.base_us = wanted_us
-        sequences, due = self.resolve(np.unique(self.ranked.drain()))
+        sequences, due = self.resolve(distinct(self.ranked.drain()))
         if len(sequences):
             self._enter_ready(sequences, due)
 

@@ -22,7 +22,7 @@ from fasti.core.columns import codes
 from fasti.core.columns.hashing import UInt64s
 from fasti.core.columns.index import HashIndex
 from fasti.core.columns.pairs import sort_pairs
-from fasti.core.columns.reductions import every, highest, lowest, some
+from fasti.core.columns.reductions import distinct, every, highest, lowest, some
 from fasti.core.lifecycle import Verb
 from fasti.core.rows.arena import CHANGED, FRAME_BITS, NEAR, STATE_MASK
 from fasti.core.rows.ledger import Ledger
@@ -314,7 +314,7 @@ class Partition:
         near = self._line_entries()
         if near + self.calendar.entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
             if near > 2 * self.near + _STALE_MIN // 2:
-                sequences, due = self.resolve(np.unique(self._drain_line()))
+                sequences, due = self.resolve(distinct(self._drain_line()))
                 # Not "due before the cursor": of a slice that leaves the calendar in pieces, some
                 # rows are here already although the cursor has not passed it.
                 here = self.arena.flags.take(self.ledger.slots(sequences)) & NEAR != 0
