@@ -38,7 +38,7 @@ def test_reads(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_writes_the_pipeline_and_a_following_stream(spark: SparkSession, tmp_path: Path) -> None:
     found = measured(tmp_path, "schedule", "bronze", "silver", "following")
     assert found["schedule"]["rows"] == found["schedule_with_keys"]["rows"] == ROWS

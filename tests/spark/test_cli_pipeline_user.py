@@ -51,7 +51,7 @@ def test_what_is_no_pipeline_is_refused_without_a_session(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_it_runs_once_and_says_what_it_did(
     broker: BrokerProcess, client: Client, topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -147,7 +147,7 @@ configuration:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_spark_pipelines_runs_it_and_goes_on(
     broker: BrokerProcess, client: Client, topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -261,7 +261,7 @@ pipeline.run(spark, once=True)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_drivers_that_are_killed_leave_every_row_once(
     spark: SparkSession, broker: BrokerProcess, client: Client, topic: MakeTopic, tmp_path: Path
 ) -> None:
@@ -269,7 +269,7 @@ def test_drivers_that_are_killed_leave_every_row_once(
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(KILLED))
     expected: list[str] = []
-    for number, moment in enumerate(("before", "after", "never", "after", "never")):
+    for number, moment in enumerate(("before", "after", "never")):
         rows = [f"{number}-{each}" for each in range(50)]
         append(client, source, *rows)
         expected += rows
