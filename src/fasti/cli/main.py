@@ -51,9 +51,7 @@ class Commands(LazyGroup):
             "Print every transition of every message, in order; with `-f` go on until Ctrl-C.",
             "changes",
         ),
-        "sinks": Lazy(
-            "sinks", "Sinks: who writes batches that happen once, and how far they are."
-        ),
+        "sinks": Lazy("sinks", "Sinks: who writes batches that happen once, and how far they are."),
         "pipeline": Lazy(
             "pipeline", "Bronze, silver, gold, audit and report of everything that happened."
         ),
