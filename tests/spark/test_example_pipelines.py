@@ -54,7 +54,7 @@ def test_an_example_says_what_it_should(
     loaded(name).main()
     assert capsys.readouterr().out == EXPECTED[name]
     for topic in client.topics():
-        if topic.name not in before:
+        if topic.name not in before and not topic.name.startswith("_"):
             client.delete_topic(topic.name)
 
 

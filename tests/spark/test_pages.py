@@ -42,7 +42,9 @@ def fresh(own_broker: BrokerProcess) -> BrokerProcess:
     """Without the topics that another page has made."""
     with fasti.connect(own_broker.address) as client:
         for topic in client.topics():
-            client.delete_topic(topic.name)
+            # Those that begin so are the broker's own.
+            if not topic.name.startswith("_"):
+                client.delete_topic(topic.name)
     return own_broker
 
 
