@@ -228,8 +228,15 @@ class BatchWriter(DataSourceArrowWriter):
                 self._write.sink(self._sink_id).forget()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In the driver, when a task failed for good, or the commit did."""
+        """In the driver, when a task failed for good, or the commit did.
+
+        Tasks that have not told of their stages yet may still be dying: a sink of this write alone
+        is forgotten with all of them. What one stages even later expires.
+        """
         drop(self._write, messages)
+        if self._once:
+            with suppress(FastiError):
+                self._write.sink(self._sink_id).forget()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
