@@ -20,9 +20,9 @@ from types import ModuleType
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.integration.serve_rig import SEGMENTS
 from tests.integration.test_docs_snippets import ABOUT_SPARK, DOCS, ROOT, Block, blocks_of
 
-import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.address import DEFAULT_ADDRESS
 
@@ -31,21 +31,11 @@ PAGES = [*sorted(ABOUT_SPARK), *sorted((DOCS / "cookbook").glob("*.md"))]
 NOT_RUN = {DOCS / "cookbook" / "README.md"}
 
 
-@pytest.fixture(scope="module")
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as started:
-        yield started
-
-
 @pytest.fixture
-def fresh(own_broker: BrokerProcess) -> BrokerProcess:
-    """Without the topics that another page has made."""
-    with fasti.connect(own_broker.address) as client:
-        for topic in client.topics():
-            # Those that begin so are the broker's own.
-            if not topic.name.startswith("_"):
-                client.delete_topic(topic.name)
-    return own_broker
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker for one page: the feed remembers what other pages have made and deleted."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker"), settings=SEGMENTS) as started:
+        yield started
 
 
 @pytest.mark.timeout(300)
