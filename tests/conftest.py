@@ -32,16 +32,3 @@ def pytest_configure(config: pytest.Config) -> None:
         shared = tempfile.TemporaryDirectory(prefix="fasti-bytecode-", ignore_cleanup_errors=True)
         config.add_cleanup(shared.cleanup)
         os.environ["PYTHONPYCACHEPREFIX"] = shared.name
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes: a file's tests stay together, and those of Spark, which share a session.
-
-    Spark's come first, since they take longest.
-    """
-    spark = os.path.join(os.path.dirname(__file__), "spark")
-    for item in items:
-        path = str(item.path)
-        group = "spark" if path.startswith(spark) else path
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: not str(item.path).startswith(spark))
