@@ -236,7 +236,7 @@ def test_a_topic_that_was_never_there_fails_at_once(
 
 
 def test_after_the_deadline_a_send_fails_and_the_rest_goes_on(transport: FakeTransport) -> None:
-    producer = Producer(transport, "emails", deadline="50ms")
+    producer = Producer(transport, "emails", deadline="1s")
     receipt = producer.send(b"0")
     first = transport.stream()
     written(first, 1)
