@@ -181,8 +181,6 @@ class Batch(sync.Batch):
         segments: list[Segment] = self._chosen(mask)
         if segments and op in ("nack", "reject"):
             sync.check_reason(argument, segments[0][0].session.reason_bytes_max)
-        for run, rows in segments:
-            run.finish(rows)
         if not segments:
             return _none() if wait else _TOLD
         return _give_back(Return(op, argument, segments), wait, timeout) or _TOLD

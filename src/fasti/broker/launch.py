@@ -213,8 +213,10 @@ class BrokerProcess:
         self.start(timeout)
 
     def pause(self) -> None:
-        """SIGSTOP: it is there but does nothing, like a machine that hangs."""
-        self._running().send_signal(signal.SIGSTOP)
+        """SIGSTOP: it is there but does nothing, like a machine that hangs. Returns when it does."""
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """SIGCONT: goes on where it was."""

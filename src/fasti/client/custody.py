@@ -77,30 +77,37 @@ class Custody:
                 others.append((run, rows[~late]))
         return over, others
 
-    def renewed(self, sent_us: int, length_us: int) -> None:
-        """A heartbeat that was written at `sent_us`, on the broker's clock, was answered.
+    def renewed(self, sent_us: int, answered_us: int, length_us: int) -> None:
+        """A heartbeat that was written at `sent_us` was answered, both on the broker's clock.
 
-        What had ended before it was written is not alive again by it.
+        What had ended before is not alive again by it; when it was written is only an estimate, and
+        it may have been long on its way, so the answer counts.
         """
         for run in self._runs:
-            if run.until_us > sent_us:
+            if run.until_us > answered_us:
                 run.until_us = max(run.until_us, sent_us + length_us)
 
     # Reconnecting
 
-    def take_back(self, returns: Iterable[Return], acked: Iterable[Run]) -> None:
-        """What was not started comes again; what was, or is being returned, gets a new token."""
+    def take_back(self, returns: Iterable[Return]) -> None:
+        """What was not started comes again; what was, or is being returned, gets a new token.
+
+        Acks of single messages are gathered before they are finished, and both without the lock.
+        """
         self._in_hand = {}
         for run in list(self._runs):
             unstarted, run.rows = run.rows - run.next, run.next
             self.leave(run, unstarted)
         for run in self._runs:
             self._remember(run, run.unfinished(0, run.next))
+            self._remember(run, np.array(run.acks, dtype=np.intp))
+        self.remember(returns)
+
+    def remember(self, returns: Iterable[Return]) -> None:
+        """What is being returned gets a new token too."""
         for returned in returns:
             for run, rows in returned.segments:
                 self._remember(run, rows)
-        for run in acked:
-            self._remember(run, np.array(run.acks, dtype=np.intp))
 
     def all_known(self) -> None:
         """Everything that was ours has come again by now."""

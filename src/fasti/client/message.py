@@ -174,8 +174,9 @@ class Message:
             return self._finish("ack", None, True, timeout)
         if run.finished[row]:
             self._refuse()
-        run.finished[row] = 1
+        # In this order: whoever takes back what nobody finished finds it in one of the two.
         run.acks.append(row)
+        run.finished[row] = 1
         gathering = run.session.gathering
         gathering.unsent += 1
         if not run.listed or gathering.eager or gathering.unsent >= gathering.hurry:
@@ -285,8 +286,6 @@ class Message:
             raise InvalidArgument("content_type is text", field="content_type")
         if run.finished[row]:
             self._refuse()
-        if ack:
-            run.finished[row] = 1
         return Reply(run, row, to, deadline_us, given, pairs, content_type, ack)
 
     def _finish(
@@ -297,7 +296,6 @@ class Message:
             check_reason(argument, run.session.reason_bytes_max)
         if run.finished[row]:
             self._refuse()
-        run.finished[row] = 1
         return self._return(op, argument, wait, timeout)
 
     def _return(
@@ -397,8 +395,6 @@ class Batch:
         segments = self._chosen(mask)
         if segments and op in ("nack", "reject"):
             check_reason(argument, segments[0][0].session.reason_bytes_max)
-        for run, rows in segments:
-            run.finish(rows)
         if not segments:
             return Outcomes.joined([]) if wait else None
         session = segments[0][0].session

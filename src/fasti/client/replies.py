@@ -132,6 +132,8 @@ class Replies:
         reply.give_up_at = time.monotonic() + _TRIED_S
         with self._lock:
             self._open[reply] = None
+            if reply.ack:
+                reply.run.finished[reply.row] = 1
             self._queue.append(reply)
             if self._thread is None:
                 self._thread = threading.Thread(

@@ -141,6 +141,8 @@ class Session:
     ) -> Outcomes | None:
         """Sends what is to be told about rows; waits for the outcomes if asked to.
 
+        Rows are finished together with being in the books as returned: a connection that is lost at
+        this moment finds them in one place or the other, and they learn their new tokens.
         Raises `timed_out`, and with `wait` the error that refused it.
         """
         waiter = None
@@ -148,6 +150,9 @@ class Session:
             returned.waiter = waiter = Waiter()
         with self.lock:
             over = self._over
+            if returned.op != "extend":
+                for run, rows in returned.segments:
+                    run.finish(rows)
             if not over:
                 self._returns.append(returned)
                 self._work.notify()
@@ -489,7 +494,7 @@ class Session:
             run.came_us = int(header["now_us"])
             if ranked:
                 self._after_us = max(self._after_us, run.last_due_us())
-            run.until_us = run.came_us + self._settings.lease_us
+            run.until_us = int(header["leased_us"]) + self._settings.lease_us
             self._leased(number, run)
         elif kind == "outcomes":
             self._outcomes(number, header)
@@ -519,7 +524,9 @@ class Session:
             if number != self._stream_number:
                 return
             if self._beats:
-                self._custody.renewed(self._beats.popleft(), self._settings.lease_us)
+                self._custody.renewed(
+                    self._beats.popleft(), int(header["now_us"]), self._settings.lease_us
+                )
             if not self._known and header.get("request") == self._heartbeat_number:
                 # Everything that was ours has come again by now.
                 self._known = True
@@ -536,7 +543,9 @@ class Session:
                 return
             request = self._requests.pop(header["request"], None)
             if request is not None and request.returned.renews:
-                self._custody.renewed(request.sent_us, self._settings.lease_us)
+                self._custody.renewed(
+                    request.sent_us, int(header["now_us"]), self._settings.lease_us
+                )
             self._work.notify()
         if request is not None:
             self.settling.succeeded(request.returned, request.returned.outcomes(header))
@@ -606,5 +615,7 @@ class Session:
                 request.returned.again = True
                 self._returns.append(request.returned)
         self._requests.clear()
-        self._custody.take_back([*self._returns, *self.replies.under_way()], self.gathering.runs)
+        self._custody.take_back(self._returns)
+        # After the rows that nobody has finished: whoever replies lists it here, then finishes it.
+        self._custody.remember(self.replies.under_way())
         self.holding.drop_all()

@@ -167,7 +167,8 @@ class Lease:
 
     With `wait`, the rest is remembered as credit of the session, first come first served, until
     `Detach`. A session that names a consumer who has live leases gets those first, under new
-    tokens, and the session that had the name before loses its credit.
+    tokens, and the session that had the name before loses its credit. Of two sessions that want a
+    name the one with the higher number has it.
     """
 
     topic: str

@@ -116,6 +116,8 @@ class Deliver:
     version: NDArray[np.uint32]
     attempts: NDArray[np.uint16]
     location: Int64s
+    # When they were leased: the lease is counted from there.
+    leased_us: int
     # Of priority topics.
     priority: NDArray[np.uint16] | None = None
     # Of logs.

@@ -14,7 +14,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasti.errors import AlreadyExists, FastiError, Gone, InvalidArgument, NotFound
+from fasti.errors import AlreadyExists, FastiError, Fenced, Gone, InvalidArgument, NotFound
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK, TopicSettings
 
 EARLIEST, LATEST = -1, -2
@@ -241,6 +241,8 @@ class GroupsModel:
             raise InvalidArgument("waits under another name", field="consumer")
         before = line.names.get(consumer)
         resumed: dict[tuple[int, int], int] = {}
+        if before is not None and before > session:
+            raise Fenced("a newer session has the name")
         if before != session:
             if before is not None:
                 line.leave(before)

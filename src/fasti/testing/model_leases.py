@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fasti.core.delivery.retry import retry_delays
-from fasti.errors import InvalidArgument
+from fasti.errors import Fenced, InvalidArgument
 from fasti.model import Outcome, State, partition_of
 from fasti.testing.model_state import Answer, Books, Broken, Message, When
 
@@ -27,6 +27,8 @@ class Leases(Books):
         if any(its == session and name != consumer for its, name, _ in where.waiting):
             raise InvalidArgument("a session waits under one name", field="consumer")
         before = where.sessions.get(consumer)
+        if before is not None and before > session:
+            raise Fenced("a newer session has the name")
         if before != session:
             if before is not None:
                 self._leave(where, before)

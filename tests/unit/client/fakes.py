@@ -131,13 +131,14 @@ class FakeStream:
         }
         arrays = [pa.array(columns[field.name], type=field.type) for field in LEASED]
         batch = pa.RecordBatch.from_arrays(arrays, schema=LEASED)
-        self.arrived(
-            {"kind": "leased", "token": token, "now_us": self.transport.clock.at_us}, batch
-        )
+        now_us = self.transport.clock.at_us
+        header = {"kind": "leased", "token": token, "now_us": now_us, "leased_us": now_us}
+        self.arrived(header, batch)
 
     def outcomes(self, request: int, status: list[list[Any]]) -> None:
         count = sum(each for _, each in status)
-        header = {"kind": "outcomes", "request": request, "now_us": 0}
+        now_us = self.transport.clock.at_us
+        header = {"kind": "outcomes", "request": request, "now_us": now_us}
         self.arrived({**header, "status": status, "versions": [[1, count]]}, None)
 
     def accept_all(self) -> None:
@@ -145,8 +146,8 @@ class FakeStream:
 
         def answer(header: dict[str, Any], batch: pa.RecordBatch | None) -> None:
             if header["op"] == "heartbeat":
-                beat = {"kind": "heartbeat", "request": header["request"], "held": 0, "now_us": 0}
-                self.arrived(beat, None)
+                beat = {"kind": "heartbeat", "request": header["request"], "held": 0}
+                self.arrived({**beat, "now_us": self.transport.clock.at_us}, None)
             elif batch is not None:
                 self.outcomes(header["request"], [["ok", batch.num_rows]])
 

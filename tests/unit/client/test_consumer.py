@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -581,3 +581,84 @@ def test_a_heartbeat_that_was_written_in_time_keeps_what_is_held(
         eventually(lambda beats=beats: len(stream.of("heartbeat")) > beats)
     taker.wait_for(2)
     assert consumer.reconnections == 0
+
+
+def test_a_heartbeat_that_came_too_late_keeps_nothing(
+    transport: FakeTransport, opened: list[Consumer]
+) -> None:
+    """As the broker's clock was estimated it was written in time; the answer tells the truth."""
+    transport.settings = TopicSettings(lease_us=300_000)
+    consumer = Consumer(transport, "emails", prefetch=10)
+    opened.append(consumer)
+    taker = Taker(consumer, transport)
+    stream = ready(transport.stream())
+    stream.lease(1, [1, 2], [NOW_US, NOW_US + 400_000])
+    taker.wait_for(1)
+    stream.on_send = None
+    transport.clock.move_to(NOW_US + 200_000)
+    beats = len(stream.of("heartbeat"))
+    eventually(lambda: len(stream.of("heartbeat")) > beats)
+    late = {"kind": "heartbeat", "request": 0, "held": 0, "now_us": NOW_US + 310_000}
+    stream.arrived(late, None)
+    transport.clock.move_to(NOW_US + 450_000)
+    ready(transport.stream(1)).lease(3, [2], [NOW_US + 400_000], attempts=2)
+    messages = taker.wait_for(2)
+    assert [(message.token, message.attempts) for message in messages] == [(1, 1), (3, 2)]
+
+
+class LosesTheConnection:
+    """A lock: when user code asks for it the connection is lost first."""
+
+    def __init__(self, lock: Any, lose: Callable[[], None]) -> None:
+        self._lock, self._lose = lock, lose
+        self._of = threading.get_ident()
+
+    def __enter__(self) -> None:
+        if self._lose is not None and threading.get_ident() == self._of:
+            lose, self._lose = self._lose, None
+            lose()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release"])
+@pytest.mark.parametrize("of", ["message", "batch"])
+def test_a_connection_lost_while_something_is_finished(
+    transport: FakeTransport, consumer: Consumer, verb: str, of: str
+) -> None:
+    """It is finished under its new token, and user code doesn't get it again."""
+    batches = consumer.batches(2, wait=0)
+    first = None
+
+    def resume(stream: FakeStream) -> None:
+        stream.accept_all()
+        answer = stream.on_send
+
+        def on_send(header: dict[str, Any], batch: pa.RecordBatch | None) -> None:
+            if header["op"] == "credit" and len(stream.sent) == 1 and first is not None:
+                stream.lease(8, [1, 2], [NOW_US, NOW_US])
+            assert answer is not None
+            answer(header, batch)
+
+        stream.on_send = on_send
+
+    transport.on_open = resume
+    consumer._session.start()
+    stream = ready(transport.stream())
+    stream.lease(1, [1, 2], [NOW_US, NOW_US])
+    first = next(batches)
+    session = consumer._session
+    session.lock = LosesTheConnection(session.lock, stream.lose)  # type: ignore[assignment]
+    if of == "batch":
+        getattr(first, verb)()
+    else:
+        for message in first.messages:
+            getattr(message, verb)()
+    second = transport.stream(1)
+    found = rows_of(second, verb, 2)
+    assert sorted((row["id"], row["token"]) for row in found) == [(1, 8), (2, 8)]
+    consumer.flush(5)
+    assert consumer.failed == 0
+    assert session._custody.unfinished == 0

@@ -257,7 +257,7 @@ class Subscription:
             return None
         self._note_delivered(leased, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
-        header: Header = {"kind": "leased", "token": leased.token}
+        header: Header = {"kind": "leased", "token": leased.token, "leased_us": leased.leased_us}
         if leased.priority is not None:
             header["ranked"] = True
         return self._stamped(header), batch

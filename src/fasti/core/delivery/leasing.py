@@ -24,7 +24,7 @@ from fasti.core.state import Topic
 from fasti.core.timeline.judging import Piece, blank, explain, judge_lease, locate
 from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work, column
-from fasti.errors import InvalidArgument, Overloaded
+from fasti.errors import Fenced, InvalidArgument, Overloaded
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS
 
 Int64s = NDArray[np.int64]
@@ -58,6 +58,9 @@ def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
             f"the session waits as {waiting.consumer!r} already", field="consumer"
         )
     before = line.session_of(command.consumer)
+    if before is not None and before > command.session:
+        # Written before it could hear that a newer one has the name: it doesn't take it back.
+        raise Fenced(f"another session took the name {command.consumer!r}")
     if before != command.session:
         if before is not None:
             line.leave(before)
@@ -208,6 +211,7 @@ def _deliver(
             arena.version.take(slots, mode="clip"),
             arena.attempts.take(slots, mode="clip"),
             arena.location.take(slots, mode="clip"),
+            work.now_us,
             arena.priority.take(slots, mode="clip") if ranked else None,
         )
     )

@@ -145,6 +145,7 @@ def deliver(
             np.ones(len(offsets), dtype=np.uint32),
             place.attempts[place.slots(offsets)].copy(),
             log.locations_of(offsets),
+            work.now_us,
             group=group.name,
         )
     )

@@ -189,6 +189,11 @@ def test_a_consumer_that_comes_back_gets_its_leases_again_and_the_old_session_en
     ended = [effect for effect in step.effects if isinstance(effect, ConsumerReplaced)]
     assert [(each.session, each.error) for each in ended] == [(1, None)]
     assert groups.ack(got) == ["stale_lease"] * 4
+    # What the old one had written before it heard of it doesn't take the name back.
+    step = groups.step(co.Lease("log", 1, "w", 1, group="g"))
+    assert not step.effects
+    assert step.replies[0].error is not None
+    assert step.replies[0].error.code == "fenced"
     assert groups.ack(again) == ["ok"] * 4
 
 
