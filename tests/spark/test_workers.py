@@ -3,8 +3,9 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +15,8 @@ import fasti
 import fasti.spark
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
-from fasti.errors import InvalidArgument, NotFound
+from fasti.errors import InvalidArgument, NotFound, Unavailable
+from fasti.spark import workers
 
 Topic = Callable[..., str]
 RETRY = fasti.Backoff("1ms", limit="1ms")
@@ -159,6 +161,66 @@ def test_groups_of_logs(
     ends = {each.partition: each.end for each in client.log(name).describe()}
     assert found == {(number, n) for number, end in ends.items() for n in range(end)}
     assert client.groups(name).lag("g") == 0
+
+
+class Quiet:
+    """Stands for a consumer and a broker: what comes, and what is left when it is asked."""
+
+    topic, name, group = "t", "w", ""
+
+    def __init__(self, comes: list[list[str]], left: list[int | Exception]) -> None:
+        self.comes, self.left = comes, left
+
+    def batches(self) -> Iterator[Any]:
+        return iter(self.comes.pop(0))
+
+    def asked(self, *_: Any) -> int:
+        found = self.left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def all_due(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        monkeypatch.setattr(workers, "left", self.asked)
+        anything = cast(Any, self)
+        worker = workers.Worker(anything, anything, anything, anything, anything)
+        return cast(list[str], list(worker.all_due(self.batches)))
+
+
+def test_once_ends_when_the_broker_has_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Unavailable("away")
+    quiet = Quiet([[], [], ["a", "b"], [], ["c"], []], [2, away, 2, 1, 0, 0])
+    assert quiet.all_due(monkeypatch) == ["a", "b", "c"]
+    assert (quiet.comes, quiet.left) == ([], [])
+
+
+def test_once_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "_LEFT_S", -1.0)
+    assert Quiet([[], ["not looked for"]], [7]).all_due(monkeypatch) == []
+    assert "are due, and none came" in caplog.text
+
+
+def test_what_is_left_for_a_worker(client: Client, topic: Topic) -> None:
+    name, log = topic(lookahead=0), topic(kind="log")
+    client.producer(name).send(b"later", delay="1h").result()
+    assert workers.left(client, name, "") == 0
+    sent(client, name, 3)
+    client.producer(log).send_batch([b"x"] * 5)
+    for ordered in (False, True):
+        client.groups(log).create(group := f"g-{ordered}", ordered=ordered)
+        assert workers.left(client, log, group) == 5
+        with client.consumer(log, group=group, prefetch=2) as consumer:
+            first = next(iter(consumer))
+            while client.groups(log).describe(group).leased < 2:
+                time.sleep(0.01)
+            assert workers.left(client, log, group) == (0 if ordered else 3)
+            first.ack()
+        assert workers.left(client, log, group) <= 4
+    with client.consumer(name, prefetch=1) as consumer:
+        next(iter(consumer))
+        assert workers.left(client, name, "") == 2
 
 
 def test_leases_are_renewed_while_a_function_works(

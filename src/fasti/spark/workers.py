@@ -22,7 +22,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -37,14 +37,17 @@ from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.message import Batch
 from fasti.errors import InvalidArgument, RowsFailed, TimedOut
 from fasti.spark.leased import Verdicts, bounded, rows_of, verdicts_of
+from fasti.spark.patience import patiently
 
 logger = logging.getLogger("fasti.spark")
 
 Handle = Callable[[DataFrame, int], Any]
 OnError = Literal["release", "nack"]
 
-# With `once`: nothing is due any more when nothing came for so long.
-_ONCE = "1s"
+# With `once`: when nothing came for so long, the broker is asked whether anything is left; if it says
+# that there is, and yet nothing comes for so many seconds, it is not for this worker.
+_QUIET = "500ms"
+_LEFT_S = 60.0
 _STOP_S, _AGAIN_S = 30.0, 0.2
 _FLUSH = "1s"
 _RECENT = 100
@@ -93,11 +96,14 @@ def consume(
     if max_failures is not None and max_failures < 1:
         raise InvalidArgument("max_failures is at least 1", field="max_failures", limit=1)
     client = fasti.connect(address, token=token, tls_ca=tls_ca)
+    to_the_end = once and timeout is None
     try:
-        if timeout is None and once:
-            timeout = _ONCE
         consumer = client.consumer(
-            topic, name=name, group=group, timeout=timeout, time_limit=time_limit
+            topic,
+            name=name,
+            group=group,
+            timeout=_QUIET if to_the_end else timeout,
+            time_limit=time_limit,
         )
         # What is wrong with the topic, the group or the counts is told here, not in the thread.
         batches = consumer.batches(rows, wait=wait)
@@ -106,6 +112,8 @@ def consume(
         raise
     failing = _Failing(on_error, duration_us(retry_delay, "retry_delay"), max_failures)
     worker = Worker(spark, client, consumer, handle_batch, failing)
+    if to_the_end:
+        batches = worker.all_due(lambda: consumer.batches(rows, wait=wait))
     worker.start(batches)
     if once:
         worker.awaitTermination()
@@ -242,6 +250,27 @@ class Worker:
             self._ended.set()
             atexit.unregister(self.stop)
 
+    def all_due(self, batches: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
+        """Batches until nothing is due any more.
+
+        That nothing came for a while doesn't tell: a busy broker, or one that is just being started
+        again, is quiet too. So it is asked; and what was on its way meanwhile is waited for.
+        """
+        none_left, until = False, time.monotonic() + _LEFT_S
+        while True:
+            for batch in batches():
+                yield batch
+                none_left, until = False, time.monotonic() + _LEFT_S
+            if self._stopping or none_left:
+                return
+            none_left = not patiently(self._left)
+            if not none_left and time.monotonic() > until:
+                logger.warning("messages of %r are due, and none came in a minute", self.topic)
+                return
+
+    def _left(self) -> int:
+        return 0 if self._stopping else left(self._client, self.topic, self.group)
+
     def _mark_jobs(self) -> None:
         """Jobs of this thread can be cancelled by the tag."""
         context = _context(self._spark)
@@ -301,6 +330,19 @@ class Worker:
                 # Their leases were over: somebody else has them, or will.
                 logger.warning("messages of %r may come again: %s", self.topic, error)
                 return
+
+
+def left(client: Client, topic: str, group: str) -> int:
+    """How many messages are due that nobody has."""
+    if not group:
+        return int(client.messages(topic).count()["ready"])
+    found = client.groups(topic).describe(group)
+    return sum(
+        each.lag - each.leased - each.again
+        for each in found.partitions
+        # Others may have to finish theirs first.
+        if not (each.leased and (found.ordered or each.window_full))
+    )
 
 
 def _context(spark: SparkSession) -> SparkContext | None:
