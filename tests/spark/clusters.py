@@ -19,8 +19,12 @@ _START_S = 120.0
 # Several Javas on one small machine.
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-# No job begins before every worker is there.
-ALL_WORKERS = {"spark.scheduler.minRegisteredResourcesRatio": "1.0", "spark.cores.max": "2"}
+# No job begins before every worker is there, however long Java takes to start.
+ALL_WORKERS = {
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
+    "spark.cores.max": "2",
+}
 
 
 class Server:

@@ -4,6 +4,7 @@ A session takes seconds to start and a gigabyte, so tests share it and never sto
 set in it they set back. Tests that kill a driver run one in a process of its own.
 """
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,19 +28,27 @@ QUICK = {
 }
 
 
+# They end what hangs; nothing is judged by them. The first test of a process starts the session or
+# the broker, on a machine that may be slow and busy.
+TIMEOUT_S, SPARK_TIMEOUT_S = 180, 300
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
+        if here not in item.path.parents:
+            continue
+        with_spark = "spark" in getattr(item, "fixturenames", ())
+        if with_spark:
             item.add_marker(pytest.mark.spark)
-            if item.get_closest_marker("timeout") is None:
-                # The first of them starts the session.
-                item.add_marker(pytest.mark.timeout(180))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S if with_spark else TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    with warnings.catch_warnings():
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    # Java stays where it was started, wherever tests go: relative paths must not lead into our tree.
+    with warnings.catch_warnings(), contextlib.chdir(tmp_path_factory.mktemp("java")):
         # Spark warns of its own use of other packages; that is not about us.
         warnings.simplefilter("ignore")
         session = fasti.spark.session("local[2]", "tests", **QUICK)

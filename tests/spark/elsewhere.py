@@ -99,7 +99,7 @@ def consumed(spark: SparkSession, address: str) -> int:
     def handle(rows: DataFrame, batch: int) -> None:
         counted.append(rows.count())
 
-    fasti.spark.consume(spark, "out", handle, address=address, once=True, timeout="2s")
+    fasti.spark.consume(spark, "out", handle, address=address, once=True)
     return sum(counted)
 
 

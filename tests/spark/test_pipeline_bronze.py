@@ -56,7 +56,7 @@ def tell_stories(client: Client) -> None:
     mail.update(key=["k2", "k4"], payload=b"y")
     mail.cancel(key=["k4", "k6"])
     producer.send(b"z", key="k8", delay="3h", on_conflict="replace").result()
-    with client.consumer("mail", name="w1", timeout="5s") as consumer:
+    with client.consumer("mail", name="w1", timeout="60s") as consumer:
         for number, message in enumerate(consumer):
             what = ("ack", "release", "nack", "reject")[number % 4]
             getattr(message, what)(*(["bad"] if what in ("nack", "reject") else []))
@@ -74,7 +74,7 @@ def tell_stories(client: Client) -> None:
     client.create_topic("gone")
     client.producer("gone").send(b"x", delay="1h").result()
     client.producer("events").send(b"e").result()
-    with client.consumer("events", group="g", name="w", timeout="2s") as consumer:
+    with client.consumer("events", group="g", name="w", timeout="60s") as consumer:
         next(iter(consumer)).ack()
     profiles = client.kv("profiles")
     profiles.put("one", b"1")

@@ -49,7 +49,7 @@ def happen(client: Client, round: int) -> None:
     if round:
         mail.cancel(key=f"{round - 1}-2")
     # Closed before we go on: what it held and didn't start goes back then.
-    with client.consumer("mail", name=f"w{round}", timeout="5s") as consumer:
+    with client.consumer("mail", name=f"w{round}", timeout="60s") as consumer:
         for taken, message in enumerate(consumer, 1):
             message.ack() if taken % 2 else message.release(delay="1ms")
             if taken == 4:

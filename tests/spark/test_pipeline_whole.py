@@ -50,7 +50,7 @@ def produce(client: Client, count: int) -> None:
 def consume(client: Client, share: float) -> None:
     """Acks most of what is due, nacks some (which are dead after two), and leaves the rest."""
     left = int(client.topic("mail").counts["ready"] * share)
-    with client.consumer("mail", name="anna", prefetch=10_000, timeout="5s") as anna:
+    with client.consumer("mail", name="anna", prefetch=10_000, timeout="60s") as anna:
         for batch in anna.batches(10_000, wait="20ms"):
             bad = batch.table.column("id").to_numpy() % 50 == 0
             batch.nack(bad, "no <such> mailbox")
@@ -58,7 +58,7 @@ def consume(client: Client, share: float) -> None:
             left -= len(bad)
             if left <= 0:
                 break
-    with client.consumer("bills", name="bert", timeout="1s") as bert:
+    with client.consumer("bills", name="bert", timeout="60s") as bert:
         for message in bert:
             message.ack()
             if message.id > 20:

@@ -39,32 +39,30 @@ def test_the_feed_goes_on_where_a_snapshot_ends(
 ) -> None:
     """While others write: what is in the snapshot, and what happened behind it, is everything."""
     name = topic(partitions=2)
-    stop = Event()
+    begun, stop = Event(), Event()
 
     def write() -> None:
         producer, messages = client.producer(name), client.messages(name)
-        done = 0
         while not stop.is_set():
             ids = producer.send_batch([b"x"] * 50, due=[FAR_US] * 50).ids
             messages.cancel(
                 id=ids.to_pylist()[:10] if hasattr(ids, "to_pylist") else list(ids)[:10]
             )
-            done += 1
+            begun.set()
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         try:
+            assert begun.wait(60), writing.result(timeout=0)
             snapshots = [
                 read(name, columns="id,shard,snapshot_position", minPartitions=4).collect()
                 for _ in range(3)
             ]
         finally:
             stop.set()
-        writing.result(timeout=30)
+        writing.result()
     at_the_end = {row["id"] for row in read(name, columns="id").collect()}
     for rows in snapshots:
-        if not rows:
-            continue
         ((shard, position),) = {(row["shard"], row["snapshot_position"]) for row in rows}
         live = Counter(row["id"] for row in rows)
         behind = read(

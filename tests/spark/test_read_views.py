@@ -11,6 +11,7 @@ from tests.spark.reading import Reading, why
 
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from fasti.client.durations import as_datetime
 
 MakeTopic = Callable[..., str]
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -114,10 +115,12 @@ def test_a_log_by_offsets_and_by_times(read: Reading, client: Client, topic: Mak
     for partition in (0, 1):
         producer.send_batch([b"early"] * 100, partition=partition)
     producer.flush()
-    # The broker's clock stands still for less than this.
-    time.sleep(0.01)
-    middle = datetime.now(UTC)
-    time.sleep(0.01)
+    # By the broker's clock: the client knows it only within bounds, and waits for the lower one.
+    with client.reader(name, start="earliest", follow=False) as reader:
+        middle_us = max(row.created_us for row in reader) + 1
+    while client.transport.clock.now_us() <= middle_us:
+        time.sleep(0.001)
+    middle = as_datetime(middle_us)
     producer.send_batch([b"late"] * 50, partition=1)
     producer.flush()
 

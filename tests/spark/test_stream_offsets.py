@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -279,28 +280,34 @@ def test_news_of_other_topics_make_no_batches(
     assert read(reader, end, moved) == []
 
 
-def test_an_idle_stream_asks_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+class Clock:
+    """Time that passes when somebody sleeps."""
+
     now = 100.0
 
-    def sleep(length_s: float) -> None:
-        nonlocal now
-        now += length_s
+    def monotonic(self) -> float:
+        return self.now
 
-    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    def sleep(self, length_s: float) -> None:
+        self.now += length_s
+
+
+def test_an_idle_stream_asks_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
     monkeypatch.setattr("fasti.spark.streams.time", clock)
     idling = Idling()
     for expected in (0, 0.01, 0.02, 0.04, 0.08, 0.1, 0.1):
-        before = now
+        before = clock.now
         idling.wait()
-        assert now - before == pytest.approx(expected)
+        assert clock.now - before == pytest.approx(expected)
         idling.asked(news=False)
     # Whoever asks seldom doesn't wait, and nobody does as long as there are news.
-    now += 10
-    before = now
+    clock.sleep(10)
+    before = clock.now
     idling.wait()
     idling.asked(news=True)
     idling.wait()
-    assert now == before
+    assert clock.now == before
 
 
 # Losses
@@ -452,15 +459,18 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
         with fasti.connect(process.address) as client:
             client.create_topic("log", kind="log")
             appended(client, "log", 10)
-        reader = stream(process, view="log", topic="log", timeout="0.5s")
+        reader = stream(process, view="log", topic="log")
         start = reader.initialOffset()
         end = reader.latestOffset(start, ALL)
         (task,) = reader.partitions(start, end)
         process.kill()
+        impatient = stream(process, view="log", topic="log", timeout="0.5s")
         with pytest.raises(SparkFastiError, match=r"\[FASTI.unavailable\]"):
-            reader.latestOffset(start, ALL)
-        process.start()
-        assert reader.latestOffset(start, ALL) == end
+            impatient.latestOffset(start, ALL)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(reader.latestOffset, start, ALL)
+            process.start()
+            assert asked.result() == end
         assert sum(batch.num_rows for batch in reader.read(task)) == 10
 
 
@@ -507,16 +517,20 @@ def test_a_read_that_nobody_can_go_on_with_fails() -> None:
         assert len(broken.asked) == 1
 
 
-def test_patience_ends() -> None:
-    tries: list[int] = []
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("fasti.spark.patience.time", clock)
+    tries: list[float] = []
 
     def ask() -> None:
-        tries.append(1)
+        tries.append(clock.now)
         raise Unavailable("away")
 
     with pytest.raises(Unavailable):
-        patiently(ask, 0.1)
-    assert len(tries) > 1
+        patiently(ask, 10.0)
+    assert len(tries) > 5
+    # Pauses grow to two seconds: one more would have been too long.
+    assert 108.0 < tries[-1] <= 110.0
 
 
 def test_options_are_checked_first(broker: BrokerProcess) -> None:

@@ -245,7 +245,8 @@ def test_writes_without_a_name_are_not_remembered(
     write(numbers.select("payload"), topic=name)
     write(numbers.select("payload"), topic=name)
     assert client.messages(name).count()["ready"] == 200
-    assert {each.sink for each in client.sinks()} == before
+    # Those of other tests may be forgotten meanwhile.
+    assert {each.sink for each in client.sinks()} <= before
 
 
 @pytest.fixture
@@ -267,13 +268,14 @@ def test_what_a_dead_task_has_staged_is_dropped_with_time(
     topic: Callable[..., str],
     tmp_path: Path,
 ) -> None:
-    name = topic(stage_age="2s")
+    name = topic()
     weak_source.register(spark)
     weak = {"at": "write", "do": "exit", "once": str(tmp_path / "once")}
     dying = numbers.write.format("fasti-weak").option("weak", json.dumps(weak))
     with pytest.raises(Exception, match="exited unexpectedly"):
         dying.options(address=broker.address, topic=name).mode("append").save()
-    deadline = time.monotonic() + 60
+    # A stage that is open now, and one that a task may still open while the job ends, are too old.
+    client.change_topic(name, stage_age="1s")
     while client.messages(name).count()["staged"]:
-        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert client.messages(name).count()["ready"] == 0

@@ -146,6 +146,7 @@ def test_broker_killed_while_tasks_write(spark: SparkSession, tmp_path: Path) ->
         while not there.exists():
             assert time.monotonic() < deadline
             assert query.isActive, query.exception()
+            time.sleep(0.05)
         own.kill()
         # Those who write find nobody there; then the broker is back, with what it had promised.
         back = threading.Timer(1.0, own.start)

@@ -73,6 +73,7 @@ class WeakSpot:
                 deadline = time.monotonic() + WAIT_S
                 while not rows():
                     assert time.monotonic() < deadline
+                    time.sleep(0.01)
                 self.reached("write", batch)
             yield each
 
