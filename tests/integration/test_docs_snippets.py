@@ -132,7 +132,7 @@ def test_a_page_runs_as_printed(page: Path, fresh: BrokerProcess, tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=150,
         check=False,
     )
     outputs = done.stdout.split(END)
