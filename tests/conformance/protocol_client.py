@@ -21,7 +21,7 @@ import pyarrow.flight as fl
 import pyarrow.ipc
 
 VERSION = 1
-WAIT_S = 10.0
+WAIT_S = 60.0
 HEADERS = pa.map_(pa.string(), pa.string())
 RETURNED = pa.schema([(name, pa.int64()) for name in ("id", "token", "started_us", "due_us")])
 COLUMNS: dict[str, pa.DataType] = {
@@ -258,7 +258,7 @@ class Client:
 
     def open_exchange(self, command: bytes) -> tuple[Any, Any]:
         descriptor = fl.FlightDescriptor.for_command(command)
-        return self.flight.do_exchange(descriptor, self.options(55.0))
+        return self.flight.do_exchange(descriptor, self.options(600.0))
 
 
 class status_as_error:  # noqa: N801 (reads as a verb in a with statement)

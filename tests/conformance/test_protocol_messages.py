@@ -238,7 +238,8 @@ def test_a_lease_beats_the_owner(client: Client, make_topic: MakeTopic) -> None:
         (outcome,) = client.outcomes(action, header, part)
         assert (outcome.status, outcome.by) == ("leased", "holder")
         assert outcome.at_us is not None
-        assert now_us < outcome.at_us <= now_us + 30_000_000
+        # Worked out from two clocks: give or take what may lie between two looks at them.
+        assert now_us < outcome.at_us <= now_us + 31_000_000
 
 
 @pytest.mark.parametrize(

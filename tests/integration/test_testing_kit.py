@@ -20,10 +20,10 @@ def broker() -> VirtualBroker:
 def test_three_days_later(broker: VirtualBroker) -> None:
     client = broker.client()
     client.create_topic("emails")
-    client.producer("emails").send(b"hello", delay="3d", key="user-7").result(10)
-    with client.consumer("emails", timeout=0.05) as consumer:
+    client.producer("emails").send(b"hello", delay="3d", key="user-7").result(60)
+    with client.consumer("emails") as consumer:
         broker.advance(timedelta(days=3) - timedelta(microseconds=1))
-        assert list(consumer) == []
+        assert consumer.take(timeout=0.05) == []
         broker.advance(timedelta(microseconds=1))
         message = next(iter(consumer))
         assert message.payload == b"hello"
@@ -42,7 +42,7 @@ def test_time_stands_still_and_goes_where_it_is_told(broker: VirtualBroker) -> N
         broker.advance_to(START)
     client = broker.client()
     client.create_topic("t")
-    client.producer("t").send(b"", delay="1h").result(10)
+    client.producer("t").send(b"", delay="1h").result(60)
     assert client.messages("t").list()["due_us"].to_pylist() == [
         int((christmas + timedelta(hours=1)).timestamp() * 1e6)
     ]
@@ -51,7 +51,7 @@ def test_time_stands_still_and_goes_where_it_is_told(broker: VirtualBroker) -> N
 def test_who_works_on_a_message_keeps_it_until_the_lease_is_ended(broker: VirtualBroker) -> None:
     client = broker.client()
     client.create_topic("t", lease="5s", lookahead=0)
-    client.producer("t").send(b"work").result(10)
+    client.producer("t").send(b"work").result(60)
     first = client.consumer("t", name="first", prefetch=1)
     message = next(iter(first))
     broker.advance("1h")
@@ -88,7 +88,7 @@ def test_settle_waits_for_workers_and_says_what_is_left(broker: VirtualBroker) -
     broker.settle()
     assert handled == [str(number).encode() for number in range(20)]
     consumer.close()
-    worker.join(10)
+    worker.join(60)
     assert not worker.is_alive()
 
 
@@ -98,11 +98,11 @@ def test_retries_come_back_after_their_backoff(broker: VirtualBroker) -> None:
     client = broker.client()
     retry = fasti.Backoff("10m", factor=2, jitter=0)
     client.create_topic("t", max_attempts=3, retry=retry, lookahead=0)
-    client.producer("t").send(b"x").result(10)
-    with client.consumer("t", timeout=0.05) as consumer:
+    client.producer("t").send(b"x").result(60)
+    with client.consumer("t") as consumer:
         for wait in ("10m", "20m"):
             next(iter(consumer)).nack("not today", wait=True)
-            assert list(consumer) == []
+            assert consumer.take(timeout=0.05) == []
             broker.advance(wait)
         next(iter(consumer)).nack("never", wait=True)
     dead = client.messages("t").list(state="dead").to_pylist()
@@ -114,7 +114,7 @@ def test_the_plugin_gives_fixtures_to_any_project(pytester: pytest.Pytester) -> 
         """
         def test_later(fasti_broker, fasti_client):
             fasti_client.create_topic("emails")
-            fasti_client.producer("emails").send(b"hello", delay="30d").result(10)
+            fasti_client.producer("emails").send(b"hello", delay="30d").result(60)
             fasti_broker.advance("30d")
             assert next(iter(fasti_client.consumer("emails"))).payload == b"hello"
         """

@@ -2,8 +2,8 @@
 
 For tests, `fasti demo` and `fasti bench`: it starts `fasti serve` on any free port, returns when
 the broker has said that it is ready (over a pipe: nobody polls), and lets the caller kill it, stop
-it, pause it and start it again on the same data and the same port. A broker whose starter is gone,
-however that ended, stops by itself.
+it, pause it and start it again on the same data and the same port, which is kept for it meanwhile: no
+other process is given it. A broker whose starter is gone, however that ended, stops by itself.
 
 Not thread-safe: one thread starts and ends.
 """
@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,10 +28,10 @@ from typing import IO, Any
 from fasti.errors import FastiError, TimedOut, Unavailable, error_from_code
 from fasti.settings.declared import BY_KEY, SETTINGS
 from fasti.settings.load import CONFIG_VARIABLE
-from fasti.settings.values import Switch, read_address
+from fasti.settings.values import Address, Switch, read_address
 
 _START_S = 60.0
-_STOP_S = 30.0
+_STOP_S = 60.0
 _TOLD_BYTES = 8_192
 
 
@@ -53,6 +54,7 @@ class BrokerProcess:
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._kept_ports: list[socket.socket] = []
         # What the broker told when it was ready.
         self.recovery_seconds = 0.0
         self.start_seconds = 0.0
@@ -60,7 +62,7 @@ class BrokerProcess:
             try:
                 self.start()
             except BaseException:
-                self._log.close()
+                self._let_go()
                 raise
 
     # What it is
@@ -107,6 +109,7 @@ class BrokerProcess:
         """Returns when it is ready. Raises the error that it told, if it ended instead."""
         assert not self.running, "it runs already"
         begin = time.monotonic()
+        self._listen, self._http = self._with_port(self._listen), self._with_port(self._http)
         readable, writable = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -129,6 +132,28 @@ class BrokerProcess:
         self.start_seconds = time.monotonic() - begin
         self.recovery_seconds = told["recovery_seconds"]
         self._listen, self._http = told["listen"], told["http"] or "off"
+
+    def _with_port(self, place: str) -> str:
+        """The same address; if any port will do, with one that is kept for this broker.
+
+        Bound, but not listened at: the system gives it to nobody else, also while the broker is
+        away, and the broker may listen there because both allow the address to be used again.
+        """
+        if place == "off" or (address := read_address(place)).port != 0:
+            return place
+        try:
+            found = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
+            kept = socket.socket(found[0][0], socket.SOCK_STREAM)
+        except OSError:
+            return place  # The broker says what is wrong with it.
+        try:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind(found[0][4])
+        except OSError:
+            kept.close()
+            return place
+        self._kept_ports.append(kept)
+        return str(Address(address.host, kept.getsockname()[1]))
 
     def _command(self, ready_fd: int) -> list[str]:
         given = {**self._settings, "data": self.data, "listen": self._listen, "http": self._http}
@@ -233,9 +258,16 @@ class BrokerProcess:
             process.stdin.close()
 
     def close(self) -> None:
-        """Stops it, if it runs, and lets its log go."""
-        self.stop()
+        """Stops it, if it runs, and lets its log and its ports go."""
+        try:
+            self.stop()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self._log.close()
+        for kept in self._kept_ports:
+            kept.close()
 
     def __enter__(self) -> BrokerProcess:
         return self

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 _PREFETCH = 1_000
 # Printed but not acknowledged, they stay leased; a person looks at fewer than these.
 _HELD_MAX = 10_000
-# How long a message that is ready may take to come, when we don't wait for new ones.
-_IDLE = timedelta(seconds=1)
+# How long a message that was ready may take to come, when we don't wait for new ones: only when
+# somebody else has taken it do we wait in vain.
+_IDLE = timedelta(seconds=5)
 
 
 @with_client

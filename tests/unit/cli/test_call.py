@@ -32,13 +32,13 @@ def replier(shell: Shell) -> Iterator[None]:
 def test_the_answer_is_printed(shell: Shell) -> None:
     assert shell("call", "prices", "abc").out == "ABC"
     assert shell("call", "prices", "-", stdin="piped").out == "PIPED"
-    told = shell.good("call", "prices", "abc", "--timeout", "20s", "--header", "a=b")
+    told = shell.good("call", "prices", "abc", "--timeout", "60s", "--header", "a=b")
     assert told == {"payload": "ABC", "headers": {"x": "y"}, "content_type": "text/plain"}
 
 
 def test_no_answer_is_an_error_that_tells_why(shell: Shell) -> None:
     shell.good("topics", "create", "silent")
-    late = shell("call", "silent", "abc", "--timeout", "50ms")
+    late = shell("call", "silent", "abc", "--timeout", "1s")
     assert late.code == 25
     assert "nobody took the request" in late.err
     assert shell("call", "nowhere", "abc").code == 12

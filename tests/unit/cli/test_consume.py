@@ -41,7 +41,7 @@ def test_without_ack_everything_is_given_back_as_if_never_opened(shell: Shell) -
 
 def test_it_waits_for_what_falls_due_if_it_is_told_to(shell: Shell) -> None:
     shell.good("produce", "emails", "soon", "--delay", "50ms")
-    assert shell("consume", "emails", "--timeout", "10s", "-n", "1").out == "soon\n"
+    assert shell("consume", "emails", "--timeout", "60s", "-n", "1").out == "soon\n"
     assert shell("consume", "emails", "--timeout", "10ms").out == ""
     nothing = shell("consume", "emails")
     assert (nothing.out, nothing.code) == ("", 0)

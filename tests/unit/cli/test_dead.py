@@ -11,7 +11,7 @@ def died(shell: Shell) -> None:
     """Three messages: two that a server refused, one without an address."""
     shell.good("produce", "emails", "a", "b", "c")
     reasons = ["connection refused", "no address", "connection refused by peer"]
-    with shell.connect() as client, client.consumer("emails", timeout="10s") as consumer:
+    with shell.connect() as client, client.consumer("emails", timeout="60s") as consumer:
         for reason, message in zip(reasons, consumer, strict=False):
             message.reject(reason)
 

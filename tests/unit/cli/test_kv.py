@@ -76,11 +76,11 @@ def test_watching(kv: Shell) -> None:
     kv("kv", "put", "profiles", "user-1", "a")
     kv("kv", "put", "profiles", "other", "b")
     kv("kv", "delete", "profiles", "user-1")
-    said = kv("kv", "watch", "profiles", "--position", position, "-n", "3", "--timeout", "10s")
+    said = kv("kv", "watch", "profiles", "--position", position, "-n", "3", "--timeout", "60s")
     assert said.out.splitlines() == ["put user-1 a", "put other b", "delete user-1"]
     narrow = kv(
         *("kv", "watch", "profiles", "--position", position, "--prefix", "user-"),
-        *("-n", "2", "--timeout", "10s", "--json"),
+        *("-n", "2", "--timeout", "60s", "--json"),
     )
     told = [json.loads(line) for line in narrow.out.splitlines()]
     assert [(each["op"], each["key"]) for each in told] == [("put", "user-1"), ("delete", "user-1")]

@@ -49,7 +49,7 @@ def test_read_prints_rows_in_order(events: Shell) -> None:
 
 
 def test_read_follows(events: Shell) -> None:
-    follow = ("log", "read", "events", "-f", "--timeout", "20s")
+    follow = ("log", "read", "events", "-f", "--timeout", "60s")
     everything = [f"{p}/{n}" for p in range(2) for n in range(3)]
     assert sorted(lines(events, *follow, "-n", "6")) == everything
     assert lines(events, *follow, "-n", "1") == ["0/0"]
@@ -92,7 +92,7 @@ def test_consume_by_a_group(events: Shell) -> None:
     got += lines(events, "consume", "events", "--group", "billing")
     assert sorted(got) == [f"{p}/{n}" for p in range(2) for n in range(3)]
     assert lines(events, "consume", "events", "--group", "billing") == []
-    for arguments in ((), ("-f", "--timeout", "1s")):
+    for arguments in ((), ("-f", "--timeout", "60s")):
         answer = events("consume", "events", *arguments)
         assert answer.code == 11
         assert "group" in answer.err
@@ -123,7 +123,7 @@ def test_groups_are_listed_described_made_reset_and_deleted(events: Shell) -> No
 
 def test_dead_rows_of_a_group(events: Shell) -> None:
     with events.connect() as client:
-        with client.consumer("events", group="billing", timeout="20s") as consumer:
+        with client.consumer("events", group="billing", timeout="60s") as consumer:
             for _ in range(6):
                 message = next(consumer)
                 if message.offset == 1:
