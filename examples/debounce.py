@@ -26,7 +26,7 @@ def main() -> None:
         counts = client.messages(TOPIC).count()
         print("pending:", counts["scheduled"] + counts["ready"])
 
-        with client.consumer(TOPIC, timeout="1s") as consumer:
+        with client.consumer(TOPIC, timeout="2s") as consumer:
             for message in consumer:
                 print(f"indexed {message.payload.decode()!r} of version {message.version}")
                 message.ack()

@@ -30,7 +30,7 @@ def work(client: fasti.Client, name: str, silent: bool, done: threading.Event) -
 
 def main(client: fasti.Client) -> None:
     """The story."""
-    client.create_topic(TOPIC, lease="1s", lookahead=0)
+    client.create_topic(TOPIC, lease="3s", lookahead=0)
     done = threading.Event()
     first = threading.Thread(target=work, args=(client, "anna", True, done))
     first.start()
@@ -47,7 +47,7 @@ def main(client: fasti.Client) -> None:
     second.join()
 
     try:
-        client.call(TOPIC, b"a cup", timeout="200ms")
+        client.call(TOPIC, b"a cup", timeout="1s")
     except fasti.errors.TimedOut as late:
         print("nobody there:", late.details["status"], "-", "withdrawn" in late.message)
 
@@ -62,7 +62,7 @@ def main(client: fasti.Client) -> None:
 def ask_briefly(client: fasti.Client) -> None:
     """A caller without patience."""
     try:
-        client.call(TOPIC, b"a spoon", timeout="300ms")
+        client.call(TOPIC, b"a spoon", timeout="2s")
     except fasti.errors.TimedOut:
         print("gave up in time")
 

@@ -39,7 +39,7 @@ def main(client: fasti.Client) -> None:
     print("never two at once:", client.messages(JOBS).count()["ready"] <= 1)
     print("some passed over:", job.skipped >= 2)
 
-    for message in client.consumer(JOBS, timeout="300ms"):
+    for message in client.consumer(JOBS, timeout="2s"):
         message.ack(wait=True)
     print("run now:", schedules.run_now("job").status)
     print("again, though it is not finished:", schedules.run_now("job").status)
