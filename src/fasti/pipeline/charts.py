@@ -3,7 +3,7 @@
 Every text that comes from somewhere else is escaped. A chart is drawn twice, wide for a wall and narrow
 for a phone, so that letters keep their size; the page shows the one that fits. Moments are written in
 UTC with `data-t` beside them, from which the page's script writes them in the reader's zone. What can be
-pointed at has `data-tip`, a line per figure.
+pointed at has `data-tip`, a line per figure. Who can't see a chart hears its `label` and `told`.
 
 Axes begin at 0, but for logarithmic ones, which say so by their labels.
 """
@@ -19,8 +19,12 @@ from html import escape
 from fasti.model import DAY_US
 
 WIDE, NARROW = 1120, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 30
-_STEPS_S = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
+# Above the drawing there is a line for what its axis counts.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 28, 30
+_STEPS_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200),
+    *(86400, 172800, 432000, 864000, 2592000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class Line:
     filled: bool = False
     # How much of a period's width its bar takes.
     share: float = 0.72
+    # A ribbon: from these values up to the line's.
+    above: Sequence[float | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class Chart:
     """Values over time. `tips` has a text for each period, for those who point at it."""
 
     label: str
+    # The chart in a sentence, and what its axis counts.
+    told: str
+    unit: str
     starts_us: Sequence[int]
     length_us: int
     lines: Sequence[Line]
@@ -52,6 +61,8 @@ class Chart:
     # A level that is drawn across: its name and height.
     level: tuple[str, float] | None = None
     widths: tuple[int, int] = field(default=(WIDE, NARROW))
+    # Times that are shaded: when they began and ended, and their name.
+    shaded: Sequence[tuple[int, int, str]] = ()
 
     def svg(self) -> str:
         """Both drawings."""
@@ -65,10 +76,8 @@ class Chart:
         scale = self._scale()
         left, right = _LEFT, width - _RIGHT
         step = (right - left) / max(1, len(self.starts_us))
-        parts = [
-            f'<svg viewBox="0 0 {width} {self.height}" role="img" tabindex="0" '
-            f'class="chart" aria-label="{escape(self.label)}">'
-        ]
+        parts = [opened(width, self.height, self.label, self.told), caption(self.unit)]
+        parts += [self._shade(*each, left, step) for each in self.shaded]
         parts += [self._ruled(tick, scale, left, right) for tick in scale.ticks]
         parts += self._moments(left, step, width)
         parts += [self._shape(line, scale, left, step) for line in self.lines]
@@ -98,6 +107,15 @@ class Chart:
             f"{escape(self.written(tick))}</text>"
         )
 
+    def _shade(self, begin_us: int, end_us: int, name: str, left: float, step: float) -> str:
+        first = self.starts_us[0]
+        x, end = (left + (at - first) / self.length_us * step for at in (begin_us, end_us))
+        return (
+            f'<rect class="shade" x="{x:.1f}" y="{_TOP}" width="{end - x:.1f}" '
+            f'height="{self.height - _TOP - _BOTTOM}"/><text class="tick" x="{(x + end) / 2:.1f}" '
+            f'y="{_TOP + 16}" text-anchor="middle">{escape(name)}</text>'
+        )
+
     def _moments(self, left: float, step: float, width: int) -> list[str]:
         """Labels below: whole hours or days of UTC, as many as there is room for."""
         if not self.starts_us:
@@ -106,14 +124,17 @@ class Chart:
         room = max(2, width // 110)
         every = next((s for s in _STEPS_S if span_s / s <= room), _STEPS_S[-1])
         every = max(every, self.length_us // 1_000_000)
-        found, kind = [], "date" if every >= 86400 else "time"
+        kind = "date" if every >= 86400 else "time" if every >= 60 else "second"
+        found = []
         for index, start in enumerate(self.starts_us):
-            if start // 1_000_000 % every:
+            # Every few days are counted from the first one, not from the beginning of time.
+            since = self.starts_us[0] if every > 86400 else 0
+            if (start - since) // 1_000_000 % every:
                 continue
             x = left + index * step
             if x > width - 34:
                 continue
-            midnight = kind == "time" and start % DAY_US == 0
+            midnight = kind != "date" and start % DAY_US == 0
             told = moment(start, "date" if midnight else kind)
             found.append(
                 f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{self.height - _BOTTOM}" '
@@ -134,6 +155,8 @@ class Chart:
                 for i, value in enumerate(line.values)
                 if value
             )
+        if line.above is not None:
+            return self._ribbon(line, line.above, scale, left, step)
         pieces = []
         for piece in _runs(line.values):
             points = [(left + (i + 0.5) * step, scale.place(value)) for i, value in piece]
@@ -151,13 +174,33 @@ class Chart:
             pieces.append(f'<polyline class="{line.style} line" points="{path}"/>')
         return "".join(pieces)
 
+    def _ribbon(
+        self,
+        line: Line,
+        above: Sequence[float | None],
+        scale: Scale,
+        left: float,
+        step: float,
+    ) -> str:
+        """As wide as its periods, so that one alone can be seen too."""
+        pieces = []
+        for piece in _runs(line.values):
+            upper, lower = [], []
+            for i, value in piece:
+                edges = (left + (i + 0.1) * step, left + (i + 0.9) * step)
+                upper += [f"{x:.1f},{scale.place(value):.1f}" for x in edges]
+                lower += [f"{x:.1f},{scale.place(above[i] or value):.1f}" for x in edges]
+            points = " ".join([*upper, *reversed(lower)])
+            pieces.append(f'<polygon class="{line.style} ribbon" points="{points}"/>')
+        return "".join(pieces)
+
     def _across(self, scale: Scale, left: float, right: float) -> str:
         assert self.level is not None
         name, height = self.level
         values = [v for line in self.lines for v in line.values if v is not None]
         if not self._shows_level(max(values, default=0)):
             return (
-                f'<text class="tick" x="{right}" y="{_TOP + 4}" text-anchor="end">'
+                f'<text class="tick" x="{right}" y="12" text-anchor="end">'
                 f"{escape(name)}, far above ↑</text>"
             )
         y = scale.place(height)
@@ -177,6 +220,19 @@ class Chart:
                 f'data-t="{start // 1000}" data-tip="{escape(tip)}"/>'
             )
         return bands
+
+
+def opened(width: int, height: int, label: str, told: str) -> str:
+    """The beginning of a drawing: what it is, and in a sentence what it shows."""
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" tabindex="0" class="chart" '
+        f'aria-label="{escape(label)}. {escape(told)}"><desc>{escape(told)}</desc>'
+    )
+
+
+def caption(unit: str) -> str:
+    """What the axis counts, above it."""
+    return f'<text class="tick" x="0" y="12">{escape(unit)}</text>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +306,8 @@ def sparkline(values: Sequence[int]) -> str:
 def moment(at_us: int, kind: str = "full") -> str:
     """A moment of UTC as text; the page's script puts the reader's own there."""
     shown = datetime.fromtimestamp(at_us / 1e6, UTC)
-    formats = {"time": "%H:%M", "date": "%d %b", "full": "%d %b %Y %H:%M:%S UTC"}
-    return shown.strftime(formats[kind])
+    formats = {"time": "%H:%M", "second": "%H:%M:%S", "date": "%-d %b", "hour": "%a %H:%M"}
+    return shown.strftime(formats.get(kind, "%-d %b %Y %H:%M:%S UTC"))
 
 
 def number(value: float) -> str:

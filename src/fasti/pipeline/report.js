@@ -4,7 +4,8 @@
   function shown(ms, kind) {
     var at = new Date(ms);
     // Midnight is where a day begins: say which.
-    if (kind === "time" && at.getHours() === 0 && at.getMinutes() === 0) kind = "date";
+    if ((kind === "time" || kind === "second") && at.getHours() + at.getMinutes() + at.getSeconds() === 0) kind = "date";
+    if (kind === "second") return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
     if (kind === "time") return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
     if (kind === "date") return at.toLocaleDateString([], { day: "numeric", month: "short" });
     if (kind === "day") return at.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" });
@@ -13,7 +14,7 @@
     }
     return at.toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
   }
-  function utc(ms) { return new Date(ms).toISOString().slice(0, 16).replace("T", " ") + " UTC"; }
+  function utc(ms) { return new Date(ms).toISOString().slice(0, 19).replace("T", " ") + " UTC"; }
 
   document.querySelectorAll("[data-t][data-f]").forEach(function (each) {
     var ms = Number(each.dataset.t);
@@ -24,14 +25,23 @@
   var note = document.getElementById("zone");
   if (note) note.textContent = zone === "UTC" ? "Times in UTC" : "Times in " + zone + "; periods are of UTC";
 
+  // A page that loads itself again is young, or else nobody makes it any more.
+  var stale = document.getElementById("stale"), made = Number(document.body.dataset.made), every = Number(document.body.dataset.every);
+  function look() {
+    var minutes = Math.floor((Date.now() - made) / 60000);
+    stale.hidden = Date.now() - made < 3000 * every + 60000;
+    stale.textContent = "! This page is " + minutes + " min old: the pipeline that makes it may have stopped.";
+  }
+  if (stale && made && every) { look(); setInterval(look, 10000); }
+
   var tip = document.createElement("div");
   tip.id = "tip"; tip.hidden = true; tip.setAttribute("role", "status");
   document.body.appendChild(tip);
   function show(band, x, y) {
     tip.textContent = "";
     var head = document.createElement("b"), small = document.createElement("small");
-    head.textContent = shown(Number(band.dataset.t), "full");
-    small.textContent = "\n" + utc(Number(band.dataset.t)) + "\n";
+    head.textContent = band.dataset.head || shown(Number(band.dataset.t), "full");
+    small.textContent = band.dataset.head ? "\n" : "\n" + utc(Number(band.dataset.t)) + "\n";
     tip.append(head, small, document.createTextNode(band.dataset.tip));
     tip.hidden = false;
     var box = tip.getBoundingClientRect();

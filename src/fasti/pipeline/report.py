@@ -2,28 +2,27 @@
 
 Nothing is fetched: style, script and charts are in the page, and its content policy allows nothing else.
 Whatever came from users (names of topics and consumers, reasons) is escaped; the script only writes text.
-Needs no Spark.
+What is wrong stands first. Needs no Spark.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+import time
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from fasti.pipeline.charts import Chart, Line, length, moment, number, short, sparkline
-from fasti.pipeline.figures import LENGTHS, Figures, Row, figures
+from fasti.pipeline import report_charts, report_tables
+from fasti.pipeline.charts import length, moment, number
+from fasti.pipeline.figures import Figures, figures
 from fasti.pipeline.lake import Lake
+from fasti.pipeline.report_markup import many, time_of
+from fasti.pipeline.report_tables import clipped
 
-_TOPICS_MAX, _FORECASTS_MAX, _REASONS_MAX, _CONSUMERS_MAX = 50, 6, 12, 30
-_FEW = 5
-_BLOCKS = ("due", "over", "overdue", "failed")
-# Half the width of the page each, so that letters are as large as elsewhere.
-_HALF = (540, 380)
+_NAMED = 3
 
 
 def write(
@@ -37,82 +36,185 @@ def write(
     target = (lake.root / "report.html" if path is None else path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.new")
-    beside.write_text(page(found, refresh_s), encoding="utf-8")
+    beside.write_text(page(found, refresh_s, time.time_ns() // 1_000_000), encoding="utf-8")
     beside.replace(target)
     return target, found
 
 
-def page(found: Figures, refresh_s: int | None = None) -> str:
+def page(found: Figures, refresh_s: int | None = None, made_ms: int = 0) -> str:
     """The whole page."""
     home = files("fasti.pipeline")
     style = home.joinpath("report.css").read_text(encoding="utf-8")
     script = home.joinpath("report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    body = "".join(
-        [
-            _header(found),
-            "<main>",
-            _tiles(found),
-            _lateness(found),
-            _throughput(found),
-            _forecast(found),
-            _topics(found),
-            '<div class="columns">',
-            _retries(found),
-            _consumers(found),
-            "</div>",
-            _audit(found),
-            "</main>",
-            _footer(found),
-        ]
-    )
     again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
+    every = "" if refresh_s is None else f' data-made="{made_ms}" data-every="{refresh_s}"'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"{again}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f'<link rel="icon" href="data:,"><title>Fasti report</title><style>{style}</style></head>'
-        f"<body>{body}<script>{script}</script></body></html>\n"
+        f'<link rel="icon" href="data:,"><title>{_title(found)}</title><style>{style}</style></head>'
+        f"<body{every}>{_body(found)}<script>{script}</script></body></html>\n"
     )
 
 
-def _time(at_us: int, kind: str = "full") -> str:
-    """A moment that the script writes in the reader's zone."""
-    told = moment(at_us)
-    return f'<time data-t="{at_us // 1000}" data-f="{kind}" title="{told}">{told}</time>'
+def _body(found: Figures) -> str:
+    audit = report_tables.audit(found)
+    first, last = (audit, "") if found.found else ("", audit)
+    return "".join(
+        [
+            _header(found),
+            "<main>",
+            _verdict(found),
+            _tiles(found),
+            first,
+            report_charts.lateness(found),
+            report_charts.throughput(found),
+            report_charts.forecast(found),
+            report_tables.topics(found),
+            '<div class="columns">',
+            report_tables.retries(found),
+            report_tables.consumers(found),
+            "</div>",
+            last,
+            "</main>",
+            _footer(found),
+        ]
+    )
+
+
+def _title(found: Figures) -> str:
+    """What a tab of a browser says."""
+    if found.found:
+        return f"{many(found.found, 'finding')} – Fasti report"
+    return f"{number(found.early)} early – Fasti report" if found.early else "Fasti report"
 
 
 def _header(found: Figures) -> str:
     return (
         "<header><h1>Fasti</h1>"
-        f"<p>as of {_time(found.as_of_us)}</p><p>{escape(found.lake)}</p>"
+        f"<p>as of {time_of(found.as_of_us)}</p><p>{escape(found.lake)}</p>"
         '<p class="zone" id="zone">Times in UTC</p></header>'
+        '<p class="stale" id="stale" hidden></p>'
     )
 
 
-# The headline
+# Is all well?
+
+_SIGNS = {"good": "✓", "warn": "!", "bad": "✕", "unknown": "?"}
+
+
+def _verdict(found: Figures) -> str:
+    """One glance: a sign, a sentence, and what somebody should look at."""
+    kind, told = _judged(found)
+    items = _to_look_at(found)
+    if kind == "good" and items:
+        kind = "warn"
+    rest = "".join(f"<li>{item}</li>" for item in [*_named(found), *items, *_silence(found)])
+    return (
+        f'<div class="verdict {kind}" role="status"><span class="sign" aria-hidden="true">'
+        f"{_SIGNS[kind]}</span><div><p>{told}</p><p>{_delivered(found)}</p>"
+        f"{f'<ul>{rest}</ul>' if rest else ''}</div></div>"
+    )
+
+
+def _judged(found: Figures) -> tuple[str, str]:
+    """How it is, and why, as HTML."""
+    state = found.state
+    if found.found:
+        kinds = ", ".join(f"{number(count)} {escape(kind)}" for kind, count in found.kinds.items())
+        return "bad", f"<b>{many(found.found, 'finding')} of the audit:</b> {kinds}."
+    if found.early:
+        return "bad", f"<b>{many(found.early, 'message')} came early.</b>"
+    if not found.topics:
+        return "unknown", "<b>Nothing has happened yet.</b>"
+    if not state.audit:
+        return "unknown", "<b>Nothing early. Not audited yet</b>, so nobody knows what is lost."
+    agrees = ""
+    if state.compared:
+        agrees = f" and agrees with the broker's counts of {many(len(state.compared), 'topic')}"
+    looked = f"The audit followed {many(state.transitions, 'transition')}{agrees}."
+    return "good", f"<b>Nothing early, nothing lost.</b> {looked}"
+
+
+def _delivered(found: Figures) -> str:
+    if not found.topics:
+        return "No message has come in since the lake began. Send some, and run the pipeline again."
+    told = f"{many(found.totals['messages_out'], 'message')} delivered"
+    if found.today is None:
+        return f"{told}."
+    start, row = found.today
+    when = "" if found.spread else f" On {moment(start, 'date')} (UTC)"
+    half, most, last = (length(row[name]) for name in ("p50_us", "p99_us", "max_us"))
+    return (
+        f"{told}{':' if found.spread else '.'}{when} half of them within <b>{half}</b> of being due, 99&nbsp;% "
+        f"within <b>{most}</b>, the last one within <b>{last}</b>."
+    )
+
+
+def _silence(found: Figures) -> list[str]:
+    """A time that makes all figures of lateness look bad, and what they would be without it."""
+    if not found.silences:
+        return []
+    longest = found.silences[0]
+    lasted, due = length(longest.end_us - longest.begin_us), sum(s.due for s in found.silences)
+    more = len(found.silences) - 1
+    others = f" (and {many(more, 'more time')})" if more else ""
+    told = (
+        f"<b>Nothing happened for {lasted}</b> from {time_of(longest.begin_us, 'second')}{others}, while "
+        f"{many(due, 'message')} fell due: the broker or all consumers were away or busy."
+    )
+    if found.otherwise is not None:
+        half, most = (length(found.otherwise[name]) for name in ("p50_us", "p99_us"))
+        told += f" Of all others, half came within <b>{half}</b>, 99&nbsp;% within <b>{most}</b>."
+    return [told]
+
+
+def _named(found: Figures) -> list[str]:
+    """The first findings; all of them stand below."""
+    told = [
+        f"<b>{escape(row['kind'])}</b>, {clipped(row['topic'] or 'no topic')}: {clipped(row['what'])}"
+        for row in found.findings[:_NAMED]
+    ]
+    more = found.found - len(told)
+    return [*told, f'<a href="#audit">and {number(more)} more</a>'] if more > 0 else told
+
+
+def _to_look_at(found: Figures) -> list[str]:
+    """What isn't wrong, and may become so."""
+    items, ahead = [], found.ahead
+    if ahead.stuck is not None:
+        count, topics, since_us = ahead.stuck
+        have = "has" if count == 1 else "have"
+        items.append(
+            f"<b>{many(count, 'message')}</b> of {many(topics, 'topic')} {have} been due for more than "
+            f"a minute, since {time_of(since_us, 'full')}."
+        )
+    if ahead.over:
+        names = ", ".join(clipped(name) for name in ahead.over[:_NAMED])
+        more = len(ahead.over) - _NAMED
+        names += f" and {number(more)} more" if more > 0 else ""
+        items.append(
+            f"<b>More falls due in an hour</b> than consumers have shown they can do: {names}."
+        )
+    return items
 
 
 def _tiles(found: Figures) -> str:
     told = found.headlines()
-    late = found.today
-    peak = found.peak
-    over = sum(topic.over for topic in found.topics)
+    late, peak, ahead = found.today, found.ahead.peak, found.ahead
+    day = "" if late is None or found.spread else f", {moment(late[0], 'date')}"
     tiles = [
+        _tile("Delivered", number(told["delivered"]), f"of {number(told['produced'])} in"),
         _tile(
-            "Delivered", number(told["delivered"]), f"of {number(told['produced'])} that came in"
-        ),
-        _tile(
-            "p99 lateness",
+            "Lateness p99",
             length(told["p99_us"]),
-            f"on {_day(late[0])}, p50 {length(told['p50_us'])}"
-            if late
-            else "nothing delivered yet",
+            f"p50 {length(told['p50_us'])}{day}" if late else "nothing delivered yet",
         ),
-        _tile("Early", number(told["early"]), "deliveries before due", _good(told["early"] == 0)),
+        _tile("Early", number(told["early"]), "before due", _good(told["early"] == 0)),
         _tile(
             "Lost",
             number(told["lost"]) if told["audited"] else "–",
@@ -122,21 +224,17 @@ def _tiles(found: Figures) -> str:
         _tile(
             "Backlog",
             number(told["backlog"]),
-            f"{number(told['overdue'])} overdue" if told["overdue"] else "pending, none overdue",
-            "warn" if told["overdue"] else "",
+            f"{number(told['overdue'])} overdue" if told["overdue"] else "none overdue",
+            "warn" if ahead.stuck else "",
         ),
         _tile(
             "Next peak",
             number(peak[1]) if peak else "–",
-            f"due in the hour from {_time(peak[0], 'hour')}" if peak else "nothing is scheduled",
-            "warn" if over else "",
+            f"an hour, {time_of(peak[0], 'hour')}" if peak else "nothing is scheduled",
+            "warn" if ahead.over else "",
         ),
     ]
     return f'<div class="tiles">{"".join(tiles)}</div>'
-
-
-def _day(at_us: int) -> str:
-    return moment(at_us, "date")
 
 
 def _good(is_good: bool) -> str:
@@ -144,353 +242,18 @@ def _good(is_good: bool) -> str:
 
 
 def _tile(name: str, value: str, note: str, kind: str = "") -> str:
+    sign = f' <i aria-hidden="true">{_SIGNS[kind]}</i>' if kind else ""
     return (
-        f'<div class="tile {kind}"><span class="name">{escape(name)}</span>'
+        f'<div class="tile {kind}"><span class="name">{escape(name)}{sign}</span>'
         f"<b>{escape(value)}</b><span>{note}</span></div>"
     )
 
 
-# Over time
-
-
-def _section(title: str, note: str, *content: str) -> str:
-    told = f"<p>{note}</p>" if note else ""
-    return f"<section><h2>{escape(title)}</h2>{told}{''.join(content)}</section>"
-
-
-def _legend(*names: tuple[str, str]) -> str:
-    items = "".join(
-        f'<li><i class="{style}k{" block" if style in _BLOCKS else ""}"></i>{escape(name)}</li>'
-        for name, style in names
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _empty(text: str) -> str:
-    return f'<p class="empty">{escape(text)}</p>'
-
-
-def _lateness(found: Figures) -> str:
-    note = (
-        "From the moment a message is due, or produced if that is later, to the moment user code gets "
-        f"it. All topics, per {found.grain}; the scale is logarithmic."
-    )
-    if not found.lateness:
-        return _section("Lateness", note, _empty("Nothing was delivered in this time."))
-    by_start = dict(found.lateness)
-    starts = [start for start, _ in found.throughput]
-    rows: list[Row | None] = [by_start.get(start) for start in starts]
-    names = (("p50", "p50_us"), ("p95", "p95_us"), ("p99", "p99_us"), ("max", "max_us"))
-    lines = [
-        Line(name, [None if row is None else max(row[column], 1) for row in rows], name)
-        for name, column in names
-    ]
-    tips = ["nothing delivered" if row is None else _late_tip(row) for row in rows]
-    chart = Chart(
-        "Lateness over time: percentiles",
-        starts,
-        LENGTHS[found.grain],
-        list(reversed(lines)),
-        tips,
-        length,
-        logarithmic=True,
-        height=280,
-    )
-    legend = _legend(("median", "p50"), ("95 %", "p95"), ("99 %", "p99"), ("latest of all", "max"))
-    return _section("Lateness", note, legend, chart.svg(), _last_day(found))
-
-
-def _last_day(found: Figures) -> str:
-    """The percentiles of the last day, in words."""
-    if found.today is None:
-        return ""
-    start, row = found.today
-    names = (("p50", "p50_us"), ("p95", "p95_us"), ("p99", "p99_us"), ("p99.9", "p999_us"))
-    told = [f"<b>{name}</b> {escape(length(row[c]))}" for name, c in (*names, ("max", "max_us"))]
-    day = f"{_day(start)} (UTC), {number(row['count'])} messages"
-    return f'<p class="figures">{day}: {" · ".join(told)}</p>'
-
-
-def _late_tip(row: Row) -> str:
-    lines = [f"{number(row['count'])} delivered"]
-    for name, column in (("p50", "p50_us"), ("p95", "p95_us"), ("p99", "p99_us")):
-        lines.append(f"{name} {length(row[column])}")
-    lines += [f"p99.9 {length(row['p999_us'])}", f"max {length(row['max_us'])}"]
-    return "\n".join([*lines, f"early {row['early']}"])
-
-
-def _throughput(found: Figures) -> str:
-    note = f"Messages that came in and went out, and attempts that failed, per {found.grain}."
-    series = found.throughput
-    if not any(
-        row[name] for _, row in series for name in ("messages_in", "messages_out", "failed")
-    ):
-        return _section("Throughput", note, _empty("Nothing came in or went out in this time."))
-    values = {
-        name: [row[name] for _, row in series] for name in ("messages_in", "messages_out", "failed")
-    }
-    tips = [
-        f"in {number(row['messages_in'])}\nout {number(row['messages_out'])}\n"
-        f"failed {number(row['failed'])}\nredelivered {number(row['redelivered'])}\n"
-        f"dead {number(row['dead'])}\ncancelled {number(row['cancelled'])}"
-        for _, row in series
-    ]
-    # A line through a few points among nothing would tell of slopes that never were.
-    few = sum(any(row.values()) for _, row in series) <= _FEW
-    lines = [
-        Line("in", values["messages_in"], "in", bars=few),
-        Line("out", values["messages_out"], "out", bars=few, filled=True, share=0.44),
-        Line("failed", values["failed"], "failed", bars=True, share=0.2 if few else 0.72),
-    ]
-    starts = [start for start, _ in series]
-    chart = Chart("Messages in and out", starts, LENGTHS[found.grain], lines, tips, short)
-    legend = _legend(("in", "in"), ("out", "out"), ("failed attempts", "failed"))
-    return _section("Throughput", note, legend, chart.svg())
-
-
-def _forecast(found: Figures) -> str:
-    note = (
-        "What is pending, by the hour in which it falls due, for the next two days. The dashed line "
-        "is the most that the topic's consumers have shown in a minute of the last seven days, times 60."
-    )
-    shown = list(found.forecast.items())[:_FORECASTS_MAX]
-    if not shown:
-        return _section(
-            "Forecast", note, _empty("Nothing is pending: no message waits for its time.")
-        )
-    legend = _legend(
-        ("due", "due"),
-        ("more than shown capacity", "over"),
-        ("overdue", "overdue"),
-        ("shown capacity", "level"),
-    )
-    charts = "".join(_forecast_of(name, series, len(shown) == 1) for name, series in shown)
-    more = len(found.forecast) - len(shown)
-    rest = f"<p>and {number(more)} more topics, see below.</p>" if more > 0 else ""
-    kind = "many one" if len(shown) == 1 else "many"
-    return _section("Forecast", note, legend, f'<div class="{kind}">{charts}</div>', rest)
-
-
-def _forecast_of(name: str, series: Sequence[tuple[int, Row]], alone: bool) -> str:
-    starts = [start for start, _ in series]
-    rows = [row for _, row in series]
-    capacity = rows[0]["capacity"]
-    limit = float("inf") if capacity is None else capacity
-    lines = [
-        Line("due", [r["pending"] if r["pending"] <= limit else 0 for r in rows], "due", bars=True),
-        Line(
-            "over", [r["pending"] if r["pending"] > limit else 0 for r in rows], "over", bars=True
-        ),
-        Line("overdue", [row["overdue"] for row in rows], "overdue", bars=True),
-    ]
-    tips = [_forecast_tip(row) for row in rows]
-    level = None if capacity is None else (f"capacity {short(capacity)}/h", float(capacity))
-    widths = (1120, 380) if alone else _HALF
-    chart = Chart(
-        f"Forecast of {name}",
-        starts,
-        LENGTHS["hour"],
-        lines,
-        tips,
-        short,
-        height=220 if alone else 190,
-        level=level,
-        widths=widths,
-    )
-    total = sum(row["pending"] for row in rows)
-    badge = ""
-    if capacity is None:
-        badge = ' <span class="badge">no capacity shown yet</span>'
-    elif any(row["pending"] > limit for row in rows):
-        badge = ' <span class="badge warn">more than shown capacity</span>'
-    return f"<div><h3>{escape(name)}: {number(total)}{badge}</h3>{chart.svg()}</div>"
-
-
-def _forecast_tip(row: Row) -> str:
-    lines = [f"{number(row['pending'])} due"]
-    if row["overdue"]:
-        lines.append(f"{number(row['overdue'])} of them overdue")
-    if row["capacity"] is not None:
-        lines.append(f"capacity {number(row['capacity'])}")
-        if row["queued"]:
-            lines.append(f"{number(row['queued'])} would wait longer")
-    return "\n".join(lines)
-
-
-# Tables
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already; columns whose names end with `>` are numbers."""
-    kinds = ["n" if name.endswith(">") else "" for name in columns]
-    head = "".join(
-        f'<th class="{kind}">{escape(name.removesuffix(">"))}</th>'
-        for name, kind in zip(columns, kinds, strict=True)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td class="{kind}">{cell}</td>' for cell, kind in zip(row, kinds, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _topics(found: Figures) -> str:
-    if not found.topics:
-        return _section("Topics", "", _empty("There are no topics with messages yet."))
-    columns = ["topic", "out over time", "in>", "out>", "p50>", "p99>", "max>", "early>"]
-    columns += ["failed>", "dead>", "pending>"]
-    rows = []
-    for topic in found.topics[:_TOPICS_MAX]:
-        late = topic.lateness or {}
-        name = escape(topic.name)
-        if topic.over:
-            name += ' <span class="badge warn">over capacity</span>'
-        early = late.get("early", 0)
-        rows.append(
-            (
-                name,
-                sparkline(topic.recent),
-                number(topic.counts["messages_in"]),
-                number(topic.counts["messages_out"]),
-                *(escape(length(late.get(c))) for c in ("p50_us", "p99_us", "max_us")),
-                f'<span class="badge bad">{early}</span>' if early else "0",
-                number(topic.counts["failed"]),
-                number(topic.counts["dead"]),
-                number(topic.pending),
-            )
-        )
-    more = len(found.topics) - len(rows)
-    note = "Counts since the lake began; lateness of the last day with deliveries (UTC)."
-    note += (
-        f" The {_TOPICS_MAX} with most deliveries of {number(len(found.topics))}." if more else ""
-    )
-    return _section("Topics", note, _table(columns, rows))
-
-
-_OPS = {
-    "nacked": "failed",
-    "expired": "lease expired",
-    "released": "given back",
-    "rejected": "dead: rejected",
-    "exhausted": "dead: out of attempts",
-    "lapsed": "dead: too late",
-    "redriven": "redriven",
-    "purged": "purged",
-}
-
-
-def _retries(found: Figures) -> str:
-    note = "What failed and why, and how many attempts it took until done."
-    if not found.reasons and not found.attempts:
-        return _section("Retries", note, _empty("No attempt has ended yet."))
-    parts = []
-    shown = found.reasons[:_REASONS_MAX]
-    if shown:
-        highest = max(row["count"] for row in shown)
-        rows = [
-            (
-                escape(str(_OPS.get(row["op"], row["op"]))),
-                escape(row["reason"]) or "–",
-                _bar(row["count"], highest, "failed" if row["op"] in _OPS else ""),
-                number(row["count"]),
-            )
-            for row in shown
-        ]
-        parts.append(_table(("what", "reason", "", "count>"), rows))
-        if len(found.reasons) > len(shown):
-            parts.append(f"<p>and {number(len(found.reasons) - len(shown))} more reasons.</p>")
-    else:
-        parts.append(_empty("Nothing has failed."))
-    if found.attempts:
-        highest = max(count for _, count in found.attempts)
-        total = sum(count for _, count in found.attempts)
-        rows = [
-            (
-                f"{attempts} attempt{'s' if attempts != 1 else ''}",
-                _bar(count, highest),
-                number(count),
-                f"{100 * count / total:.2f} %",
-            )
-            for attempts, count in found.attempts[:_REASONS_MAX]
-        ]
-        parts.append(_table(("done after", "", "messages>", "share>"), rows))
-    return _section("Retries", note, *parts)
-
-
-def _bar(value: int, highest: int, style: str = "") -> str:
-    width = max(2, round(90 * value / max(highest, 1)))
-    return f'<span class="bar {style}" style="width:{width}px"></span>'
-
-
-def _consumers(found: Figures) -> str:
-    note = "Who did the work. Errors: failed, rejected, or the lease expired."
-    if not found.consumers:
-        return _section("Consumers", note, _empty("No consumer has had a message yet."))
-    rows = []
-    for row in found.consumers[:_CONSUMERS_MAX]:
-        ended = row["acked"] + row["errors"]
-        share = 100 * row["errors"] / ended if ended else 0.0
-        kind = "bad" if share >= 10 else "warn" if share >= 1 else ""
-        told = f"{share:.2g} %" if row["errors"] else "0"
-        rows.append(
-            (
-                escape(row["consumer"]) or "–",
-                escape(row["topic"]),
-                number(row["acked"]),
-                number(row["errors"]),
-                f'<span class="badge {kind}">{told}</span>' if row["errors"] else told,
-                escape(length(row["busy_us"] / ended)) if ended else "–",
-            )
-        )
-    more = len(found.consumers) - len(rows)
-    rest = f"<p>and {number(more)} more.</p>" if more > 0 else ""
-    columns = ("consumer", "topic", "done>", "errors>", "share>", "per message>")
-    return _section("Consumers", note, _table(columns, rows), rest)
-
-
-def _audit(found: Figures) -> str:
-    note = (
-        "Every transition of every message held against its lifecycle, and the broker's own counts "
-        "against what its feed adds up to."
-    )
-    state = found.state
-    if not state.audit:
-        verdict = '<div class="verdict unknown"><b>Not audited yet.</b></div>'
-        return _section("Audit", note, verdict)
-    looked = f"{number(state.transitions)} transitions"
-    agree = ""
-    if state.compared:
-        topics = f"{number(len(state.compared))} topic{'s' if len(state.compared) != 1 else ''}"
-        agree = f" Compared with the broker's counts of {topics}."
-    told = f"{looked} looked at, {_time(state.audited_us)}.{agree}"
-    if not found.found:
-        verdict = f'<div class="verdict"><b>No findings.</b> {told}</div>'
-        return _section("Audit", note, verdict)
-    count = f"{number(found.found)} finding{'s' if found.found != 1 else ''}"
-    verdict = f'<div class="verdict bad"><b>{count}.</b> {told}</div>'
-    rows = [
-        (
-            f'<span class="badge bad">{escape(row["kind"])}</span>',
-            escape(row["topic"] or "–"),
-            "–" if row["id"] is None else str(row["id"]),
-            escape(row["what"]),
-            "–" if row["position"] is None else number(row["position"]),
-        )
-        for row in found.findings[:100]
-    ]
-    table = _table(("kind", "topic", "id>", "what", "position>"), rows)
-    more = found.found - len(rows)
-    rest = (
-        f"<p>and {number(more)} more: `fasti pipeline tables show audit`.</p>" if more > 0 else ""
-    )
-    return _section("Audit", note, verdict, table, rest)
-
-
 def _footer(found: Figures) -> str:
+    tables = "gold tables" if not found.spread else "tables"
     return (
-        f"<footer><p>Made by fasti {escape(version('fasti'))} from the gold tables of "
-        f"{escape(found.lake)}. Minutes, hours and days are of UTC. Percentiles are exact, by nearest "
-        "rank. Point at a chart, or focus it and use the arrow keys, to see its figures.</p></footer>"
+        f"<footer><p>Made by fasti {escape(version('fasti'))} from the {tables} of "
+        f"{escape(found.lake)}. Charts over time are made per {found.bucket}; minutes, hours and days are "
+        "of UTC. Percentiles are exact, by nearest rank. Point at a chart, or focus it and use the arrow "
+        "keys, to see its figures.</p></footer>"
     )
