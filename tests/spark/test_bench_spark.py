@@ -24,7 +24,7 @@ def measured(tmp_path: Path, *only: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_reads(spark: SparkSession, tmp_path: Path) -> None:
     found = measured(tmp_path, "reads")
     for name in ("messages", "changes", "changes_without_payload", "log"):

@@ -48,7 +48,7 @@ def check(told: dict[str, Any], client: Client, executors: int) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_through_connect_on_a_cluster_of_two_workers(
     prepared: tuple[BrokerProcess, Client], tmp_path: Path
 ) -> None:
@@ -58,7 +58,7 @@ def test_through_connect_on_a_cluster_of_two_workers(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("where", ["a cluster", "connect"])
 def test_in_a_cluster_and_through_connect_alone(
     where: str, prepared: tuple[BrokerProcess, Client], tmp_path: Path

@@ -32,7 +32,6 @@ def recipe() -> dict[str, Any]:
     return names
 
 
-@pytest.mark.timeout(120)
 def test_what_celery_wrote_is_read(spark: SparkSession, recipe: dict[str, Any]) -> None:
     rows = [(each["raw"],) for each in json.loads(DUMP.read_text())]
     assert len(rows) == 8

@@ -37,7 +37,6 @@ def test_every_example_is_run_here() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == set(EXPECTED)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_an_example_says_what_it_should(
     name: str,
@@ -58,7 +57,6 @@ def test_an_example_says_what_it_should(
             client.delete_topic(topic.name)
 
 
-@pytest.mark.timeout(120)
 def test_the_last_word_on_an_appointment_counts(spark: SparkSession) -> None:
     rows = [("a", 0, b'{"at": "2035-01-02T10:00:00Z"}'), ("a", 7, b'{"at": null}'), ("b", 3, b"?")]
     events = spark.createDataFrame(rows, "key string, offset long, payload binary")

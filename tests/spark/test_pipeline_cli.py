@@ -20,7 +20,7 @@ QUICK += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_demo_ends_with_a_report(tmp_path: Path) -> None:
     """On the runtime that the extra brings, as on a machine with none that will do."""
     lake = tmp_path / "lake"

@@ -18,8 +18,6 @@ from fasti.pipeline.files import folder_of, partition_of
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.tables import Format, Table
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(params=["delta", "parquet"])
 def format(request: pytest.FixtureRequest) -> Format:

@@ -167,7 +167,7 @@ def differences_are_found(lake: Lake, spark: SparkSession, address: str) -> None
     assert f"counts {mail.states['done']} done" in found[0][4]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_some_thousand_messages(spark: SparkSession, tmp_path: Path) -> None:
     through_the_pipeline(spark, tmp_path, 20_000)
 
@@ -178,7 +178,7 @@ def test_ten_million_messages(spark: SparkSession, tmp_path: Path) -> None:
     through_the_pipeline(spark, tmp_path, 10_000_000)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_days_that_are_computed_anew_are_as_if_all_were(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -35,7 +35,6 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=170,
         env={name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
         | environment,
     )
@@ -48,7 +47,7 @@ def hello(client: Client, topic: MakeTopic) -> str:
     return name
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_machine_without_java_reads_with_the_packaged_one(
     broker: BrokerProcess, hello: str, tmp_path: Path
 ) -> None:
@@ -74,7 +73,7 @@ def test_a_machine_without_java_reads_with_the_packaged_one(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_session_that_somebody_else_made_finds_the_source(
     broker: BrokerProcess, hello: str
 ) -> None:

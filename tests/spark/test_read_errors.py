@@ -62,7 +62,6 @@ def test_a_broker_that_does_not_answer(spark: SparkSession) -> None:
     assert "[FASTI.unavailable]" in refused(lambda: nobody.load().collect())
 
 
-@pytest.mark.timeout(120)
 def test_tls_and_tokens_which_are_never_shown(spark: SparkSession, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")

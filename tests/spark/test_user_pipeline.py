@@ -24,8 +24,6 @@ from fasti.pipeline.ends import Place
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.tables import Table, Transaction
 
-pytestmark = pytest.mark.timeout(180)
-
 MakeTopic = Callable[..., str]
 
 

@@ -47,7 +47,6 @@ def run(
             [sys.executable, "-m", "tests.spark.killed_driver", json.dumps(told)],
             cwd=ROOT,
             start_new_session=True,
-            timeout=400,
             stderr=subprocess.DEVNULL,
         ).returncode
 
@@ -67,7 +66,7 @@ def check(client: Client, topic: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_killed_behind_the_publication_and_then_a_task_that_is_run_again(
     run: Callable[..., int], client: Client
 ) -> None:
@@ -78,7 +77,7 @@ def test_killed_behind_the_publication_and_then_a_task_that_is_run_again(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_killed_in_the_write_and_in_the_commit_and_behind_it(
     run: Callable[..., int], client: Client
 ) -> None:
