@@ -132,6 +132,12 @@ def test_step_by_step_it_is_the_same(
         if n in (2, len(pieces) - 1):
             assert_equal(bronze.lake.silver(spark), list(itertools.chain(*pieces[: n + 1])))
     assert max(levels) == 3
+    assert len(silver_stage.open_levels(bronze.lake.messages.files())) > 1
+    # Many messages are told apart in shares, without a broadcast that takes the driver's memory.
+    monkeypatch.setattr(silver_stage, "_NAMES_SENT", 0)
+    assert_equal(bronze.lake.silver(spark), rows)
+    monkeypatch.setattr(silver_stage, "FOLD_ROWS", 10)
+    assert_equal(bronze.lake.silver(spark), rows)
     assert bronze.run(spark) == 0
 
 

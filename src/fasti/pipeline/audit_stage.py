@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from fasti.pipeline import audit
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.gold.stage import between, silver_position
+from fasti.pipeline.silver_stage import few_or_hashed
 from fasti.pipeline.state import State
 from fasti.pipeline.topics import QUEUES
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
     from fasti.pipeline.runner import Run
 
-# More messages than these are not sent to all tasks, but sorted.
-_FEW = 500_000
 # Whoever has more has other worries.
 FINDINGS_MAX = 100_000
 
@@ -130,9 +129,8 @@ def _behind(lake: Lake, spark: Any, since: dict[str, int]) -> DataFrame:
 
 def touched_by(transitions: DataFrame, new: DataFrame) -> DataFrame:
     """The whole lives of those messages of which `new` tells, and all rows that tell of no message."""
-    keys = new.where("id is not null and offset is null").select(*audit.MESSAGE).distinct()
-    if new.count() < _FEW:
-        keys = F.broadcast(keys)
+    names = new.where("id is not null and offset is null").select(*audit.MESSAGE)
+    keys = few_or_hashed(names, new.count())
     mine = transitions.where("id is not null").join(keys, audit.MESSAGE, "left_semi")
     return mine.unionByName(transitions.where("id is null"))
 

@@ -43,7 +43,7 @@ LEVELS_MAX = 8
 # What a task puts together in memory is at most about so many rows.
 FOLD_ROWS = 250_000
 # Names of so many messages are sent to all executors.
-_NAMES_SENT = 2_000_000
+_NAMES_SENT = 200_000
 SCHEMA = silver.PARTS.append(pa.field("level", pa.int32())).append(pa.field("day", pa.date32()))
 # When there are too many: a level goes with the newer ones if it isn't much larger than they are.
 _MUCH_LARGER = 2
@@ -283,6 +283,18 @@ def messages_now(lake: Lake, spark: SparkSession) -> DataFrame:
     return settled.unionByName(_together(lake, spark, levels).select(*silver.COLUMNS))
 
 
+def few_or_hashed(names: DataFrame, count: int) -> DataFrame:
+    """Distinct names to join a large table with: Spark shall not sort that for their sake.
+
+    Few are sent to all tasks. More, and a driver's memory would not do for it: each task has its
+    share of them, which fits.
+    """
+    if count <= _NAMES_SENT:
+        return F.broadcast(names.distinct())
+    shares = max(parallelism(names.sparkSession), -(-count // FOLD_ROWS))
+    return names.repartition(shares, *names.columns).distinct().hint("shuffle_hash")
+
+
 def _together(lake: Lake, spark: SparkSession, levels: dict[int, list[DataFile]]) -> DataFrame:
     """Open messages: those of the largest level that no other level knows need no merging."""
     table = lake.messages
@@ -292,10 +304,7 @@ def _together(lake: Lake, spark: SparkSession, levels: dict[int, list[DataFile]]
     others = [file for level, files in levels.items() if level != largest for file in files]
     parts, base = _opened(table, spark, others), _opened(table, spark, levels[largest])
     count = sum(each.rows for each in others)
-    names = parts.select(*silver.NAME).distinct()
-    if count <= _NAMES_SENT:
-        # Spark would sort all of the largest level otherwise.
-        names = F.broadcast(names)
+    names = few_or_hashed(parts.select(*silver.NAME), count)
     touched = base.join(names, silver.NAME, "left_semi")
     untouched = base.join(names, silver.NAME, "left_anti")
     together = silver.fold(
