@@ -45,7 +45,7 @@ def work(job: dict[str, Any], message: fasti.Message) -> None:
         os._exit(7)
 
 
-@app.on("hung", kind="processes", time_limit="300ms", max_attempts=1)
+@app.on("hung", kind="processes", time_limit="2s", max_attempts=1)
 async def hang(job: dict[str, Any]) -> None:
     """Never ends by itself, and can't be cancelled either."""
     tell(job["mailbox"], os.getpid())
@@ -53,7 +53,7 @@ async def hang(job: dict[str, Any]) -> None:
         time.sleep(1)  # noqa: ASYNC251
 
 
-@app.on("spinning", kind="processes", create={"lease": "1s"})
+@app.on("spinning", kind="processes", create={"lease": "2s"})
 def spin(job: dict[str, Any], message: fasti.Message) -> None:
     """Needs a core for several lengths of a lease."""
     tell(job["mailbox"], "spins", message.attempts)

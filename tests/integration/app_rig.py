@@ -7,7 +7,7 @@ import select
 import time
 from pathlib import Path
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Mailbox:

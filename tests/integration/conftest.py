@@ -29,7 +29,7 @@ def shared(
     else:
         address = f"embedded:{tmp_path_factory.mktemp('embedded')}"
         given = {"segment_bytes": 1 << 20, **given}
-    with fasti.connect(address, timeout="20s", **given) as made:
+    with fasti.connect(address, timeout="60s", **given) as made:
         yield made
 
 

@@ -9,7 +9,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from tests.conformance.protocol_client import Client
 import fasti
 from fasti.broker.launch import BrokerProcess
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 # Files of a broker that starts and ends sooner: segments are filled with zeros in advance.
 SEGMENTS = {"segment_size": "1MiB"}
 SMALL = {**SEGMENTS, "memory": "64MiB", "leases_max": 4096}
@@ -73,7 +73,8 @@ def children(pid: int) -> list[int]:
     """Processes that a process started and that run."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(word) for word in (task / "children").read_text().split()]
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has just ended.
+            found += [int(word) for word in (task / "children").read_text().split()]
     return found
 
 

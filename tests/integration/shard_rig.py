@@ -77,7 +77,7 @@ class FakeClock:
     def advance(self, shard: Shard, by_us: int) -> None:
         self._now_us += by_us
         self._tick += by_us
-        shard.run(lambda: None).result(10)
+        shard.run(lambda: None).result(60)
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def test_a_handler_over_its_time_limit_is_killed(
     watched = Watched(int(mailbox.line()))
     watched.wait()
     await_counts(client, "hung", dead=1, leased=0)
-    assert reasons(client, "hung") == ["time limit: not done after 0.3 s"]
+    assert reasons(client, "hung") == ["time limit: not done after 2 s"]
 
 
 def test_stopping_waits_for_a_process_and_then_kills_it(
@@ -168,11 +168,11 @@ def test_a_busy_handler_keeps_its_lease(
     mailbox: Mailbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a process, and in a thread beside it, for three lengths of a lease."""
+    """In a process, and in a thread beside it, for longer than two lengths of a lease."""
     threaded = fasti.App(broker.address)
     done = threading.Event()
 
-    @threaded.on("threaded", create={"lease": "1s"})
+    @threaded.on("threaded", create={"lease": "2s"})
     def spin_here(seconds: float, message: fasti.Message) -> None:
         assert message.attempts == 1
         until = time.monotonic() + seconds
@@ -182,8 +182,8 @@ def test_a_busy_handler_keeps_its_lease(
 
     start(spin, monkeypatch)
     with threaded:
-        spin.later({"mailbox": str(mailbox.path), "seconds": 3.2})
-        spin_here.later(3.2)
+        spin.later({"mailbox": str(mailbox.path), "seconds": 4.5})
+        spin_here.later(4.5)
         assert mailbox.line() == "spins 1"
         assert done.wait(WAIT_S)
         await_counts(client, "spinning", done=1, leased=0)
@@ -218,10 +218,10 @@ def test_answers_come_back_from_a_process_too(
     running: fasti.App, client: fasti.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(answer, monkeypatch)
-    returned = client.call("asked", b'{"do": "return"}', timeout="50s")
+    returned = client.call("asked", b'{"do": "return"}', timeout="150s")
     assert returned.content_type == "application/json"
     assert json.loads(returned.payload)["pid"] != os.getpid()
-    by_hand = client.call("asked", b'{"do": "reply"}', timeout="50s")
+    by_hand = client.call("asked", b'{"do": "reply"}', timeout="150s")
     assert (by_hand.payload, by_hand.headers) == (b"by hand", {"from": "a process"})
     await_counts(client, "asked", done=2, leased=0)
     assert running.stats()["asked"].handled == 2

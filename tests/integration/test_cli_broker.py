@@ -49,7 +49,7 @@ def run(
         input=stdin,
         capture_output=True,
         env=environment(broker),
-        timeout=50,
+        timeout=150,
         check=False,
     )
 
@@ -98,11 +98,11 @@ def test_following_until_a_signal_comes(
         assert following.stderr is not None
         with fasti.connect(broker.address) as client, client.producer(topic) as producer:
             for text in (b"one", b"two"):
-                producer.send(text, delay="20ms").result(timeout="20s")
+                producer.send(text, delay="20ms").result(timeout="60s")
                 assert following.stdout.readline() == text + b"\n"
         following.send_signal(number)
         said = following.stderr.read()
-        assert following.wait(30) == code, said
+        assert following.wait(60) == code, said
         # A warning may be there, on a machine that is very busy; a failure may not.
         assert b"Traceback" not in said
         assert b"error " not in said
@@ -119,7 +119,7 @@ def test_lines_are_sent_while_the_pipe_is_open(broker: BrokerProcess, topic: str
     ) as producing:
         assert producing.stdin is not None
         with fasti.connect(broker.address) as client:
-            consumer = client.consumer(topic, timeout="30s")
+            consumer = client.consumer(topic, timeout="60s")
             for text in (b"first", b"second"):
                 producing.stdin.write(text + b"\n")
                 producing.stdin.flush()
@@ -127,14 +127,14 @@ def test_lines_are_sent_while_the_pipe_is_open(broker: BrokerProcess, topic: str
                 assert message.payload == text
                 message.ack()
             consumer.close()
-        out, _ = producing.communicate(timeout=30)
+        out, _ = producing.communicate(timeout=60)
     assert producing.returncode == 0
     assert len(out.split()) == 2
 
 
 def test_no_broker_is_one_line_and_a_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fasti", "topics", "list", "--address", "fasti://127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=150, check=False)
     assert done.returncode == ERROR_EXITS["unavailable"]
     assert done.stdout == b""
     (line,) = done.stderr.decode().splitlines()
@@ -162,7 +162,7 @@ def complete(broker: BrokerProcess, line: str, **env: str) -> list[str]:
         [str(Path(sys.executable).with_name("fasti"))],
         capture_output=True,
         env={**environment(broker), **asked, **env},
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.stderr == b""

@@ -33,7 +33,7 @@ def test_a_change_waits_for_the_acks_of_this_client() -> None:
     with VirtualBroker() as broker:
         client = broker.client()
         client.create_topic("t")
-        client.producer("t").send(b"", key="k").result(10)
+        client.producer("t").send(b"", key="k").result(60)
         with client.consumer("t") as consumer:
             next(iter(consumer)).ack()
             assert client.messages("t").cancel(key="k").status == "done"

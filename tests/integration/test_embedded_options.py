@@ -12,7 +12,7 @@ def test_settings_are_given_by_name(tmp_path: Path) -> None:
     options = {"durability": "interval", "segment_bytes": 1 << 20}
     with fasti.connect(f"embedded:{tmp_path}", **options) as client:
         client.create_topic("t", lease="5s")
-        assert client.producer("t").send(b"x", delay="1h").result(10).status == "ok"
+        assert client.producer("t").send(b"x", delay="1h").result(60).status == "ok"
         assert str(tmp_path) in repr(client)
         with pytest.raises(fasti.errors.TopicMismatch, match="lease_us is 5000000, not 9000000"):
             client.create_topic("t", lease="9s")

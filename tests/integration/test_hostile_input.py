@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ from tests.integration.serve_rig import SEGMENTS
 from fasti.broker.launch import BrokerProcess
 
 MIB = 1 << 20
+WAIT_S = 60.0
 HOUR_US = 3_600_000_000
 EXTREMES = [-(1 << 63), -(1 << 62), -1, (1 << 62) - 1, 1 << 62, (1 << 63) - 1]
 BEYOND = [-(1 << 63) - 1, 1 << 63, 1 << 64, 10**400]
@@ -517,12 +519,10 @@ def open_sessions(client: Client) -> int:
 
 def wait_until(fits: Callable[[], bool], what: str) -> None:
     """Looks again until it is so; for what the broker tells nobody by itself."""
-    pause = threading.Event()
-    for _ in range(500):
-        if fits():
-            return
-        pause.wait(0.02)
-    raise AssertionError(what)
+    until = time.monotonic() + WAIT_S
+    while not fits():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
 
 
 def test_streams_that_are_cancelled_in_the_middle(client: Client, broker: BrokerProcess) -> None:

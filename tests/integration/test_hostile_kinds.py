@@ -376,7 +376,7 @@ def test_exchanges_that_can_not_be(broker: BrokerProcess, call: str) -> None:
 def _opened(flight: fl.FlightClient, header: Header) -> None:
     """Opens an exchange, waits for what the broker says first, and ends it."""
     command = fl.FlightDescriptor.for_command(json.dumps(header))
-    writer, reader = flight.do_exchange(command, fl.FlightCallOptions(timeout=10))
+    writer, reader = flight.do_exchange(command, fl.FlightCallOptions(timeout=60))
     try:
         writer.begin(pa.schema([pa.field("id", pa.int64())]))
         writer.done_writing()

@@ -20,6 +20,7 @@ from tests.integration.test_hostile_input import (  # noqa: F401  (fixtures)
     idle_bytes,
     refused,
     refused_at_most,
+    wait_until,
 )
 
 NUMBERS = [*EXTREMES, *BEYOND]
@@ -206,8 +207,5 @@ def test_watchers_that_go_without_a_word(client: Client, kv: str) -> None:  # no
         reader.cancel()
         with suppress(fl.FlightError, pa.ArrowException):
             writer.close()
-    for _ in range(500):
-        if "fasti_watchers 0.0" in client.call("metrics")["text"]:
-            break
-    assert "fasti_watchers 0.0" in client.call("metrics")["text"]
+    wait_until(lambda: "fasti_watchers 0.0" in client.call("metrics")["text"], "watchers are left")
     assert mine(client) == b"untouched"

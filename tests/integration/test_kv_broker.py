@@ -317,7 +317,7 @@ def test_counters_that_many_raise_at_once() -> None:
                 # At the beginning all have read the same: three of them come too late.
                 if not together.broken:
                     with suppress(threading.BrokenBarrierError):
-                        together.wait(10)
+                        together.wait(60)
                     together.abort()
                 assert a == b, "half of a transaction was seen"
                 rows = [

@@ -40,7 +40,7 @@ def client(shared: Client) -> Iterator[Client]:
 
 def take(client: Client, count: int, group: str = "billing", **more: Any) -> list[Any]:
     """So many messages, acked."""
-    with client.consumer("events", group=group, timeout="20s", **more) as consumer:
+    with client.consumer("events", group=group, timeout="60s", **more) as consumer:
         found = []
         for message in consumer:
             found.append(message)
@@ -75,11 +75,11 @@ def test_consumers_of_a_group_share_its_rows_and_groups_do_not(client: Client) -
 
     def work(group: str, consumer: Any) -> None:
         for message in consumer:
+            message.ack()
             with lock:
                 seen[group][message.payload] += 1
                 if all(len(counts) == 100 for counts in seen.values()):
                     all_seen.set()
-            message.ack()
 
     consumers = [
         (group, client.consumer("events", group=group, prefetch=5))
@@ -88,18 +88,18 @@ def test_consumers_of_a_group_share_its_rows_and_groups_do_not(client: Client) -
     threads = [threading.Thread(target=work, args=each) for each in consumers]
     for thread in threads:
         thread.start()
-    assert all_seen.wait(30)
+    assert all_seen.wait(60)
     for _, consumer in consumers:
         consumer.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert all(set(counts.values()) == {1} for counts in seen.values())
 
 
 def test_what_is_nacked_comes_again_beside_what_is_new(client: Client) -> None:
     fill(client, rows=5, retry=QUICK)
     attempts: Counter[int] = Counter()
-    with client.consumer("events", group="billing", timeout="20s") as consumer:
+    with client.consumer("events", group="billing", timeout="60s") as consumer:
         for message in consumer:
             attempts[message.offset] += 1
             assert message.attempts == attempts[message.offset]
@@ -114,7 +114,7 @@ def test_what_is_nacked_comes_again_beside_what_is_new(client: Client) -> None:
 
 def test_one_slow_message_holds_nothing_up(client: Client) -> None:
     fill(client, rows=100)
-    with client.consumer("events", group="billing", prefetch=10, timeout="20s") as consumer:
+    with client.consumer("events", group="billing", prefetch=10, timeout="60s") as consumer:
         slow = next(consumer)
         assert slow.offset == 0
         others = []
@@ -135,7 +135,7 @@ def test_one_slow_message_holds_nothing_up(client: Client) -> None:
 def test_rows_that_fail_for_good_are_dead_for_their_group_alone(client: Client) -> None:
     fill(client, rows=4, max_attempts=1)
     groups = client.groups("events")
-    with client.consumer("events", group="billing", timeout="20s") as consumer:
+    with client.consumer("events", group="billing", timeout="60s") as consumer:
         for message in consumer:
             outcome = (
                 message.reject("no such account", wait=True)
@@ -193,7 +193,7 @@ def test_groups_are_made_reset_and_deleted(client: Client) -> None:
 
 def test_a_reset_takes_leases_away(client: Client) -> None:
     fill(client, rows=3)
-    with client.consumer("events", group="billing", timeout="20s") as consumer:
+    with client.consumer("events", group="billing", timeout="60s") as consumer:
         held = next(consumer)
         client.groups("events").reset("billing", to="latest")
         outcome = held.ack(wait=True)
@@ -239,7 +239,7 @@ def test_consumers_that_are_at_work_learn_that_their_group_is_behind(client: Cli
 
 def test_deleting_a_group_ends_its_consumers(client: Client) -> None:
     fill(client, rows=1)
-    consumer = client.consumer("events", group="billing", timeout="20s")
+    consumer = client.consumer("events", group="billing", timeout="60s")
     next(consumer).ack(wait=True)
     client.groups("events").delete("billing")
     with pytest.raises(Gone, match="deleted"):
@@ -255,7 +255,7 @@ def test_order_per_key_within_a_group(client: Client) -> None:
     client.groups("events").create("billing", ordered=True)
     out: dict[str, int] = {}
     done: dict[str, list[int]] = {}
-    with client.consumer("events", group="billing", timeout="20s") as consumer:
+    with client.consumer("events", group="billing", timeout="60s") as consumer:
         for message in consumer:
             key = message.key
             assert out.setdefault(key, message.offset) == message.offset
@@ -274,7 +274,7 @@ def test_a_transaction_acks_for_a_group(client: Client) -> None:
     fill(client, rows=2)
     client.create_topic("results", kind="log")
     client.create_topic("emails")
-    with client.consumer("events", group="billing", timeout="20s") as consumer:
+    with client.consumer("events", group="billing", timeout="60s") as consumer:
         message = next(consumer)
         with client.transaction() as tx:
             tx.ack(message)
@@ -307,9 +307,9 @@ def test_only_logs_have_groups_and_logs_need_one(client: Client) -> None:
 
 def test_a_consumer_comes_back_to_what_it_had(client: Client) -> None:
     fill(client, rows=3)
-    first = client.consumer("events", group="billing", name="w1", timeout="20s")
+    first = client.consumer("events", group="billing", name="w1", timeout="60s")
     held = next(first)
-    second = client.consumer("events", group="billing", name="w1", timeout="20s")
+    second = client.consumer("events", group="billing", name="w1", timeout="60s")
     again = {next(second).offset for _ in range(3)}
     assert held.offset in again
     # What it had here it may still give out; then it learns that its name is taken.
@@ -332,7 +332,7 @@ async def consume_in_a_loop(address: str) -> None:
         groups = client.groups("loop")
         assert (await groups.create("billing", start="earliest")).lag == 20
         taken = 0
-        async with client.consumer("loop", group="billing", timeout="20s") as consumer:
+        async with client.consumer("loop", group="billing", timeout="60s") as consumer:
             async for message in consumer:
                 taken += 1
                 if message.offset == 5:
@@ -405,7 +405,7 @@ def test_leases_survive_a_restart(tmp_path: Path) -> None:
     place = f"embedded:{tmp_path}"
     with fasti.connect(place, segment_bytes=1 << 20) as client:
         fill(client, rows=4)
-        consumer = client.consumer("events", group="billing", name="w1", timeout="20s")
+        consumer = client.consumer("events", group="billing", name="w1", timeout="60s")
         held = [next(consumer) for _ in range(4)]
         held[0].ack(wait=True)
         held[2].ack(wait=True)

@@ -169,13 +169,13 @@ def test_following_goes_on_with_what_is_appended(client: Client) -> None:
         halfway = threading.Event()
         thread = threading.Thread(target=read)
         thread.start()
-        assert halfway.wait(20)
+        assert halfway.wait(60)
         producer = client.producer("events")
         for number in range(30):
             producer.send(b"x", partition=number % 2)
-        assert enough.wait(20)
+        assert enough.wait(60)
         reader.close()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     for partition in range(2):
         assert [offset for p, offset in got if p == partition] == list(range(25))
@@ -189,7 +189,7 @@ def test_following_from_the_end_sees_only_what_is_new(client: Client) -> None:
     short = client.reader("events", start="latest", follow=True, timeout="50ms")
     assert list(short) == []
     assert short.position == {0: 10}
-    with client.reader("events", start="latest", follow=True, timeout="20s") as reader:
+    with client.reader("events", start="latest", follow=True, timeout="60s") as reader:
         client.producer("events").send(b"new").result()
         assert (next(reader).payload, reader.position) == (b"new", {0: 11})
 
@@ -200,10 +200,10 @@ def test_rows_that_were_dropped_are_gone_and_it_says_so(client: Client) -> None:
     assert log.truncate(4)[0].earliest == 4
     for follow in (False, True):
         with pytest.raises(Gone) as gone:
-            list(client.reader("events", start=2, partition=0, follow=follow, timeout="1s"))
+            list(client.reader("events", start=2, partition=0, follow=follow, timeout="60s"))
         assert gone.value.details["earliest"] == 4
         assert gone.value.details["partition"] == 0
-        assert next(client.reader("events", follow=follow, timeout="20s")).offset == 4
+        assert next(client.reader("events", follow=follow, timeout="60s")).offset == 4
     behind = client.reader("events", start={0: 6})
     assert next(behind).offset == 6
     log.truncate("end")
@@ -242,7 +242,7 @@ def test_the_client_closes_readers_that_wait(broker: BrokerProcess) -> None:
     thread = threading.Thread(target=lambda: (list(reader), ended.set()))
     thread.start()
     client.close()
-    assert ended.wait(20)
+    assert ended.wait(60)
     thread.join()
 
 

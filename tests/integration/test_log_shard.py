@@ -73,7 +73,7 @@ def test_a_reader_sees_every_row_once_beside_producers_and_checkpoints() -> None
             reader.join(50)
         finally:
             stop.set()
-            reader.join(10)
+            reader.join(60)
         assert found == [b"%d" % number for number in range(total)]
         assert shard.store.manifest.logs
 

@@ -53,7 +53,9 @@ def test_a_thousand_sessions_share_what_there_is(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         address = f"{broker.host}:{broker.port}"
         with Client(address) as client:
-            client.call("create_topic", {"topic": "crowd", "settings": {"partitions": 8}})
+            # However long it takes until the last of them has its turn.
+            settings = {"partitions": 8, "lease_us": 3_600_000_000}
+            client.call("create_topic", {"topic": "crowd", "settings": settings})
             before, threads_before = measured(broker)
             workers: list[tuple[Any, Connection]] = []
             for number in range(PROCESSES):
@@ -83,7 +85,7 @@ def test_a_thousand_sessions_share_what_there_is(tmp_path: Path) -> None:
                 orders.send("end")
             assert [orders.recv() for _, orders in workers] == [0] * PROCESSES
             for worker, orders in workers:
-                worker.join(30)
+                worker.join(60)
                 assert worker.exitcode == 0
                 orders.close()
             text = client.call("metrics")["text"]

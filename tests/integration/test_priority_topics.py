@@ -31,7 +31,7 @@ def test_sent_one_by_one_and_in_batches(client: fasti.Client, topic: str) -> Non
         producer.send_batch([b"8"], priority=8)
         producer.send_batch(pa.table({"payload": [b"1"], "priority": [1]}))
         producer.send_batch([b"3"], priority=np.array([3], dtype=np.int64))
-    with client.consumer(topic, timeout="10s") as consumer:
+    with client.consumer(topic, timeout="60s") as consumer:
         got = [next(consumer) for _ in range(9)]
         assert [m.payload for m in got] == [b"0", b"none", b"1", b"2", b"3", b"5", b"7", b"8", b"9"]
         assert [m.priority for m in got] == [0, 0, 1, 2, 3, 5, 7, 8, 9]
@@ -46,7 +46,7 @@ def test_batches_are_in_order_too(client: fasti.Client, topic: str) -> None:
         due = now_us - np.arange(12_000)
         producer.send_batch([b""] * 12_000, priority=priorities, due=due)
     found: list[int] = []
-    with client.consumer(topic, prefetch=12_000, timeout="10s") as consumer:
+    with client.consumer(topic, prefetch=12_000, timeout="60s") as consumer:
         for batch in consumer.batches(700, wait="100ms"):
             found += batch.table["priority"].to_pylist()
             batch.ack()
@@ -118,7 +118,7 @@ def test_asyncio(broker: BrokerProcess) -> None:
             outcome = await client.messages("aio").update(key="f", priority=0)
             assert outcome.status == "ok"
             found = []
-            async with client.consumer("aio", timeout="10s") as consumer:
+            async with client.consumer("aio", timeout="60s") as consumer:
                 async for message in consumer:
                     found.append((message.priority, message.payload))
                     await message.ack(wait=True)
@@ -141,7 +141,7 @@ def test_an_app_handles_the_most_urgent_first(broker: BrokerProcess) -> None:
 
     app.client.create_topic("app", kind="priority")
     for priority in (5, 0, 9):
-        handle.later(b"%d" % priority, priority=priority).result("20s")
+        handle.later(b"%d" % priority, priority=priority).result("60s")
     app.run()
     assert seen == [b"0", b"5", b"9"]
 
@@ -158,5 +158,5 @@ def test_hours_later_nobody_starves() -> None:
         for topic, first in (("jobs", b"patient"), ("strict", b"urgent")):
             with client.producer(topic) as producer:
                 producer.send(b"urgent", priority=0)
-            with client.consumer(topic, prefetch=1, timeout="5s") as consumer:
+            with client.consumer(topic, prefetch=1, timeout="60s") as consumer:
                 assert next(consumer).payload == first

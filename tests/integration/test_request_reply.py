@@ -78,10 +78,10 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[fasti.Cli
 def test_a_call_is_answered(client: fasti.Client) -> None:
     client.create_topic("prices")
     with replier(client, "prices"):
-        answer = client.call("prices", b"ab", headers={"currency": "EUR"}, timeout="20s")
+        answer = client.call("prices", b"ab", headers={"currency": "EUR"}, timeout="60s")
         assert (answer.payload, bytes(answer)) == (b"abab", b"abab")
         assert answer.headers == {"by": "replier"}
-        assert client.call("prices", b"", timeout="20s").payload == b""
+        assert client.call("prices", b"", timeout="60s").payload == b""
     # The request is acked with its answer, and the answer is read.
     counts = client.messages("prices").count()
     assert (counts["done"], counts["leased"], counts["ready"]) == (2, 0, 0)
@@ -100,7 +100,7 @@ def test_a_request_names_where_its_answer_goes(client: fasti.Client) -> None:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    found = client.call("prices", b"?", content_type="text/x", key="a", timeout="20s")
+    found = client.call("prices", b"?", content_type="text/x", key="a", timeout="60s")
     thread.join()
     assert found.content_type == "text/plain"
     (message,) = seen
@@ -118,7 +118,7 @@ def test_a_thousand_callers_share_one_inbox(client: fasti.Client) -> None:
     answers: dict[int, bytes] = {}
 
     def call(number: int) -> None:
-        answers[number] = client.call("prices", b"%d." % number, timeout="50s").payload
+        answers[number] = client.call("prices", b"%d." % number, timeout="150s").payload
 
     with replier(client, "prices", workers=8, prefetch=256):
         threads = [threading.Thread(target=call, args=(number,)) for number in range(callers)]
@@ -187,7 +187,8 @@ def test_a_reply_under_a_lease_that_is_over_is_refused() -> None:
         assert late.reply(b"late").status == "stale_lease"
         assert not late.finished
         assert message.reply(b"in time").ok
-        assert [m.payload for m in client.consumer("answers", timeout=0.2)] == [b"in time"]
+        assert client.messages("answers").count()["ready"] == 1
+        assert next(iter(client.consumer("answers"))).payload == b"in time"
 
 
 def test_a_call_times_out_on_the_brokers_clock() -> None:

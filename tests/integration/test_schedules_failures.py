@@ -16,7 +16,7 @@ from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import ShardSettings
 
 SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=16 << 20, leases_max=4096)
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Told:

@@ -173,7 +173,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "fasti", "serve", *arguments],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         env={**os.environ, **env},
         check=False,
     )

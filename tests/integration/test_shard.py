@@ -44,7 +44,7 @@ def received(session: sessions.Session, count: int) -> list[tuple[int, bytes]]:
     """Due time and payload of the next messages."""
     got: list[tuple[int, bytes]] = []
     while len(got) < count:
-        delivery = session.receive(20)
+        delivery = session.receive(60)
         assert delivery is not None, f"{len(got)} of {count} came"
         payloads = delivery.payloads.column("payload").to_pylist()
         got += zip(delivery.leased.due_us.tolist(), payloads, strict=True)
@@ -54,7 +54,7 @@ def received(session: sessions.Session, count: int) -> list[tuple[int, bytes]]:
 def leased(shard: Shard, count: int) -> sessions.Delivery:
     session = shard.open_session()
     session.lease("t", f"c{session.number}", count)
-    delivery = session.receive(20)
+    delivery = session.receive(60)
     assert delivery is not None
     return delivery
 
@@ -131,7 +131,7 @@ def test_a_slow_consumer_finds_what_checkpoints_moved() -> None:
         ids = produce(shard, *(b"%d" % n * 500 for n in range(200)))
         session = shard.open_session()
         session.lease("t", "slow", 10)
-        shard.run(lambda: None).result(10)
+        shard.run(lambda: None).result(60)
         for _ in range(200):
             produce(shard, b"more" * 500)
         shard.checkpoint()
@@ -159,7 +159,7 @@ def test_readers_while_checkpoints_move_everything() -> None:
 
         def read(seed: int) -> int:
             rng, reads = random.Random(seed), 0
-            while not over.is_set():
+            while not reads or not over.is_set():
                 chosen = rng.sample(range(300), 5)
                 target = co.Target(ids=int64s(*(ids[n] for n in chosen)))
                 _, contents = shard.fetch("t", target)
@@ -190,7 +190,7 @@ def test_a_delivery_of_many_bytes_comes_in_parts(monkeypatch: pytest.MonkeyPatch
         sizes = []
         got = b""
         while len(got) < 7:
-            delivery = session.receive(20)
+            delivery = session.receive(60)
             assert delivery is not None
             payloads = delivery.payloads.column("payload").to_pylist()
             assert len(payloads) == len(delivery.leased.ids)
@@ -277,7 +277,7 @@ def test_on_the_machine_clock_messages_arrive_when_they_are_due(tmp_path: Path) 
         session.lease("t", "c", 10)
         got: list[int] = []
         while len(got) < 10:
-            delivery = session.receive(20)
+            delivery = session.receive(60)
             assert delivery is not None
             assert shard.clock.now_us() >= delivery.leased.due_us.max()
             got += delivery.leased.due_us.tolist()
@@ -300,7 +300,7 @@ def test_a_session_leases_again_after_a_recovery() -> None:
         with pytest.raises(Exception, match="storage failed"):
             produce(shard, b"lost")
         with pytest.raises(Closed):
-            session.receive(20)
+            session.receive(60)
         session.lease("t", "c", 5)
         # A consumer that comes back under its name gets its live leases again.
         assert received(session, 1) == [(NOW_US, b"first")]

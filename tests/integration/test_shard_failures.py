@@ -168,18 +168,18 @@ def test_a_recovery_in_the_middle_of_a_checkpoint() -> None:
         def slow_put(name: str, buffers: Any) -> None:
             put(name, buffers)
             reached.set()
-            assert failed.wait(20)
+            assert failed.wait(60)
 
         shard.store.blocks.put = slow_put  # type: ignore[method-assign]
         checkpoint = shard.housekeeper.checkpoint_now()
-        assert reached.wait(20)
+        assert reached.wait(60)
         files.faulty = ".segment"
         files.fail("sync", 1)
         with pytest.raises(OutcomeUnknown):
             produce(shard, b"lost")
         failed.set()
         with pytest.raises(FastiError):
-            checkpoint.result(20)
+            checkpoint.result(60)
         cancel(shard, ids[0])
         shard.checkpoint()
         seen = shown(shard)
@@ -225,7 +225,7 @@ def test_storage_full_refuses_payloads_while_acks_and_cancels_go_on() -> None:
         ids = [produce(shard, b"x" * 1000)[0] for _ in range(60)]
         session = shard.open_session()
         session.lease("t", "c", 5)
-        delivery = session.receive(10)
+        delivery = session.receive(60)
         assert delivery is not None
         used = sum(len(files.open(n, False).map()) for n in files.list(""))
         files.capacity_bytes = used
@@ -324,7 +324,7 @@ def test_a_shard_that_can_not_recover_says_so_and_can_be_closed() -> None:
     with pytest.raises(OutcomeUnknown):
         produce(shard, b"two")
     with pytest.raises(Closed):
-        session.receive(20)
+        session.receive(60)
     for _ in range(3):
         with pytest.raises(Closed, match="could not recover"):
             shard.call(co.Count("t"), 20)

@@ -35,7 +35,7 @@ def broker(disk: SmallDisk) -> Iterator[BrokerProcess]:
 
 def send_until_full(client: fasti.Client, topic: str) -> StorageFull:
     """The refusal that a producer gets which doesn't want to wait."""
-    producer = client.producer(topic, deadline="300ms")
+    producer = client.producer(topic, deadline="3s")
     try:
         while True:
             producer.send_batch([b"x" * 5000] * 20, delay="2h")
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_for_a_while(disk: SmallDisk, broker: BrokerProcess)
         book.wait_for("acked", since=begin)
         book.wait_for("sent", count=5, since=begin)
         producer.stop()
-        assert waiting.result("30s").all_ok
+        assert waiting.result("60s").all_ok
         await_drained(workers, client)
         consumer.stop()
         ledger = Ledger(book, "stock-")

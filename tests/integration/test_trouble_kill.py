@@ -47,7 +47,7 @@ def end_again_and_again(
                 broker.start()
             go_on(workers, 20)
             # However the processes shared the cores, some were cancelled.
-            workers.book.wait(lambda: len(cancels(workers.book)) > CANCELS, 40.0, "cancels")
+            workers.book.wait(lambda: len(cancels(workers.book)) > CANCELS, 60.0, "cancels")
             holder.order("ack-each")
             assert len(workers.book.wait_for("acked", who="holder", count=HELD)) == HELD
             holder.stop()

@@ -83,7 +83,7 @@ class Book:
             assert self._changed.wait_for(enough, timeout), f"waited in vain: {why}"
 
     def wait_for(
-        self, *what: str, count: int = 1, timeout: float = 30.0, since: int = 0, **fields: Any
+        self, *what: str, count: int = 1, timeout: float = 60.0, since: int = 0, **fields: Any
     ) -> list[Fact]:
         """The facts of a kind, as soon as there are so many, told after the first `since`."""
         found: list[Fact] = []

@@ -43,9 +43,9 @@ def start_all(workers: Crew, seed: int, **options: Any) -> None:
 def go_on(workers: Crew, facts: int) -> None:
     """Returns after so many more facts, and when some were sent and some done since."""
     begin = len(workers.book)
-    workers.book.wait(lambda: len(workers.book) >= begin + facts, 40.0, "more facts")
-    workers.book.wait_for("acked", since=begin, timeout=40.0)
-    workers.book.wait_for("sent", since=begin, timeout=40.0)
+    workers.book.wait(lambda: len(workers.book) >= begin + facts, 60.0, "more facts")
+    workers.book.wait_for("acked", since=begin, timeout=60.0)
+    workers.book.wait_for("sent", since=begin, timeout=60.0)
 
 
 def await_drained(workers: Crew, client: fasti.Client) -> None:
@@ -56,12 +56,12 @@ def await_drained(workers: Crew, client: fasti.Client) -> None:
         return not (counts["scheduled"] + counts["ready"] + counts["leased"])
 
     # The broker is asked whenever somebody told something.
-    workers.book.wait(drained, 40.0, "nothing scheduled, ready or leased")
+    workers.book.wait(drained, 60.0, "nothing scheduled, ready or leased")
 
 
 def finish(workers: Crew, broker: BrokerProcess, others_names: str = "-") -> Ledger:
     """Producers end, consumers go on until nothing is owed, then the broker's own counts agree."""
-    workers.book.wait_for("acked", count=ACKS, timeout=40.0)
+    workers.book.wait_for("acked", count=ACKS, timeout=60.0)
     senders = [each for each in workers.workers if not each.who.startswith("consumer")]
     others = [each for each in workers.workers if each.who.startswith("consumer")]
     for worker in senders:

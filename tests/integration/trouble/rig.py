@@ -16,7 +16,7 @@ from typing import Any
 from tests.integration.trouble.facts import Book
 
 ROOT = Path(__file__).parents[3]
-END_S = 30.0
+END_S = 60.0
 
 
 class Worker:
@@ -63,7 +63,7 @@ class Worker:
     def pause(self) -> None:
         """Returns when the process has really stopped."""
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -100,7 +100,7 @@ class Crew:
         self.workers.append(worker)
         return worker
 
-    def all_ready(self, timeout: float = 40.0) -> None:
+    def all_ready(self, timeout: float = 60.0) -> None:
         self.book.wait_for("ready", count=len(self.workers), timeout=timeout)
 
 

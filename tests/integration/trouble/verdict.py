@@ -45,6 +45,8 @@ class Ledger:
         self.returned: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
         self.acked: dict[int, int] = {}
         self.changes: dict[int, list[Fact]] = defaultdict(list)
+        # When a move was asked for, by the message and its new due time.
+        self.asked: dict[tuple[int, int], int] = {}
         self.refused: list[tuple[str, Fact]] = []
         for fact in book.all():
             self._hear(fact)
@@ -71,6 +73,8 @@ class Ledger:
         elif what == "acked":
             for message in fact["ids"]:
                 self.acked[message] = min(fact["at"], self.acked.get(message, fact["at"]))
+        elif what == "change" and fact["verb"] == "move":
+            self.asked[fact["id"], fact["due"]] = fact["at"]
         elif what in ("changed", "change_unknown"):
             self.changes[fact["id"]].append(fact)
         elif what == "refused":
@@ -152,11 +156,17 @@ class Ledger:
         self._where_it_was_moved_to(message)
 
     def _where_it_was_moved_to(self, message: int) -> None:
-        """The delivery behind the last move has its due time, if that move is certain."""
+        """The delivery behind the last move has its due time, if that move is certain.
+
+        One that came while the move had no answer yet may be the one behind it: if it was nacked,
+        the next one is due when that says.
+        """
         moves = [f for f in self.changes.get(message, ()) if f["verb"] == "move"]
         if moves and moves[-1].get("status") == "ok":
-            after = [got for got in self.got.get(message, ()) if got.at > moves[-1]["at"]]
-            assert not after or after[0].due_us == moves[-1]["due"], self._story(message)
+            asked_at, answered_at = self.asked[message, moves[-1]["due"]], moves[-1]["at"]
+            since = [got for got in self.got.get(message, ()) if got.at > asked_at]
+            if since and since[0].at > answered_at:
+                assert since[0].due_us == moves[-1]["due"], self._story(message)
 
     def _what_was_got_was_sent(self) -> None:
         """Payloads are those that were promised last, and none that was refused."""

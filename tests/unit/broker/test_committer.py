@@ -33,7 +33,7 @@ class Bench:
         journal_sync = self.store.journal.sync
 
         def sync() -> int:
-            assert self.may_sync.wait(20)
+            assert self.may_sync.wait(60)
             self.syncs += 1
             return journal_sync()
 
@@ -94,7 +94,7 @@ def test_what_is_shown_before_the_sync_is_durable_only_after_it(bench: Bench) ->
     assert bench.answered == [1]
     assert not found
     bench.may_sync.set()
-    waiting.join(20)
+    waiting.join(60)
     assert found == [True]
     assert bench.shown[2].wait()
 
@@ -150,9 +150,9 @@ def test_the_sequencer_is_held_back_when_the_disk_is_behind(bench: Bench) -> Non
     sequencer = threading.Thread(target=take)
     sequencer.start()
     for _ in range(8):
-        assert taken.acquire(timeout=20)
+        assert taken.acquire(timeout=60)
     bench.may_sync.set()
-    sequencer.join(20)
+    sequencer.join(60)
     bench.wait_for(lambda: len(bench.answered) == 20)
 
 
@@ -190,8 +190,8 @@ def test_wait_durable_returns_when_it_is(bench: Bench) -> None:
     waiter.start()
     assert not done.is_set()
     bench.may_sync.set()
-    assert done.wait(20)
-    waiter.join(20)
+    assert done.wait(60)
+    waiter.join(60)
 
 
 def test_stopping_writes_what_is_waiting_and_syncs_it() -> None:

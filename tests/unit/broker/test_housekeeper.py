@@ -47,7 +47,7 @@ def test_a_slice_that_could_not_be_read_is_asked_for_again() -> None:
         session = shard.open_session()
         session.lease("t", "c", 1)
         clock.advance(shard, 60 * MINUTE_US)
-        delivery = session.receive(20)
+        delivery = session.receive(60)
         assert delivery is not None
         assert delivery.payloads.column("payload").to_pylist() == [b"later"]
         assert len(failures) == 2
@@ -63,7 +63,7 @@ def test_a_bug_in_a_checkpoint_is_told_to_who_asked_and_the_next_one_works() -> 
         with pytest.raises(ZeroDivisionError):
             shard.checkpoint()
         assert isinstance(shard.housekeeper.last_error, ZeroDivisionError)
-        assert not shard.run(lambda: shard.engine.snapshots).result(10)
+        assert not shard.run(lambda: shard.engine.snapshots).result(60)
         shard.store.write_checkpoint = write  # type: ignore[method-assign]
         shard.checkpoint()
         assert shard.housekeeper.checkpoints == 1
@@ -84,7 +84,7 @@ def test_an_automatic_checkpoint_that_failed_is_tried_again() -> None:
         with shard.housekeeper._changed:
             # Nothing more is written: it must come back by itself.
             assert shard.housekeeper._changed.wait_for(
-                lambda: shard.store.manifest.checkpoint > 0, 20
+                lambda: shard.store.manifest.checkpoint > 0, 60
             )
         assert shard.housekeeper.last_error is not None
 
@@ -100,7 +100,7 @@ def test_a_tail_that_dead_processes_left_is_reason_for_a_checkpoint() -> None:
     with serving(files, settings, clock=FakeClock()) as shard:
         with shard.housekeeper._changed:
             assert shard.housekeeper._changed.wait_for(
-                lambda: shard.store.manifest.checkpoint > 0, 20
+                lambda: shard.store.manifest.checkpoint > 0, 60
             )
 
 

@@ -69,7 +69,7 @@ def test_what_grows_between_looking_and_waiting_is_not_missed() -> None:
     thread = threading.Thread(target=lambda: followed.wait(seen, 30, lambda: False) and woken.set())
     feed.durable([appended(7)])
     thread.start()
-    assert woken.wait(20)
+    assert woken.wait(60)
     thread.join()
 
 
@@ -182,7 +182,7 @@ def test_retention_by_age_and_the_groups_that_were_too_slow(
         next(client.consumer("events", group="slow"))
     assert groups.reset("slow", to="earliest").behind == 0
     client.producer("events").send(b"new", partition=0).result()
-    with client.consumer("events", group="slow", timeout="20s") as consumer:
+    with client.consumer("events", group="slow", timeout="60s") as consumer:
         message = next(consumer)
         assert (message.payload, message.offset) == (b"new", 5)
         message.ack()
@@ -207,7 +207,7 @@ def test_a_broker_that_stops_tells_those_who_follow(broker: VirtualBroker, clien
     thread = threading.Thread(target=lambda: told.append(session.next()))
     thread.start()
     broker.service.begin_stopping()
-    thread.join(20)
+    thread.join(60)
     ((header, batch),) = told
     assert (header["error"]["code"], batch) == ("closed", None)
     broker.service.leave(session)
