@@ -74,7 +74,14 @@ def _start(text: str) -> Any:
     try:
         return Position.parse(text)
     except InvalidArgument:
+        pass
+    try:
         return moments.moment_or_distance(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(
+            f"{error.message}; or earliest, latest, or a position as --json shows it",
+            param_hint="--from",
+        ) from None
 
 
 def _as_json(row: dict[str, Any], shard: str) -> str:

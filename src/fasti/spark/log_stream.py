@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fasti.client.log import LogPartition
-from fasti.spark.places import Offsets, log_place
+from fasti.spark.places import LOG, Offsets, log_place, of_log
 from fasti.spark.streams import Stream
 from fasti.spark.tickets import Task
 
@@ -14,8 +14,6 @@ _KEEP_LONGER = (
     "these, or run the query more often."
 )
 _MADE_AGAIN = "A new query, with a new checkpoint, begins with what there is."
-# Which log the offsets are of, beside its partitions.
-LOG = "log"
 
 
 class LogStream(Stream):
@@ -44,7 +42,7 @@ class LogStream(Stream):
         self, start: Offsets, identity: str, partitions: dict[str, LogPartition]
     ) -> Offsets:
         topic = self._options["topic"]
-        if start[LOG] != identity:
+        if of_log(start, topic)[LOG] != identity:
             self._lost(
                 f"The topic {topic!r} is not the one that was read until now: it was deleted and "
                 "made again, or the broker's data was replaced.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -24,6 +24,16 @@ _DEFAULT_ADDRESS = "127.0.0.1:7170"
 STREAMED = ("changes", "log")
 STATES = ("scheduled", "ready", "leased", "dead")
 OPERATIONS = ("produce", "update", "move", "cancel", "put")
+# What rows of the change feed tell, in the order in which the guide to it has them.
+OPS = (
+    "produced", "staged", "published", "stage_dropped", "stage_published", "sink_published",
+    "sink_forgotten", "replaced", "updated", "moved", "reprioritised", "cancelled", "leased",
+    "resumed", "extended", "renewed", "released", "nacked", "expired", "acked", "rejected",
+    "exhausted", "lapsed", "redriven", "purged", "appended", "log_trimmed", "put", "deleted",
+    "expired_entry", "topic_created", "topic_changed", "topic_deleted", "bindings_changed",
+    "group_made", "group_set", "group_dropped", "schedule_put", "schedule_paused",
+    "schedule_deleted",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +118,15 @@ def _address(value: str) -> str:
     """Looked at in the driver, before any task connects."""
     try:
         found = parse_address(value)
-    except InvalidArgument as error:
-        raise ValueError(f"an address: {error.message}") from None
+    except InvalidArgument:
+        raise ValueError(
+            "HOST:PORT, fasti://HOST:PORT or, with TLS, fasti+tls://HOST:PORT; several hosts with "
+            "commas"
+        ) from None
     if found.directory is not None:
-        raise ValueError("the address of a broker process: executors can't share an embedded one")
+        raise ValueError(
+            "the address of a broker process (fasti serve): executors can't share an embedded one"
+        )
     return value
 
 
@@ -147,7 +162,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("topic", _text, "The topic. For `changes` it may be left out: then all; in writes, where a column `topic` says it.", None, writing=True),
     Option("view", _one_of(*VIEWS), "What is read.", "messages"),
     Option("columns", _names, "The columns that are read, with commas; all by default. What is left out doesn't travel. Spark doesn't tell a source which columns a query needs.", None),
-    Option("op", _names, "Changes of these kinds only, with commas: `produced`, `acked` and so on.", None, ("changes",)),
+    Option("op", _some_of(*OPS), "Changes of these kinds only, with commas: `produced`, `acked` and so on.", None, ("changes",)),
     Option("payload", _flag, "Whether `changes` bring payloads.", False, ("changes",)),
     Option("includeHeaders", _flag, "Whether there is a column `headers`.", True),
     Option("state", _some_of(*STATES), "Messages in one of these states, with commas: `scheduled`, `ready`, `leased`, `dead`.", None, ("messages",)),
@@ -196,7 +211,7 @@ class Options:
     @classmethod
     def reading(cls, raw: Mapping[str, str], stream: bool = False) -> Options:
         """Of `spark.read` and `spark.readStream`. Raises `invalid_argument`."""
-        found = _read(raw)
+        found = _read(raw, [option for option in OPTIONS if option.views])
         view = found.get("view", "messages")
         for name in found:
             option = _BY_NAME[name.lower()]
@@ -225,7 +240,7 @@ class Options:
     @classmethod
     def writing(cls, raw: Mapping[str, str], stream: bool = False) -> Options:
         """Of `df.write` and `df.writeStream`. Raises `invalid_argument`."""
-        found = _read(raw)
+        found = _read(raw, [option for option in OPTIONS if option.writing])
         for name in found:
             if not _BY_NAME[name.lower()].writing:
                 raise InvalidArgument(f"option {name!r} is for reading", field=name)
@@ -271,7 +286,7 @@ def _known_address() -> str:
     return os.environ.get("FASTI_ADDRESS") or _DEFAULT_ADDRESS
 
 
-def _read(raw: Mapping[str, str]) -> dict[str, Any]:
+def _read(raw: Mapping[str, str], known: Sequence[Option]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in raw.items():
         if name.lower() in _SPARKS:
@@ -283,7 +298,7 @@ def _read(raw: Mapping[str, str]) -> dict[str, Any]:
             continue
         option = _BY_NAME.get(name.lower())
         if option is None:
-            raise InvalidArgument(_unknown(name), field=name)
+            raise InvalidArgument(_unknown(name, known), field=name)
         try:
             found[option.name] = option.read(str(text))
         except ValueError as error:
@@ -296,7 +311,12 @@ def _read(raw: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, known: Sequence[Option]) -> str:
+    """With what was meant perhaps, or else all that can be given."""
     near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
-    hint = f": did you mean {_BY_NAME[near[0]].name!r}?" if near else ""
+    hint = (
+        f": did you mean {_BY_NAME[near[0]].name!r}?"
+        if near
+        else f", but {', '.join(option.name for option in known)}"
+    )
     return f"format 'fasti' has no option {name!r}{hint}"

@@ -18,6 +18,8 @@ from fasti.errors import InvalidArgument
 from fasti.spark.options import Options
 
 Offsets = dict[str, Any]
+# Which log the offsets are of, beside its partitions.
+LOG = "log"
 
 
 def feed_place(client: Client, options: Options, which: str) -> Offsets:
@@ -53,9 +55,28 @@ def as_offsets(position: Position) -> Offsets:
 
 
 def position_of(offsets: Offsets) -> Position:
-    """The position that JSON stands for. A broker has one shard."""
+    """The position that JSON stands for. A broker has one shard.
+
+    Raises `invalid_argument` for offsets of another view, which a checkpoint may have.
+    """
+    if len(offsets) != 1:
+        raise InvalidArgument(_foreign("changes", offsets), field="checkpointLocation")
     ((shard, frame),) = offsets.items()
     return Position(shard, int(frame))
+
+
+def of_log(offsets: Offsets, topic: str) -> Offsets:
+    """The same, if they are of a log. Raises `invalid_argument`."""
+    if LOG not in offsets:
+        raise InvalidArgument(_foreign(f"log {topic!r}", offsets), field="checkpointLocation")
+    return offsets
+
+
+def _foreign(wanted: str, offsets: Offsets) -> str:
+    return (
+        f"the checkpoint has other offsets than those of {wanted}: {json.dumps(offsets)}. A query "
+        "that reads something else needs a checkpointLocation of its own"
+    )
 
 
 def log_place(client: Client, options: Options, which: str) -> Offsets:

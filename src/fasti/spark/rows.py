@@ -91,6 +91,16 @@ _NAMING = ("id", "key", "due", "delay", "priority")
 _READ = frozenset(column.name for column in VIEWS["messages"])
 _CHANGES = ("update", "move", "cancel")
 
+# How to come by what is wanted, where it isn't plain.
+_HINTS = {
+    "payload": "; to_json(struct(...)) or a cast makes one",
+    "value": "; to_json(struct(...)) or a cast makes one",
+    "due": "; cast it, or to_timestamp",
+    "expires": "; cast it, or to_timestamp",
+    "delay": "; interval '1' hour, or make_dt_interval(0, hours, minutes, seconds)",
+    "ttl": "; interval '1' hour, or make_dt_interval(0, hours, minutes, seconds)",
+}
+
 # Which operations a kind of topic takes.
 OF_KIND = {
     "timeline": ("produce", *_CHANGES),
@@ -202,7 +212,7 @@ def _check_type(field: Field, found: DataType) -> None:
         fits = isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
     if fits:
         return
-    hint = ""
+    hint = _HINTS.get(field.name, "")
     if isinstance(found, TimestampNTZType):
         hint = ": without a time zone nobody can tell which moment it means; cast it to timestamp"
     raise InvalidArgument(

@@ -1,12 +1,14 @@
 """The options of `format("fasti")`: what is refused, and what the refusal says."""
 
 import pickle
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from fasti.errors import InvalidArgument
-from fasti.spark.options import OPTIONS, Options
+from fasti.spark.options import OPS, OPTIONS, Options
 
 
 def refused(stream: bool = False, **options: str) -> InvalidArgument:
@@ -30,6 +32,30 @@ def test_an_option_that_nobody_knows_is_refused_with_the_nearest() -> None:
     assert "did you mean" not in refused(topic="a", zzzzzz="1").message
 
 
+def test_an_option_like_no_other_is_refused_with_all_that_there_are() -> None:
+    reading = refused(subscribe="emails").message
+    assert "'subscribe', but address, token," in reading
+    assert "operation" not in reading
+    with pytest.raises(InvalidArgument) as info:
+        Options.writing({"subscribe": "emails"})
+    assert info.value.message.endswith("operation, onConflict, sinkId, txnAppId, txnVersion")
+    assert "view" not in info.value.message
+
+
+def test_the_ops_are_those_of_the_feed_and_of_its_guide() -> None:
+    root = Path(__file__).parents[3]
+    guide = (root / "docs" / "guides" / "changes.md").read_text()
+    rows = guide.partition("| op | what happened |")[2].partition("## How far back")[0]
+    names = [row.split("|")[1] for row in rows.splitlines() if row.startswith("| `")]
+    told = {op for cell in names for op in re.findall(r"`(\w+)`", cell)}
+    assert set(OPS) == told
+    code = (root / "src" / "fasti" / "storage" / "transitions.py").read_text()
+    made = re.findall(r'(?:_once|_messages|_of_group)\(\s*"(\w+)"', code)
+    made += re.findall(r'(?:_of_stage|_log_rows)\(table, event, "(\w+)"', code)
+    assert len(made) > 30
+    assert set(made) <= set(OPS)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -42,9 +68,10 @@ def test_an_option_that_nobody_knows_is_refused_with_the_nearest() -> None:
         ({"topic": "a", "includeHeaders": "yes"}, "expected true or false"),
         ({"topic": "a", "dueFrom": "2026-11-16"}, "ISO 8601 with a zone"),
         ({"topic": "a", "dueFrom": "tomorrow"}, "ISO 8601 with a zone"),
+        ({"view": "changes", "op": "acknowledged"}, "expected some of produced, staged"),
         ({"topic": "a", "snapshotTimeout": "2d"}, "from 1s to 1d"),
         ({"topic": "a", "snapshotTimeout": "soon"}, "a length of time"),
-        ({"topic": "a", "address": "http://x"}, "expected an address"),
+        ({"topic": "a", "address": "http://x"}, "expected HOST:PORT, fasti://HOST:PORT"),
         ({"topic": "a", "address": "embedded:./data"}, "executors can't share"),
         ({"topic": "a", "prefix": "x"}, "not for view 'messages', but for 'kv'"),
         ({"topic": "a", "view": "kv", "state": "dead"}, "not for view 'kv', but for 'messages'"),
