@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -263,7 +265,7 @@ def test_stopping_waits_for_the_batch_in_hand(
     assert begun.wait(120)
     assert worker.isActive
     assert not worker.awaitTermination(0)
-    stopping = threading.Thread(target=worker.stop)
+    stopping = threading.Thread(target=worker.stop, args=("120s",))
     stopping.start()
     go_on.set()
     stopping.join(120)
@@ -300,7 +302,18 @@ def test_ctrl_c_stops_it(
     name = topic()
     sent(client, name, 5)
 
+    def waits() -> bool:
+        """Whether the main thread is in the middle of waiting for the worker."""
+        stack = sys._current_frames()[threading.main_thread().ident or 0]
+        names = [frame.f_code.co_name for frame, _ in traceback.walk_stack(stack)]
+        return names[0] == "wait" and "awaitTermination" in names
+
     def handle(rows: DataFrame, batch: int) -> None:
+        if batch:
+            return
+        # Anywhere else it would end the tests.
+        while not waits():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
     worker = fasti.spark.consume(spark, name, handle, address=broker.address)
