@@ -9,7 +9,9 @@ and the lower end is used: a slow network makes it lower, which makes us late an
 word of the broker's that carries `now_us` raises the lower end if it came faster (`heard`). The two
 clocks may run at slightly different speeds, so what was learnt is trusted less as it ages: it loses
 `_DRIFT_PPM` of its age. And it never stays above the newest upper end: if it was, the broker's clock
-was set back or another broker answers, and all that was known is dropped.
+was set back or another broker answers, and all that was known is dropped. Only an answer that can't
+be true together with what was known says that a clock leapt: one that comes quickly after a slow one
+merely tells more.
 
 The wall clock of this machine plays no part, so its steps change nothing.
 """
@@ -47,6 +49,8 @@ class ClockEstimate:
         self._listeners: list[Callable[[], None]] = []
         # One tuple, replaced whole, so that readers need no lock: lower end and when it was learnt.
         self._best: tuple[int, int] | None = None
+        # The upper end, likewise.
+        self._most: tuple[int, int] | None = None
         self.error_us = 0
         self.jumps = 0
         self.samples = 0
@@ -93,15 +97,26 @@ class ClockEstimate:
             self.error_us = answered_us - asked_us
             held = self._held_us(answered_us)
             kept = lower if held is None or held > upper else max(held, lower)
-            leapt = held is not None and not -_JUMP_US < kept - held < _JUMP_US
+            # Whoever waits for a moment has waited for too long, or not for long enough.
+            moved = held is None or not -_JUMP_US < kept - held < _JUMP_US
+            leapt = self._narrow(lower, upper, held, answered_us)
             # What is kept was valid a moment ago; from here on it ages anew.
             self._best = (kept, answered_us)
             self.jumps += leapt
-            listeners = list(self._listeners) if leapt or held is None else []
+            listeners = list(self._listeners) if moved or leapt else []
         if leapt and held is not None:
             logger.warning("the broker's clock leapt by %.3f s", (kept - held) / 1_000_000)
-        for moved in listeners:
-            moved()
+        for tell in listeners:
+            tell()
+
+    def _narrow(self, lower: int, upper: int, held: int | None, at_us: int) -> bool:
+        """Takes in an upper end; whether what was known before can't be true together with it."""
+        most = self._most
+        above = upper if most is None else most[0] + (at_us - most[1]) * _DRIFT_PPM // 1_000_000
+        contradicts = lower > above or (held is not None and held > upper)
+        self._most = (upper if contradicts else min(above, upper), at_us)
+        back = held is not None and held > upper + _JUMP_US
+        return back or lower > above + _JUMP_US
 
     def heard(self, now_us: int) -> None:
         """The broker wrote `now_us` at some time before this moment: its clock is at least there."""
@@ -117,7 +132,7 @@ class ClockEstimate:
     def forget(self) -> None:
         """Another broker may answer from now on: nothing is known until the next sample."""
         with self._lock:
-            self._best = None
+            self._best = self._most = None
 
     def _held_us(self, at_us: int) -> int | None:
         best = self._best

@@ -114,6 +114,25 @@ def test_a_clock_that_was_set_back_is_believed_and_told(caplog: pytest.LogCaptur
     assert (clock.jumps, len(told)) == (2, 2)
 
 
+def test_an_answer_that_tells_more_is_no_leap(caplog: pytest.LogCaptureFixture) -> None:
+    """The first one was slow, as on a busy machine: whoever waits is told, and nobody is alarmed."""
+    ours = Ours()
+    clock = ClockEstimate(ours)
+    told: list[int] = []
+    clock.listen(lambda: told.append(clock.now_us()))
+    asked(clock, ours, 10, 900_000, HOUR_US)
+    with caplog.at_level(logging.WARNING, "fasti.client"):
+        asked(clock, ours, 10, 10, HOUR_US)
+        asked(clock, ours, 900_000, 10, HOUR_US)
+        asked(clock, ours, 10, 900_000, HOUR_US)
+    assert ours.at_us + HOUR_US - clock.now_us() < 1_000
+    assert (clock.jumps, len(told), caplog.text) == (0, 2, "")
+    # One that really leaps is noticed however slow its answer is.
+    asked(clock, ours, 400_000, 400_000, 2 * HOUR_US)
+    asked(clock, ours, 400_000, 400_000, HOUR_US)
+    assert clock.jumps == 2
+
+
 def test_nothing_is_due_while_nothing_is_known() -> None:
     clock = ClockEstimate(Ours())
     assert not clock.known
