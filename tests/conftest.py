@@ -6,20 +6,21 @@ same    the same examples in every run, so that a failure is about the change (t
 search  new examples in every run: for looking for trouble
 long    many new examples, for `make test-long`
 
-No profile has a deadline: a slow machine is not a bug.
+No profile has a deadline, for an example or for making one: a slow machine is not a bug.
 """
 
 import os
 import tempfile
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
 
-settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
-settings.register_profile("search", deadline=None, print_blob=True)
-settings.register_profile("long", deadline=None, print_blob=True, max_examples=2_000)
+common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", common, derandomize=True)
+settings.register_profile("search", common)
+settings.register_profile("long", common, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
