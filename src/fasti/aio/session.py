@@ -56,15 +56,15 @@ class LoopSession(Session):
             self.failures.counted(len(outcomes.failed))
         return outcomes
 
-    def _return_afterwards(self, returns: list[Return]) -> None:
+    def _return_afterwards(self, returns: list[Return], until: float | None = None) -> None:
         """Returns without a session are calls that wait: not in the loop's thread."""
         if not returns:
             return
         if not self.home.is_here:
-            super()._return_afterwards(returns)
+            super()._return_afterwards(returns, until)
             return
         try:
-            self.home.submit(partial(super()._return_afterwards, returns))
+            self.home.submit(partial(super()._return_afterwards, returns, until))
         except Closed as error:
             for each in returns:
                 self.settling.failed(each, error)

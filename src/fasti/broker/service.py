@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from fasti.broker.calls import requests
 from fasti.broker.calls.actions import ACTIONS
+from fasti.broker.calls.attempts import Attempts
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
@@ -95,6 +96,7 @@ class Service:
         self.carrier.start()
         # Changing a topic reads its settings first: two changes at once would lose one.
         self.topic_lock = threading.Lock()
+        self.attempts = Attempts()
         self._sessions: set[Exchange] = set()
         self._sessions_lock = threading.Lock()
 

@@ -37,11 +37,14 @@ class Custody:
             self.unfinished += run.rows
         return run
 
-    def leave(self, run: Run, rows: int) -> None:
-        """Rows of a run are finished, or gone."""
-        run.left -= rows
-        self.unfinished -= rows
-        if run.left <= 0:
+    def leave(self, run: Run, rows: Any) -> None:
+        """Rows of a run are finished, or gone. Each counts once, however often it is told."""
+        gone = np.frombuffer(run.gone, dtype=np.uint8)
+        gone[rows] = 1
+        left = len(gone) - int(np.count_nonzero(gone))
+        self.unfinished -= run.left - left
+        run.left = left
+        if not left:
             self._runs.pop(run, None)
 
     def unstarted(self) -> list[Segment]:
@@ -96,8 +99,8 @@ class Custody:
         """
         self._in_hand = {}
         for run in list(self._runs):
-            unstarted, run.rows = run.rows - run.next, run.next
-            self.leave(run, unstarted)
+            run.rows = run.next
+            self.leave(run, slice(run.next, None))
         for run in self._runs:
             self._remember(run, run.unfinished(0, run.next))
             self._remember(run, np.array(run.acks, dtype=np.intp))

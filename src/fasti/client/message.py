@@ -157,6 +157,11 @@ class Message:
         """How long the reason of a nack may be."""
         return self._run.session.reason_bytes_max
 
+    def known_token(self, timeout: float) -> int:
+        """Its token; while the consumer connects again it waits for the new one."""
+        self._run.session.await_tokens(timeout)
+        return self.token
+
     def same_as(self, other: Message) -> bool:
         """Whether both are the same delivery."""
         return self._run is other._run and self._row == other._row

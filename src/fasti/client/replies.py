@@ -245,7 +245,8 @@ class Replies:
             session.finished_elsewhere(reply.run, reply.row)
         if reply.waiter is not None:
             if reply.ack and not answered:
-                reply.run.finished[reply.row] = 0
+                # Refused for its lease, it is not ours any more.
+                session.in_hand_again(reply.run, reply.row, lost=outcomes is not None)
             reply.waiter.settle(outcomes, error)
         elif not answered:
             self._let_go(reply, outcomes, error)
@@ -262,7 +263,7 @@ class Replies:
                 # The broker would not have it, and others may do better.
                 why = f"its reply was refused: {error.message}"
                 why = why.encode()[: self._session.reason_bytes_max].decode(errors="ignore")
-                self._session.give_back(Return("nack", why, [reply.segment]))
+                self._session.give_back(Return("nack", why, [reply.segment]), finished=True)
             else:
                 self._session.finished_elsewhere(reply.run, reply.row)
         told: dict[str, Any] = {"id": reply.run.id_list()[reply.row]}

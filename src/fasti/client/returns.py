@@ -66,6 +66,45 @@ class Waiter:
         return self._outcomes
 
 
+class Shares:
+    """The outcomes of a return that travels in pieces, for the one who waits for all of them."""
+
+    def __init__(self, waiter: Waiter, count: int) -> None:
+        self._waiter = waiter
+        self._lock = threading.Lock()
+        self._found: dict[int, Outcomes] = {}
+        self._error: FastiError | None = None
+        self._left = count
+
+    def settle(self, place: int, outcomes: Outcomes | None, error: FastiError | None) -> None:
+        """A piece was answered. If one was refused, that is the answer."""
+        with self._lock:
+            if outcomes is not None:
+                self._found[place] = outcomes
+            self._error = self._error or error
+            self._left -= 1
+            if self._left:
+                return
+        if self._error is not None:
+            self._waiter.settle(None, self._error)
+        else:
+            self._waiter.settle(
+                Outcomes.joined([self._found[each] for each in sorted(self._found)])
+            )
+
+
+class Share(Waiter):
+    """One of them."""
+
+    def __init__(self, shares: Shares, place: int) -> None:
+        super().__init__()
+        self._shares, self._place = shares, place
+
+    def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
+        """The answer is here."""
+        self._shares.settle(self._place, outcomes, error)
+
+
 @dataclass(slots=True)
 class Return:
     """What is to be told about rows."""
@@ -87,6 +126,32 @@ class Return:
     def rows(self) -> int:
         """How many rows it is about."""
         return sum(len(rows) for _, rows in self.segments)
+
+    def pieces(self, rows_max: int) -> list[Return]:
+        """The same as returns of at most so many rows: no request has more."""
+        if self.rows <= rows_max:
+            return [self]
+        cut: list[list[Segment]] = [[]]
+        room = rows_max
+        for run, rows in self.segments:
+            while len(rows):
+                if not room:
+                    cut.append([])
+                    room = rows_max
+                cut[-1].append((run, rows[:room]))
+                rows, room = rows[room:], max(0, room - len(rows))
+        shares = None if self.waiter is None else Shares(self.waiter, len(cut))
+        return [
+            Return(
+                self.op,
+                self.argument,
+                segments,
+                None if shares is None else Share(shares, place),
+                self.quiet,
+                self.again,
+            )
+            for place, segments in enumerate(cut)
+        ]
 
     def fields(self) -> Header:
         """The request's header, but for its number."""
@@ -135,6 +200,8 @@ class Request:
     returned: Return
     # On the broker's clock, if it renews leases.
     sent_us: int = 0
+    # What was asked for with it.
+    credit: int = 0
 
 
 def merged(returns: list[Return]) -> list[Return]:

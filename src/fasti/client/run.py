@@ -50,6 +50,7 @@ class Run:
         "came_us",
         "due_us",
         "finished",
+        "gone",
         "ids",
         "left",
         "listed",
@@ -100,6 +101,8 @@ class Run:
         self.came_us = _FAR_US
         self.started = array("q", bytes(8 * self.rows))
         self.finished = bytearray(self.rows)
+        # Rows that the books of the consumer don't count any more.
+        self.gone = bytearray(self.rows)
         # Acks that are gathered, and whether the session knows that there are some.
         self.acks: list[int] = []
         self.listed = False
@@ -170,6 +173,10 @@ class Run:
         """The rows in [begin, end) that nobody has finished."""
         flags = np.frombuffer(self.finished, dtype=np.uint8)[begin:end]
         return np.flatnonzero(flags == 0) + begin
+
+    def any_finished(self, rows: NDArray[np.intp]) -> bool:
+        """Whether somebody has finished one of the rows."""
+        return bool(np.frombuffer(self.finished, dtype=np.uint8)[rows].any())
 
     def finish(self, rows: NDArray[np.intp]) -> None:
         """Marks rows finished."""

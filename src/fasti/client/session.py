@@ -14,6 +14,7 @@ the leases.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections import deque
@@ -34,7 +35,7 @@ from fasti.client.returns import Request, Return, Waiter, merged
 from fasti.client.run import Run, prepare
 from fasti.client.settling import Settling
 from fasti.client.transport import Header, Stream, Transport
-from fasti.errors import Closed, FastiError, TimedOut, Unavailable
+from fasti.errors import Closed, FastiError, IllegalTransition, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
 
@@ -44,6 +45,8 @@ _PAUSE_MAX_S = 2.0
 _REQUESTS_MAX = 8
 _LAST_WORD_S = 1.0
 _CLOSE_S = 30.0
+# What has no answer when the time to close is over is tried once more, for so long.
+_LAST_TRY_S = 1.0
 _CREDIT_MAX = 1 << 20
 
 
@@ -69,7 +72,8 @@ class Session:
         self.prefetch = prefetch
         self.reason_bytes_max = limits.reason_bytes_max
         self.failures = Failures(topic)
-        self.settling = Settling(transport, self.header, self.failures)
+        self._rows_max = limits.batch_rows_max
+        self.settling = Settling(transport, self.header, self.failures, self._rows_max)
         self.lock = threading.Lock()
         self.holding = Holding(self.lock, transport.clock)
         self.holding.ran_out = self._ran_out
@@ -85,7 +89,10 @@ class Session:
         self._thread: threading.Thread | None = None
         self._stop_listening: Callable[[], None] = lambda: None
         self._stream: Stream | None = None
+        # Connections are numbered, and the broker is told, under a name that nobody else has: one
+        # that reaches it late is not taken for the newer.
         self._stream_number = 0
+        self._life = secrets.token_hex(8)
         self._known = False
         self._custody = Custody()
         # Messages that the broker may still send, and those that came before all was known.
@@ -102,6 +109,8 @@ class Session:
         self._retry_at = 0.0
         self._pauses = Pauses()
         self._closing = self._over = self._draining = False
+        # Answers that are taken from the books, and whose failures are not in theirs yet.
+        self._telling = 0
         self._closed = threading.Event()
         self.reconnections = 0
 
@@ -132,25 +141,34 @@ class Session:
             with self.lock:
                 self.gathering.told()
                 self._work.notify()
-                over = self._over
-            if over:
-                self._return_afterwards(self.gathering.take())
+                left = self.gathering.take() if self._over else []
+            if left:
+                self._return_afterwards(left)
 
     def give_back(
-        self, returned: Return, wait: bool = False, timeout: Duration | None = None
+        self,
+        returned: Return,
+        wait: bool = False,
+        timeout: Duration | None = None,
+        *,
+        finished: bool = False,
     ) -> Outcomes | None:
         """Sends what is to be told about rows; waits for the outcomes if asked to.
 
         Rows are finished together with being in the books as returned: a connection that is lost at
-        this moment finds them in one place or the other, and they learn their new tokens.
-        Raises `timed_out`, and with `wait` the error that refused it.
+        this moment finds them in one place or the other, and they learn their new tokens. With
+        `finished` the caller has finished them before, otherwise.
+        Raises `illegal_transition` if another thread was faster, `timed_out`, and with `wait` the
+        error that refused it.
         """
         waiter = None
         if wait:
             returned.waiter = waiter = Waiter()
         with self.lock:
             over = self._over
-            if returned.op != "extend":
+            if returned.op != "extend" and not finished:
+                if any(run.any_finished(rows) for run, rows in returned.segments):
+                    raise IllegalTransition(f"a message of {self.topic!r} was finished before")
                 for run, rows in returned.segments:
                     run.finish(rows)
             if not over:
@@ -172,13 +190,31 @@ class Session:
         """A transaction finished a message: its place is free."""
         with self.lock:
             run.finished[row] = 1
-            self._custody.leave(run, 1)
+            self._custody.leave(run, [row])
             self._work.notify()
+
+    def in_hand_again(self, run: Run, row: int, *, lost: bool) -> None:
+        """What was to finish a message was refused: it is user code's as before.
+
+        With the lock: who takes stock of what nobody finished, and then of what is under way, finds
+        it in one of the two. If its lease is `lost` user code may do with it what it likes, but its
+        place is free.
+        """
+        with self.lock:
+            run.finished[row] = 0
+            if lost:
+                self._custody.leave(run, [row])
+                self._work.notify()
 
     @property
     def tokens_known(self) -> bool:
         """Whether all leases have the tokens that the broker knows: not while it reconnects."""
-        return self._known or self._over or self._closing
+        return self._known or self._over
+
+    def await_tokens(self, timeout: float) -> bool:
+        """Waits until they are known; False if they are not in time."""
+        with self.lock:
+            return self._answered.wait_for(lambda: self.tokens_known, timeout)
 
     def _replied(self) -> None:
         with self.lock:
@@ -219,7 +255,7 @@ class Session:
 
     def _ran_out(self) -> None:
         """With the lock: nothing is left here. Acks bring credit; with enough of it they may wait."""
-        if self._credit < self.prefetch // 2 or self.prefetch == 1:
+        if self._credit < self.prefetch // 2 or self.prefetch == 1 or self.holding.void:
             self._urge()
 
     def _urge(self) -> None:
@@ -230,6 +266,8 @@ class Session:
             self._work.notify()
 
     def _all_answered(self) -> bool:
+        if self._telling:
+            return False
         if self._over or self._thread is None:
             return not self.replies.busy
         quiet = all(request.returned.quiet for request in self._requests.values())
@@ -276,10 +314,10 @@ class Session:
             self._answered.notify_all()
         self._stop_listening()
         if self._thread is not None:
-            self._thread.join(None if until is None else max(0.1, until - time.monotonic()))
+            self._thread.join(_left_s(until, 0.1))
         self._end_stream(until)
-        self._return_afterwards(left)
-        self._release_unstarted()
+        self._return_afterwards(left, until)
+        self._release_unstarted(until)
         if problem is not None:
             raise problem
 
@@ -290,7 +328,7 @@ class Session:
             return
         stream.finish()
         with self.lock:
-            left = None if until is None else max(0.1, until - time.monotonic())
+            left = _left_s(until, 0.1)
             self._answered.wait_for(lambda: self._stream is None, left)
             self._stream_number += 1
         stream.cancel()
@@ -307,17 +345,17 @@ class Session:
         self._returns = []
         return left + self.gathering.take()
 
-    def _release_unstarted(self) -> None:
+    def _release_unstarted(self, until: float | None) -> None:
         with self.lock:
             found = self._custody.unstarted()
             for run, rows in found:
                 run.finish(rows)
         if found:
-            self._return_afterwards([Return("release", None, found, quiet=True)])
+            self._return_afterwards([Return("release", None, found, quiet=True)], until)
 
-    def _return_afterwards(self, returns: list[Return]) -> None:
+    def _return_afterwards(self, returns: list[Return], until: float | None = None) -> None:
         """Without a session, the same goes as actions."""
-        self.settling.send(returns)
+        self.settling.send(returns, _left_s(until, _LAST_TRY_S))
 
     # The session's thread
 
@@ -342,16 +380,18 @@ class Session:
                     self._serve(stream)
             except FastiError as error:
                 if stream is not None:
-                    # The end of the session tells more than the write that met it.
-                    self._await_last_word(number)
-                self._lost(number if stream is not None else None, error)
+                    self._broke(number, error)
+                else:
+                    self._lost(None, error)
             except Exception as error:  # The thread must live as long as its consumer.
                 logger.exception("the session of %r on %r", self.consumer, self.topic)
                 self._lost(None, FastiError(f"{type(error).__name__}: {error}"))
 
-    def _await_last_word(self, number: int) -> None:
+    def _broke(self, number: int, error: FastiError) -> None:
+        """A write failed. The end of the session tells more than the write that met it."""
         with self.lock:
             self._work.wait_for(lambda: number != self._stream_number, _LAST_WORD_S)
+        self._lost(number, error)
 
     def _connect(self) -> None:
         with self.lock:
@@ -362,22 +402,27 @@ class Session:
             self._request_number += 1
             self._heartbeat_number = self._request_number
             self._beats.clear()
+        named = {"consumer": self.consumer, "life": self._life, "attempt": number}
         stream = self._transport.consume(
-            {"call": "consume", **self.header, "consumer": self.consumer},
+            {"call": "consume", **self.header, **named},
             lambda header, batch: self._arrived(number, header, batch),
             lambda error: self._ended(number, error),
         )
         with self.lock:
-            lost = number != self._stream_number
-            if not lost:
+            # Whoever closed it meanwhile could not wait, and doesn't know of this stream.
+            useless = number != self._stream_number or self._over
+            if not useless:
                 self._stream = stream
                 self._beat_at = time.monotonic() + self._beat_every()
-        if lost:
+        if useless:
             stream.cancel()
             return
-        stream.send({"op": "credit", "count": 1})
-        self._beats.append(self._transport.clock.now_us())
-        stream.send({"op": "heartbeat", "request": self._heartbeat_number})
+        try:
+            stream.send({"op": "credit", "count": 1})
+            self._beats.append(self._transport.clock.now_us())
+            stream.send({"op": "heartbeat", "request": self._heartbeat_number})
+        except FastiError as error:
+            self._broke(number, error)
 
     def _beat_every(self) -> float:
         return self._settings.lease_us / 3_000_000
@@ -399,11 +444,14 @@ class Session:
                 if renew:
                     self._beats.append(self._transport.clock.now_us())
                 returns += renewals or []
-            requests = [self._request(each) for each in returns]
+            pieces = [piece for each in returns for piece in each.pieces(self._rows_max)]
+            requests = [self._request(each) for each in pieces]
+            if requests:
+                requests[0].credit, credit = credit, 0
         for request in requests:
             fields = {**request.returned.fields(), "request": request.number}
-            if credit:
-                fields["credit"], credit = credit, 0
+            if request.credit:
+                fields["credit"] = request.credit
             stream.send(fields, request.returned.batch())
         if credit:
             stream.send({"op": "credit", "count": credit})
@@ -449,7 +497,7 @@ class Session:
         self._requests[request.number] = request
         if returned.op != "extend" and not returned.again:
             for run, rows in returned.segments:
-                self._custody.leave(run, len(rows))
+                self._custody.leave(run, rows)
         return request
 
     def _wanted_credit(self) -> int:
@@ -536,6 +584,7 @@ class Session:
                 # for may be here, for a while.
                 self._credit = 0 if self._came_first else 1
                 self._work.notify()
+                self._answered.notify_all()
 
     def _outcomes(self, number: int, header: Header) -> None:
         with self.lock:
@@ -547,9 +596,17 @@ class Session:
                     request.sent_us, int(header["now_us"]), self._settings.lease_us
                 )
             self._work.notify()
-        if request is not None:
-            self.settling.succeeded(request.returned, request.returned.outcomes(header))
+            self._telling += 1
+        try:
+            if request is not None:
+                self.settling.succeeded(request.returned, request.returned.outcomes(header))
+        finally:
+            self._told()
+
+    def _told(self) -> None:
+        """Whoever waits until nothing is open finds the failures in their books."""
         with self.lock:
+            self._telling -= 1
             self._answered.notify_all()
 
     def _error(self, number: int, header: Header) -> None:
@@ -564,17 +621,22 @@ class Session:
             if not asked and self._beats:
                 self._beats.popleft()
             request = self._requests.pop(header["request"], None)
+            if request is not None and request.credit:
+                # What is not told to be taken was not: it is asked for again.
+                self._credit = max(0, self._credit - request.credit + header.get("credit", 0))
             if request is not None and error.code in PASSING:
                 request.returned.again = True
                 self._returns.append(request.returned)
                 pause_s = (error.retry_after_us or 50_000) / 1_000_000
                 self._retry_at = time.monotonic() + min(pause_s, _PAUSE_MAX_S)
                 request = None
-        if request is not None:
-            self.settling.failed(request.returned, error)
-        with self.lock:
             self._work.notify()
-            self._answered.notify_all()
+            self._telling += 1
+        try:
+            if request is not None:
+                self.settling.failed(request.returned, error)
+        finally:
+            self._told()
 
     def _ended(self, number: int, error: FastiError | None) -> None:
         self._lost(number, error or Closed("the broker ended the session"))
@@ -601,9 +663,13 @@ class Session:
                 self.holding.fail(error)
             left = self._left_over() if fatal else []
             self._work.notify()
+            self._telling += 1
         logger.debug("the session of %r on %r ended: %s", self.consumer, self.topic, error)
-        for returned in left:
-            self.settling.failed(returned, error)
+        try:
+            for returned in left:
+                self.settling.failed(returned, error)
+        finally:
+            self._told()
         if stream is not None:
             with suppress(FastiError):
                 stream.cancel()
@@ -619,3 +685,7 @@ class Session:
         # After the rows that nobody has finished: whoever replies lists it here, then finishes it.
         self._custody.remember(self.replies.under_way())
         self.holding.drop_all()
+
+
+def _left_s(until: float | None, least_s: float) -> float | None:
+    return None if until is None else max(least_s, until - time.monotonic())

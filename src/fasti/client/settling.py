@@ -17,19 +17,27 @@ logger = logging.getLogger("fasti.client")
 
 
 class Settling:
-    """Of one consumer. `header` names its topic, and its group if it has one."""
+    """Of one consumer. `header` names its topic, and its group if it has one.
 
-    def __init__(self, transport: Transport, header: Header, failures: Failures) -> None:
+    The broker takes at most `rows_max` rows at a time.
+    """
+
+    def __init__(
+        self, transport: Transport, header: Header, failures: Failures, rows_max: int
+    ) -> None:
         self._transport = transport
         self._header = header
         self._failures = failures
+        self._rows_max = rows_max
 
-    def send(self, returns: list[Return]) -> None:
-        """Without a session, the same goes as actions."""
-        for each in merged(returns):
+    def send(self, returns: list[Return], timeout: float | None = None) -> None:
+        """Without a session, the same goes as actions, each within `timeout` seconds."""
+        for each in [piece for all_ in merged(returns) for piece in all_.pieces(self._rows_max)]:
             fields = {name: value for name, value in each.fields().items() if name != "op"}
             try:
-                reply, _ = self._transport.call(each.op, self._header | fields, [each.batch()])
+                reply, _ = self._transport.call(
+                    each.op, self._header | fields, [each.batch()], timeout
+                )
                 outcomes = each.outcomes(reply)
             except FastiError as error:
                 self.failed(each, error)

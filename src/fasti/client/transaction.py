@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,9 @@ from fasti.client.producer import checked_partition
 from fasti.client.returns import Return
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, IllegalTransition, InvalidArgument, TransactionAborted
+
+# While a consumer connects again, the new tokens of its leases are waited for, at most so long.
+_TOKENS_S = 10.0
 
 
 class Transaction:
@@ -210,15 +214,26 @@ class Transaction:
         if not self._commands:
             return []
         self._flush()
-        # Leases may have got new tokens while the block ran.
-        parts = [part.batch() if isinstance(part, Return) else part for part in self._parts]
-        header, _ = self._transport.call("transaction", {"commands": self._commands}, parts)
-        self.outcomes = [Outcomes.of_reply(each) for each in header["outcomes"]]
-        if not header["committed"]:
-            raise self._aborted()
+        tokens = self._tokens()
+        while not self._carried_out():
+            # Nothing has happened. If leases got new tokens meanwhile, that may be why.
+            before, tokens = tokens, self._tokens()
+            if tokens == before:
+                raise self._aborted()
         for message in self._messages:
             message.finished_elsewhere()
         return self.outcomes
+
+    def _carried_out(self) -> bool:
+        parts = [part.batch() if isinstance(part, Return) else part for part in self._parts]
+        header, _ = self._transport.call("transaction", {"commands": self._commands}, parts)
+        self.outcomes = [Outcomes.of_reply(each) for each in header["outcomes"]]
+        return bool(header["committed"])
+
+    def _tokens(self) -> list[int]:
+        """Leases get new tokens when the consumer has connected again."""
+        until = time.monotonic() + _TOKENS_S
+        return [each.known_token(max(0.0, until - time.monotonic())) for each in self._messages]
 
     def _aborted(self) -> FastiError:
         failures = [

@@ -161,6 +161,7 @@ class FakeTransport:
         self.clock = FakeClock()
         self.streams: list[FakeStream] = []
         self.calls: list[tuple[str, dict[str, Any], list[pa.RecordBatch]]] = []
+        self.timeouts: list[float | None] = []
         self.on_open: Callable[[FakeStream], None] | None = None
         self.settings = TopicSettings(lease_us=30_000_000)
         self.closed = False
@@ -174,6 +175,7 @@ class FakeTransport:
         timeout: float | None = None,
     ) -> tuple[dict[str, Any], list[pa.Table]]:
         self.calls.append((action, header or {}, list(parts)))
+        self.timeouts.append(timeout)
         if action == "topic":
             return {"settings": self.settings.to_dict(), "counts": {}}, []
         rows = parts[0].num_rows if parts else 0

@@ -43,12 +43,19 @@ class Session:
         self.failures = Failures("asked")
         self.returned: list[Return] = []
         self.done: list[int] = []
+        self.lost: list[int] = []
 
     def finished_elsewhere(self, run: Any, row: int) -> None:
         run.finished[row] = 1
         self.done.append(row)
 
-    def give_back(self, returned: Return) -> None:
+    def in_hand_again(self, run: Any, row: int, *, lost: bool) -> None:
+        run.finished[row] = 0
+        if lost:
+            self.lost.append(row)
+
+    def give_back(self, returned: Return, finished: bool = False) -> None:
+        assert finished
         self.returned.append(returned)
 
 
@@ -146,6 +153,7 @@ def test_it_is_tried_again_while_the_broker_is_away(rig: Rig) -> None:
     rig.broker.answers = [said("done")]
     assert rig.outcome(rig.send(1)).status == "done"
     assert not rig.run.finished[1], "what was not answered is still in hand"
+    assert rig.session.lost == [1]
 
 
 def test_a_lease_that_goes_on_under_another_token(rig: Rig) -> None:
@@ -176,6 +184,7 @@ def test_one_that_is_refused_does_not_spoil_the_others(rig: Rig) -> None:
     assert rig.outcome(others[1]).ok
     assert rig.broker.calls == [[b"0"], [b"1", b"2"], [b"1"], [b"2"]]
     assert not rig.run.finished[1]
+    assert not rig.session.lost
 
 
 def test_a_failure_that_nobody_waits_for_is_raised_later(rig: Rig) -> None:

@@ -8,6 +8,7 @@ read from the wire.
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from fasti.broker.committer import Commit
     from fasti.broker.service import Service
 
+_log = logging.getLogger("fasti.broker")
+
 _REQUESTS_MAX = 1024
 CREDIT_MAX = 1 << 20
 
@@ -44,6 +47,8 @@ class _Answered:
 
     op: str
     request: int | None
+    # How many more messages were asked for with it, by the last command.
+    credit: int
     answer: Future[list[Any]]
 
 
@@ -63,14 +68,18 @@ class Subscription:
     schema = LEASED
 
     def __init__(self, service: Service, descriptor: Header) -> None:
-        fields = requests.checked(descriptor, topic=str, consumer=str, group="")
+        named: Header = {"topic": str, "consumer": str, "group": "", "life": "", "attempt": 0}
+        fields = requests.checked(descriptor, **named)
         self._service = service
         self._topic: str = fields["topic"]
         self._consumer: str = fields["consumer"]
         self._group: str = fields["group"]
         service.require_topic(self._topic)
         self._shard = service.shard
-        self._session = self._shard.open_session()
+        self._life = (self._topic, self._group, self._consumer, fields["life"])
+        self._attempt: int = fields["attempt"]
+        attempts = service.attempts
+        self._session = attempts.open(self._life, self._attempt, self._shard.open_session)
         self._changed = threading.Condition()
         self._unanswered = 0
         # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
@@ -107,7 +116,7 @@ class Subscription:
         fields.pop("credit", None)
         if op == "credit":
             credit = requests.checked(fields, count=int)["count"]
-            self._submit(op, request, [self._lease(credit)])
+            self._submit(op, request, [self._lease(credit)], credit)
             return
         commands: list[Any]
         if op == "heartbeat":
@@ -125,7 +134,7 @@ class Subscription:
             raise InvalidArgument(f"there is no op {op!r}", field="op")
         if credit:
             commands.append(self._lease(credit))
-        self._submit(op, request, commands)
+        self._submit(op, request, commands, credit)
 
     def _lease(self, count: int) -> Lease:
         if not 1 <= count <= CREDIT_MAX:
@@ -137,7 +146,7 @@ class Subscription:
             raise Closed("the session has ended")
         return Lease(self._topic, self._session.number, self._consumer, count, group=self._group)
 
-    def _submit(self, op: str, request: int | None, commands: list[Any]) -> None:
+    def _submit(self, op: str, request: int | None, commands: list[Any], credit: int) -> None:
         self._wait_for_room()
         try:
             answer = self._service.submit(commands)
@@ -146,7 +155,7 @@ class Subscription:
             raise
         # Called by the committer's thread, which must not do more than this.
         answer.add_done_callback(
-            lambda done: self._session.arrived.put(_Answered(op, request, done))
+            lambda done: self._session.arrived.put(_Answered(op, request, credit, done))
         )
 
     def _wait_for_room(self) -> None:
@@ -198,6 +207,7 @@ class Subscription:
             self._ended = self._closed = True
             self._changed.notify_all()
         self._session.arrived.put(None)
+        self._service.attempts.close(self._life, self._attempt)
         with suppress(FastiError):
             self._session.close()
 
@@ -205,6 +215,15 @@ class Subscription:
 
     def next(self) -> Written | None:
         """What to write next; None when the session is over."""
+        try:
+            return self._next()
+        except Exception as error:
+            # Told, because a session that says nothing more would be waited for for ever.
+            _log.warning("a session of %r on %r ended: %r", self._consumer, self._topic, error)
+            self._ended = True
+            return self._stamped(_problem(None, Closed(f"the session failed: {error}"))), None
+
+    def _next(self) -> Written | None:
         while True:
             if self._ended:
                 return None
@@ -272,6 +291,7 @@ class Subscription:
     def _answer(self, found: _Answered) -> Written | None:
         """The answer to a request; None for a credit that needs none."""
         self._answered()
+        replies: list[Any] = []
         try:
             replies = found.answer.result()
             for reply in replies:
@@ -280,7 +300,10 @@ class Subscription:
         except FastiError as error:
             # Without a request nobody would know what failed: that ends the session.
             self._ended = self._ended or found.request is None
-            return self._stamped(_problem(found.request, error)), None
+            problem = _problem(found.request, error)
+            if found.credit and replies and replies[-1].error is None:
+                problem["credit"] = found.credit
+            return self._stamped(problem), None
         except Exception as error:  # A future that failed in an unknown way is still answered.
             return self._stamped(_problem(found.request, OutcomeUnknown(repr(error)))), None
         reply = replies[0]

@@ -1,0 +1,120 @@
+"""Sessions of a broker in this process: which of a consumer's connections counts, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from fasti.broker.calls.subscription import Subscription
+from fasti.errors import Closed, Overloaded
+from fasti.protocol.schemas import RETURNED
+from fasti.testing import VirtualBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[VirtualBroker]:
+    with VirtualBroker() as made:
+        made.client().create_topic("emails")
+        yield made
+
+
+def opened(broker: VirtualBroker, attempt: int = 0, life: str = "mine") -> Subscription:
+    descriptor: dict[str, Any] = {"topic": "emails", "consumer": "worker-1"}
+    if attempt:
+        descriptor |= {"life": life, "attempt": attempt}
+    session = broker.service.exchange({"version": 1, "call": "consume", **descriptor})
+    assert isinstance(session, Subscription)
+    return session
+
+
+def beat(session: Subscription) -> dict[str, Any]:
+    """Takes the name; the first word that comes."""
+    session.take({"op": "credit", "count": 1}, None)
+    session.take({"op": "heartbeat", "request": 1}, None)
+    written = session.next()
+    assert written is not None
+    return written[0]
+
+
+def test_an_older_connection_that_comes_late_does_not_end_the_newer_one(
+    broker: VirtualBroker,
+) -> None:
+    newer = opened(broker, 2)
+    assert beat(newer)["kind"] == "heartbeat"
+    with pytest.raises(Closed):
+        opened(broker, 1)
+    assert beat(newer)["kind"] == "heartbeat"
+
+
+def test_an_older_connection_that_came_first_gives_way(broker: VirtualBroker) -> None:
+    older, newer = opened(broker, 1), opened(broker, 2)
+    assert beat(newer)["kind"] == "heartbeat"
+    # What it had written before it knew.
+    assert beat(older)["error"]["code"] == "fenced"
+    assert beat(newer)["kind"] == "heartbeat"
+
+
+def test_another_client_of_the_name_takes_it_whatever_its_numbers(broker: VirtualBroker) -> None:
+    for other in (opened(broker, 1, "another"), opened(broker)):
+        mine = opened(broker, 7)
+        assert beat(mine)["kind"] == "heartbeat"
+        newest = opened(broker, 1, "a third")
+        assert beat(newest)["kind"] == "heartbeat"
+        told = mine.next()
+        assert told is not None
+        assert told[0]["error"]["code"] == "fenced"
+        for session in (mine, newest, other):
+            broker.service.leave(session)
+
+
+def test_only_connections_that_are_open_are_remembered(broker: VirtualBroker) -> None:
+    broker.service.leave(opened(broker, 2))
+    older = opened(broker, 1)
+    newer = opened(broker, 3)
+    # The end of an older one is not that of the newest.
+    broker.service.leave(older)
+    with pytest.raises(Closed):
+        opened(broker, 2)
+    broker.service.leave(newer)
+    assert not broker.service.attempts._newest
+
+
+def test_a_session_that_fails_says_so(
+    broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that heard nothing more would wait for ever."""
+    session = opened(broker)
+    broker.client().producer("emails").send(b"hello").result(10)
+
+    def join(leased: Any) -> Any:
+        raise Overloaded("the inbox is full")
+
+    monkeypatch.setattr(session._session, "join", join)
+    session.take({"op": "credit", "count": 1}, None)
+    told = session.next()
+    assert told is not None
+    assert told[0]["kind"] == "error"
+    assert told[0]["request"] is None
+    assert told[0]["error"]["code"] == "closed"
+    assert session.next() is None
+
+
+def test_an_error_tells_whether_the_credit_was_taken(broker: VirtualBroker) -> None:
+    session = opened(broker)
+    columns = [pa.array([7]), pa.array([7]), pa.array([0]), pa.nulls(1, pa.int64())]
+    rows = pa.RecordBatch.from_arrays(columns, schema=RETURNED)
+    # What the engine refuses doesn't keep it from taking the credit.
+    asked = {"op": "extend", "request": 1, "length_us": 1, "credit": 3}
+    session.take(asked, rows)
+    told = session.next()
+    assert told is not None
+    assert (told[0]["kind"], told[0]["request"], told[0]["credit"]) == ("error", 1, 3)
+    # What never got there, does.
+    session.take({**asked, "request": 2, "length_us": "long"}, rows)
+    told = session.next()
+    assert told is not None
+    assert (told[0]["kind"], told[0]["request"]) == ("error", 2)
+    assert "credit" not in told[0]
