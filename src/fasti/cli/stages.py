@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Report = Callable[["runner.Progress"], None]
 
+# What a column takes at least, and a terminal has.
+_COLUMN_WIDTH, _WIDTH_MIN = 7, 80
+
 
 @contextmanager
 def shown_stages() -> Iterator[Report]:
@@ -105,14 +108,22 @@ def print_findings(lake: Lake, found: list[dict[str, Any]], count: int, as_json:
 
 
 def print_rows(table: pa.Table, as_json: bool) -> None:
-    """Rows of a table of the lake."""
+    """Rows of a table of the lake; where there are too many columns to stand side by side, each row
+    by itself, with what it has.
+    """
     rows = table.to_pylist()
     if as_json:
         for row in rows:
             sys.stdout.write(json.dumps(row, default=_plain_value, ensure_ascii=False) + "\n")
         return
+    console = output.console()
+    if _COLUMN_WIDTH * table.num_columns > max(console.width, _WIDTH_MIN):
+        for number, row in enumerate(rows, 1):
+            told = [(name, _cell(value)) for name, value in row.items() if value is not None]
+            console.print(output.table(f"row {number}", "", rows=told))
+        return
     cells = [[_cell(value) for value in row.values()] for row in rows]
-    output.console().print(output.table(*table.column_names, rows=cells))
+    console.print(output.table(*table.column_names, rows=cells))
 
 
 def _plain_value(value: Any) -> Any:
@@ -123,5 +134,8 @@ def _plain_value(value: Any) -> Any:
 
 def _cell(value: Any) -> object:
     if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+        exact = "milliseconds" if value.microsecond else "seconds"
+        return value.isoformat(sep=" ", timespec=exact).removesuffix("+00:00")
+    if isinstance(value, bool):
+        return str(value).lower()
     return "" if value is None else value
