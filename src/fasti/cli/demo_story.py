@@ -33,7 +33,7 @@ from fasti.errors import FastiError
 from fasti.model import DAY_US
 
 WORKERS = 3
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 # The share of the messages that is cancelled, and as many are moved.
 _CHANGED_SHARE = 0.05
 

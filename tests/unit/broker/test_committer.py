@@ -29,10 +29,14 @@ class Bench:
         self.changed = threading.Condition()
         self.may_sync = threading.Event()
         self.may_sync.set()
-        self.syncs = 0
+        # Syncs that were begun, and those that may go on.
+        self.begun = self.syncs = 0
         journal_sync = self.store.journal.sync
 
         def sync() -> int:
+            with self.changed:
+                self.begun += 1
+                self.changed.notify_all()
             assert self.may_sync.wait(60)
             self.syncs += 1
             return journal_sync()
@@ -71,7 +75,7 @@ class Bench:
 
     def wait_for(self, condition: Any) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, 20)
+            assert self.changed.wait_for(condition, 60)
 
 
 @pytest.fixture
@@ -102,8 +106,10 @@ def test_what_is_shown_before_the_sync_is_durable_only_after_it(bench: Bench) ->
 def test_what_is_shown_and_never_synced_is_told_so(bench: Bench) -> None:
     bench.begin()
     bench.may_sync.clear()
+    begun = bench.begun
     bench.committer.take(bench.work())
-    bench.wait_for(lambda: 2 in bench.shown)
+    # The second one is inside its sync: what fails is the sync of the third.
+    bench.wait_for(lambda: 2 in bench.shown and bench.begun > begun)
     bench.store.journal.sync = _fails  # type: ignore[method-assign]
     bench.committer.take(bench.work())
     bench.may_sync.set()
