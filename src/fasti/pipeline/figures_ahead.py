@@ -40,7 +40,7 @@ class Ahead:
     grains: dict[str, Series]
     # Pending behind the last day of those.
     later: int
-    # By the hour for the topics with most, and how many topics there are.
+    # By the hour for some topics, those that are over and then those with most; and how many there are.
     by_topic: dict[str, Series]
     topics: int
     # The hour in which most falls due: when it begins, and how many.
@@ -63,7 +63,7 @@ def ahead(lake: Lake, as_of_us: int) -> Ahead:
     names_over = {str(name) for name in over}
     for name, row in sums.items():
         row["over"] = name in names_over
-    order = sorted(sums, key=lambda name: (-sums[name]["pending"], name))
+    order = sorted(sums, key=lambda name: (not sums[name]["over"], -sums[name]["pending"], name))
     alone = order[0] if len(order) == 1 else None
     grains = {grain: _together(rows[grain], grain, as_of_us, alone) for grain in LENGTHS}
     pending = sum(row["pending"] for row in sums.values())

@@ -142,16 +142,19 @@ def _judged(found: Figures) -> tuple[str, str]:
 
 def _delivered(found: Figures) -> str:
     if not found.topics:
-        return "No message has come in since the lake began. Send some, and run the pipeline again."
+        return (
+            "No message has come in since the lake began. Send some, and run "
+            "<code>fasti pipeline once</code> again."
+        )
     told = f"{many(found.totals['messages_out'], 'message')} delivered"
     if found.today is None:
         return f"{told}."
     start, row = found.today
-    when = "" if found.spread else f" On {moment(start, 'date')} (UTC)"
+    when = "" if found.spread else f". On {moment(start, 'date')} (UTC)"
     half, most, last = (length(row[name]) for name in ("p50_us", "p99_us", "max_us"))
     return (
-        f"{told}{':' if found.spread else '.'}{when} half of them within <b>{half}</b> of being due, 99&nbsp;% "
-        f"within <b>{most}</b>, the last one within <b>{last}</b>."
+        f"{told}{when}: half within <b>{half}</b> of being due, 99&nbsp;% within <b>{most}</b>, all "
+        f"within <b>{last}</b>."
     )
 
 
@@ -169,7 +172,7 @@ def _silence(found: Figures) -> list[str]:
     )
     if found.otherwise is not None:
         half, most = (length(found.otherwise[name]) for name in ("p50_us", "p99_us"))
-        told += f" Of all others, half came within <b>{half}</b>, 99&nbsp;% within <b>{most}</b>."
+        told += f" Of all others half came within <b>{half}</b>, 99&nbsp;% within <b>{most}</b>."
     return [told]
 
 

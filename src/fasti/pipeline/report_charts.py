@@ -264,7 +264,7 @@ def _by_topic(ahead: Ahead) -> str:
         charts.append(f"<div>{head}{chart}</div>")
     more = ahead.topics - len(charts)
     rest = f"<p>and {number(more)} more topics, see below.</p>" if more > 0 else ""
-    title = "<h3 class='over'>The next two days, topic by topic</h3>"
+    title = "<h3 class='apart'>The next two days, topic by topic</h3>"
     return f'{title}<div class="many">{"".join(charts)}</div>{rest}'
 
 

@@ -10,6 +10,7 @@ from fasti.pipeline.figures_read import Row
 from fasti.pipeline.report_markup import badge, bar, empty, many, section, table, time_of
 
 _REASONS_MAX, _CONSUMERS_MAX, _FINDINGS_MAX = 12, 30, 100
+_FINDINGS_FIRST = 15
 # Names and reasons are users' own, and can be long.
 _TEXT_MAX = 200
 
@@ -150,17 +151,21 @@ def audit(found: Figures) -> str:
     if not found.found:
         return section("Audit", note, f"<p><b>No findings.</b> {looked}</p>", name="audit")
     told = f"<p><b>{many(found.found, 'finding')}.</b> {looked}</p>"
-    shown = found.findings[:_FINDINGS_MAX]
+    rows = [_finding(row) for row in found.findings[:_FINDINGS_MAX]]
     columns = ("kind", "topic", "id>", "what", "position>")
-    more = found.found - len(shown)
+    told += table(columns, rows[:_FINDINGS_FIRST])
+    if len(rows) > _FINDINGS_FIRST:
+        told += (
+            f"<details><summary>The next {number(len(rows) - _FINDINGS_FIRST)}</summary>"
+            f"{table(columns, rows[_FINDINGS_FIRST:])}</details>"
+        )
+    more = found.found - len(rows)
     rest = (
         f"<p>and {number(more)} more: <code>fasti pipeline tables show audit</code></p>"
         if more > 0
         else ""
     )
-    return section(
-        "Audit", note, told, table(columns, [_finding(row) for row in shown]), rest, name="audit"
-    )
+    return section("Audit", note, told, rest, name="audit")
 
 
 def _finding(row: Row) -> tuple[str, ...]:

@@ -138,18 +138,33 @@ def _work(
 
 
 def _ahead(tables: dict[str, list[dict[str, Any]]], topic: str, place: int) -> None:
+    """Three days of hours, as days too, and the first hour as minutes; a little is overdue."""
     capacity = (30_000, 9_000, None)[place % 3]
     hour = AS_OF.replace(minute=0, second=0)
-    queued = 0
+    overdue = 40 if not place else 0
+    queued, days = 0, dict[datetime, int]()
+
+    def told(grain: str, start: datetime, pending: int, late: int, hours: float) -> None:
+        shown = None if capacity is None else int(capacity * hours)
+        tables["backlog"].append(
+            {
+                "topic": topic, "grain": grain, "start": start, "as_of": AS_OF, "pending": pending,
+                "overdue": late, "capacity": shown, "over": shown is not None and pending > shown,
+                "queued": queued,
+            }
+        )  # fmt: skip
+
     for n in range(72):
         start = hour + timedelta(hours=n)
         wave = 1.15 + math.sin((start.hour - 8) / 24 * 2 * math.pi)
         pending = int(11_000 / (place + 1) * wave) * (3 if n == 18 else 1)
         queued = max(0, queued + pending - (capacity or pending))
-        tables["backlog"].append(
-            {
-                "topic": topic, "grain": "hour", "start": start, "as_of": AS_OF, "pending": pending,
-                "overdue": 40 if not n and not place else 0, "capacity": capacity,
-                "over": capacity is not None and pending > capacity, "queued": queued,
-            }
-        )  # fmt: skip
+        told("hour", start, pending, 0 if n else overdue, 1)
+        day = start.replace(hour=0)
+        days[day] = days.get(day, 0) + pending
+    for day, pending in days.items():
+        told("day", day, pending, overdue if day < AS_OF else 0, 24)
+    if overdue:
+        told("minute", hour + timedelta(minutes=37), overdue, overdue, 1 / 60)
+    for n in range(42, 60):
+        told("minute", hour + timedelta(minutes=n), 100 + n, 0, 1 / 60)
