@@ -202,7 +202,14 @@ PAGES = (
 # Called by other parts of the SDK, not by its users.
 INTERNAL = {
     "fasti.Client": ("look_after",),
-    "fasti.Message": ("segment", "place", "reason_bytes_max", "same_as", "finished_elsewhere"),
+    "fasti.Message": (
+        "segment",
+        "place",
+        "reason_bytes_max",
+        "same_as",
+        "finished_elsewhere",
+        "known_token",
+    ),
     "fasti.Outcomes": ("of_reply", "joined"),
     "fasti.Topic": ("of_reply",),
     "fasti.Reader": ("begin", "take_message", "take_table", "more"),
@@ -217,8 +224,16 @@ INTERNAL = {
     "fasti.app.handler.Handler": ("place", "label", "source"),
     "fasti.app.codec.JsonCodec": ("converter",),
     "fasti.aio.Consumer": ("session", "close_session"),
-    "fasti.aio.Message": ("segment", "place", "reason_bytes_max", "same_as", "finished_elsewhere"),
+    "fasti.aio.Message": (
+        "segment",
+        "place",
+        "reason_bytes_max",
+        "same_as",
+        "finished_elsewhere",
+        "known_token",
+    ),
     "fasti.aio.Producer": ("settle", "busy"),
+    "fasti.spark.Worker": ("start", "all_due"),
     "fasti.testing.virtual.VirtualBroker": ("transport",),
 }
 # Classes that users make themselves; the others are given to them by a call.
