@@ -88,6 +88,37 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), target
 
 
+def test_every_page_can_be_found_from_the_index() -> None:
+    found: set[Path] = set()
+    waiting = [DOCS / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in found or not page.exists():
+            continue
+        found.add(page)
+        if page.is_dir():
+            waiting.extend(page.glob("*.md"))
+        elif page.suffix == ".md":
+            targets = re.findall(r"\]\(([^)\s#]+)", page.read_text())
+            waiting.extend((page.parent / each).resolve() for each in targets if ":" not in each)
+    assert set(DOCS.rglob("*.md")) <= found
+
+
+def test_the_architecture_names_what_is_there() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    source = ROOT / "src" / "fasti"
+    packages = {each.name for each in source.iterdir() if (each / "__init__.py").exists()}
+    named = re.findall(rf"`((?:{'|'.join(sorted(packages))})/[\w/]*(?:\.py)?)`", text)
+    assert len(named) > 30
+    assert [each for each in named if not (source / each).exists()] == []
+    for package in packages:
+        assert f"`fasti.{package}`" in text, package
+    rooms = [each for name in ("core", "broker") for each in (source / name).iterdir()]
+    for room in rooms:
+        if (room / "__init__.py").exists():
+            assert f"`{room.relative_to(source)}/`" in text, room
+
+
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
