@@ -34,6 +34,7 @@ def test_the_demo_ends_with_a_report(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--lake", str(lake), "--json"], capture_output=True, text=True, env=env
     )
+    assert done.stdout, done.stderr
     verdict = json.loads(done.stdout)
     told = verdict["pipeline"]
     assert done.returncode == 0, told
@@ -59,12 +60,16 @@ def test_a_run_until_ctrl_c_and_an_audit(tmp_path: Path) -> None:
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
             assert process.stderr is not None
+            told = []
             for line in process.stderr:
+                told.append(line)
                 if line.startswith("report"):
                     break
+            else:
+                raise AssertionError("".join(told))
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate()
-        assert process.returncode == 0
+            out, rest = process.communicate()
+        assert process.returncode == 0, "".join(told) + rest
         assert json.loads(out)["stopped"]
         command = [*FASTI, "pipeline", "audit", "--fail-on-findings", "--json", *place]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -77,4 +82,4 @@ def test_a_run_until_ctrl_c_and_an_audit(tmp_path: Path) -> None:
             wrong = ["--lake", str(lake), "--address", other.address, *QUICK]
             command = [*FASTI, "pipeline", "once", *wrong]
             refused = subprocess.run(command, capture_output=True, text=True)
-            assert "error gone:" in refused.stderr
+            assert "error gone:" in refused.stderr, refused.stderr
