@@ -26,11 +26,12 @@ def main() -> None:
         counts = client.messages(TOPIC).count()
         print("pending:", counts["scheduled"] + counts["ready"])
 
-        with client.consumer(TOPIC, timeout="2s") as consumer:
-            for message in consumer:
-                print(f"indexed {message.payload.decode()!r} of version {message.version}")
-                message.ack()
-        print("indexed in all:", client.messages(TOPIC).count()["done"])
+        with client.consumer(TOPIC) as consumer:
+            message = next(consumer)
+            print(f"indexed {message.payload.decode()!r} of version {message.version}")
+            message.ack()
+        counts = client.messages(TOPIC).count()
+        print("indexed in all:", counts["done"], "left:", counts["scheduled"] + counts["ready"])
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def balances(client: fasti.Client, start: Any, known: Counter[str]) -> dict[int,
 def send_mails(client: fasti.Client) -> Counter[str]:
     """A worker of the group `mailer`. One mail server refuses the first try."""
     sent: Counter[str] = Counter()
-    with client.consumer(TOPIC, group="mailer", timeout="1s") as consumer:
+    with client.consumer(TOPIC, group="mailer") as consumer:
         for message in consumer:
             event = json.loads(message.payload)
             if event["account"] == "cleo" and message.attempts == 1:
@@ -54,6 +54,8 @@ def send_mails(client: fasti.Client) -> Counter[str]:
                 continue
             sent[event["account"]] += 1
             message.ack()
+            if sent.total() == len(EVENTS):
+                break
     return sent
 
 

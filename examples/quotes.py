@@ -35,7 +35,7 @@ def main(client: fasti.Client) -> None:
     first = threading.Thread(target=work, args=(client, "anna", True, done))
     first.start()
     asked = threading.Thread(
-        target=lambda: print("answer:", client.call(TOPIC, b"a teapot", timeout="20s").payload)
+        target=lambda: print("answer:", client.call(TOPIC, b"a teapot", timeout="1m").payload)
     )
     asked.start()
     first.join()
@@ -53,16 +53,17 @@ def main(client: fasti.Client) -> None:
 
     caller = threading.Thread(target=ask_briefly, args=(client,))
     caller.start()
-    message = next(iter(client.consumer(TOPIC)))
-    caller.join()
-    outcome = message.reply(b"9 EUR")
+    with client.consumer(TOPIC) as consumer:
+        message = next(consumer)
+        caller.join()
+        outcome = message.reply(b"9 EUR")
     print("the reply is", outcome.status, "-", outcome.reason)
 
 
 def ask_briefly(client: fasti.Client) -> None:
     """A caller without patience."""
     try:
-        client.call(TOPIC, b"a spoon", timeout="2s")
+        client.call(TOPIC, b"a spoon", timeout="4s")
     except fasti.errors.TimedOut:
         print("gave up in time")
 

@@ -11,6 +11,7 @@ attempt, so being refused never makes a message dead.
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import fasti
 from connection import connected
@@ -59,10 +60,10 @@ def main() -> None:
     with connected() as client:
         client.create_topic(TOPIC)
         due = schedule(client, range(1, 21))
-        print("a slot every", due[1] - due[0])
+        print("a slot every", min(later - sooner for sooner, later in pairwise(due)))
 
         partner, early = Partner(), 0
-        with client.consumer(TOPIC, prefetch=1, timeout="2s") as consumer:
+        with client.consumer(TOPIC, prefetch=1) as consumer:
             for message in consumer:
                 early += message.started_us < message.due_us
                 order = json.loads(message.payload)["order"]

@@ -29,7 +29,7 @@ def main() -> None:
         counts = reminders.count()
         print("pending:", counts["scheduled"] + counts["ready"])
 
-        with client.consumer(TOPIC, timeout="2s") as consumer:
+        with client.consumer(TOPIC) as consumer:
             for message in consumer:
                 assert message.started_us >= message.due_us, "never early"
                 print("reminder:", message.payload.decode())

@@ -28,21 +28,33 @@ def handle(payload: bytes, attempt: int) -> None:
 
 
 def work(client: fasti.Client) -> None:
-    """Works until nothing has come for a second."""
-    with client.consumer(TOPIC, timeout="1s") as consumer:
-        for message in consumer:
-            name, attempt = message.payload.decode(), message.attempts
-            try:
-                handle(message.payload, attempt)
-            except NoSuchAddress as error:
-                print(f"{name}: attempt {attempt} failed for good: {error}")
-                message.reject(str(error))
-            except Exception as error:
-                print(f"{name}: attempt {attempt} failed: {error}")
-                message.nack(str(error))
-            else:
-                print(f"{name}: attempt {attempt} worked")
-                message.ack()
+    """Works until nothing is left to do."""
+    with client.consumer(TOPIC, timeout="200ms") as consumer:
+        while open_jobs(client):
+            for message in consumer:
+                attempt(message)
+
+
+def open_jobs(client: fasti.Client) -> int:
+    """Those that will be tried, now or later."""
+    counts = client.messages(TOPIC).count()
+    return counts["scheduled"] + counts["ready"] + counts["leased"]
+
+
+def attempt(message: fasti.Message) -> None:
+    """One try, and what is said of it."""
+    told = f"{message.payload.decode()}: attempt {message.attempts}"
+    try:
+        handle(message.payload, message.attempts)
+    except NoSuchAddress as error:
+        print(f"{told} failed for good: {error}")
+        message.reject(str(error))
+    except Exception as error:
+        print(f"{told} failed: {error}")
+        message.nack(str(error))
+    else:
+        print(f"{told} worked")
+        message.ack()
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ typed 'Dra': ok, version 3
 typed 'Draft': ok, version 4
 pending: 1
 indexed 'Draft' of version 4
-indexed in all: 1
+indexed in all: 1 left: 0
 """,
     "ledger.py": """\
 balances: {'anna': 75, 'ben': 0, 'cleo': 20}
