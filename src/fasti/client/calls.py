@@ -100,11 +100,16 @@ class Book:
         self._clock = clock
         self._waiting: dict[str, Pending] = {}
         self._lock = threading.Lock()
+        self._error: FastiError | None = None
 
     def add(self, name: str, pending: Pending) -> None:
-        """A call begins to wait."""
+        """A call begins to wait; one that comes too late for that is told at once."""
         with self._lock:
-            self._waiting[name] = pending
+            error = self._error
+            if error is None:
+                self._waiting[name] = pending
+        if error is not None:
+            pending.settle(None, error)
 
     def take(self, name: str | None) -> Pending | None:
         """Whoever waits under this name, who waits no longer by it."""
@@ -114,6 +119,7 @@ class Book:
     def fail(self, error: FastiError) -> None:
         """No answer will come any more."""
         with self._lock:
+            self._error = self._error or error
             waiting, self._waiting = list(self._waiting.values()), {}
         for pending in waiting:
             pending.settle(None, error)

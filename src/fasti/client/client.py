@@ -263,9 +263,11 @@ class Client:
 
     def _boxes(self, topic: str | None = None) -> list[Outbox]:
         """Where sends may be under way: of producers in use, and of those thrown away."""
-        busy = [box for box in self._abandoned if not box.settled]
-        self._abandoned[:] = busy
-        boxes = [producer.outbox for producer in list(self._producers)] + busy
+        # Others are added in the middle of this, when the collector of garbage finds them.
+        for box in list(self._abandoned):
+            if box.settled:
+                self._abandoned.remove(box)
+        boxes = [producer.outbox for producer in list(self._producers)] + list(self._abandoned)
         return [box for box in boxes if topic is None or box.topic == topic]
 
     def consumer(

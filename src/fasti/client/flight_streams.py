@@ -1,7 +1,9 @@
 """Open Flight calls: a produce stream and a consumer session.
 
 Each has one thread that reads and calls back. Writing is for one thread at a time, because two at
-once abort the process in gRPC; a lock sees to it, the clean end of the call included.
+once abort the process in gRPC; a lock sees to it, the clean end of the call included. A write may
+wait for as long as the broker takes nothing, so whoever ends the call doesn't wait for it: the write
+ends the call behind it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class FlightStream:
         self._writer = writer
         self._ended = ended
         self._lock = threading.Lock()
-        self._finished = self._over = self._cancelled = False
+        self._finishing = self._finished = self._over = self._cancelled = False
         self._thread: threading.Thread | None = None
 
     def start(self, name: str) -> None:
@@ -45,27 +47,35 @@ class FlightStream:
     def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
         """Writes. Raises `unavailable` when the call is over or its connection lost."""
         body = pa.py_buffer(dump(metadata))
-        with self._lock:
-            if self._over or self._finished:
-                raise Unavailable("the connection was lost")
-            try:
-                if batch is None:
-                    self._writer.write_metadata(body)
-                else:
-                    self._writer.write_with_metadata(batch, body)
-            except Exception as error:
-                raise fasti_error(error) from error
+        try:
+            with self._lock:
+                if self._over or self._finishing:
+                    raise Unavailable("the connection was lost")
+                try:
+                    if batch is None:
+                        self._writer.write_metadata(body)
+                    else:
+                        self._writer.write_with_metadata(batch, body)
+                except Exception as error:
+                    raise fasti_error(error) from error
+        finally:
+            if self._finishing:
+                self.finish()
 
     def finish(self) -> None:
-        """No more will be written; what was is still answered."""
-        with self._lock:
+        """No more will be written; what was is still answered. Doesn't wait."""
+        self._finishing = True
+        if not self._lock.acquire(blocking=False):
+            return  # Whoever has it does the rest.
+        try:
             if self._over or self._finished:
                 return
             self._finished = True
-            try:
-                self._writer.done_writing()
-            except Exception as error:
-                logger.debug("ending a stream: %s", error)
+            self._writer.done_writing()
+        except Exception as error:
+            logger.debug("ending a stream: %s", error)
+        finally:
+            self._lock.release()
 
     def cancel(self) -> None:
         """Ends the call at once."""

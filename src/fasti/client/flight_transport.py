@@ -215,8 +215,7 @@ class FlightTransport:
             except Exception as error:
                 raise self._failed(error, generation) from error
         stream = ProduceStream(writer, reader, receipt, self._ending(generation, ended))
-        self._streams.add(stream)
-        stream.start("receipts")
+        self._begin(stream, "receipts")
         return stream
 
     def consume(
@@ -243,10 +242,20 @@ class FlightTransport:
             arrived(header, batch)
 
         stream = ConsumeStream(writer, reader, timed, self._ending(generation, ended))
-        self._streams.add(stream)
-        stream.start("session")
+        self._begin(stream, "session")
         self._keep_time()
         return stream
+
+    def _begin(self, stream: FlightStream, name: str) -> None:
+        """Begins to read, unless the client was closed meanwhile: nobody would end it any more."""
+        with self._lock:
+            closed = self._closed.is_set()
+            if not closed:
+                self._streams.add(stream)
+                stream.start(name)
+        if closed:
+            stream.cancel()
+            raise Closed("the client is closed")
 
     def _ending(self, generation: int, ended: Ended) -> Ended:
         def end(error: FastiError | None) -> None:
@@ -328,7 +337,7 @@ class FlightTransport:
         with self._lock:
             self._closed.set()
             self._clients.clear()
-        streams = list(self._streams)
+            streams = list(self._streams)
         for stream in streams:
             stream.cancel()
         until = time.monotonic() + _END_S

@@ -74,8 +74,10 @@ class Following:
         with self._changed:
             if not isinstance(item, FastiError):
                 self._changed.wait_for(lambda: self._has_room(number))
-                self._bytes += _size(item)
+            # What comes of a stream that was let go takes no room from the next one.
             if number == self._number and not self.closed:
+                if not isinstance(item, FastiError):
+                    self._bytes += _size(item)
                 self._arrived.append(item)
                 self._changed.notify_all()
 

@@ -7,7 +7,9 @@ of it and holds nothing else, because there are hundreds of thousands of them a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -71,7 +73,7 @@ class Parcel:
         self.outcomes: Outcomes | None = None
         self.error: FastiError | None = None
         # Rows whose receipt was thrown away before the answer came; None once it is here.
-        self.dropped: list[int] | None = []
+        self.dropped: deque[int] | None = deque()
 
     def put(self, name: str, row: int, value: Any) -> None:
         """A value of a column that most rows may not use."""
@@ -109,8 +111,8 @@ class Parcel:
             self.failures.counted(failed)
         dropped, self.dropped = self.dropped, None
         self.answered.set()
-        if failed and dropped:
-            self.failures.add("send", (f for row in dropped if (f := self.failure(row))))
+        if dropped:
+            self.report_all(dropped)
 
     def failure(self, row: int) -> dict[str, Any] | None:
         """What went wrong with a row, for an error's list; None if it is ok."""
@@ -120,22 +122,26 @@ class Parcel:
             return None
         return {"row": row, **self.outcomes[row].to_dict()}
 
-    def report(self, row: int) -> None:
-        """A receipt was thrown away after the answer came."""
-        failure = self.failure(row)
-        if failure is not None:
-            self.failures.add("send", [failure])
+    def drop(self, rows: Sequence[int]) -> None:
+        """Receipts were thrown away: if they failed somebody is told, now or when that is known."""
+        dropped = self.dropped
+        if dropped is None:
+            self.report_all(deque(rows))
+            return
+        dropped.extend(rows)
+        if self.dropped is None:
+            # The answer came in between, and who brought it may not have seen these.
+            self.report_all(dropped)
+
+    def report_all(self, dropped: deque[int]) -> None:
+        """Tells of rows whose receipts were thrown away. Two threads may be at it: each row once."""
+        if self.error is None and (self.outcomes is None or self.outcomes.all_ok):
+            return
+        self.failures.add("send", (f for row in _taken(dropped) if (f := self.failure(row))))
 
     def abandon(self) -> None:
         """Nobody will look at any row."""
-        dropped = self.dropped
-        if dropped is not None:
-            dropped.extend(range(self.rows))
-        elif self.error is not None:
-            self.failures.add("send", (f for row in range(self.rows) if (f := self.failure(row))))
-        elif self.outcomes is not None:
-            for row in self.outcomes.failed.tolist():
-                self.report(row)
+        self.drop(range(self.rows))
 
     def wait(self, timeout: Duration | None, looked: Callable[[], None]) -> Outcomes:
         """The answer for all rows. Raises the error that refused them, or `timed_out`."""
@@ -146,6 +152,12 @@ class Parcel:
             raise self.error
         assert self.outcomes is not None
         return self.outcomes
+
+
+def _taken(rows: deque[int]) -> Iterator[int]:
+    with suppress(IndexError):
+        while True:
+            yield rows.popleft()
 
 
 class Receipt:
@@ -188,11 +200,15 @@ class Receipt:
     def __del__(self) -> None:
         row = self._row
         if row >= 0:
-            dropped = self._parcel.dropped
-            if dropped is not None:
-                dropped.append(row)
-            else:
-                self._parcel.report(row)
+            # As `Parcel.drop`, for one: there are as many of these as sends.
+            parcel = self._parcel
+            dropped = parcel.dropped
+            if dropped is None:
+                parcel.report_all(deque((row,)))
+                return
+            dropped.append(row)
+            if parcel.dropped is None:
+                parcel.report_all(dropped)
 
     def __repr__(self) -> str:
         if not self.done:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +14,10 @@ import pyarrow as pa
 import pytest
 from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 
+from fasti.client.failures import Failures
 from fasti.client.outbox import UNDER_WAY_MAX
 from fasti.client.producer import Producer
+from fasti.client.receipts import Parcel, Receipt
 from fasti.errors import (
     Closed,
     InvalidArgument,
@@ -497,3 +500,47 @@ def test_wide_headers_do_not_make_a_batch_too_large(
         second.answer(batch.num_rows)
     producer.flush(5)
     assert number >= 3
+
+
+class Settles:
+    """Rows whose receipts were thrown away; the answer comes at the moment before one is put in."""
+
+    def __init__(self, parcel: Parcel, answer: Callable[[], None]) -> None:
+        self._parcel, self._answer = parcel, answer
+        self.rows: deque[int] = deque()
+
+    def append(self, row: int) -> None:
+        self._answer()
+        self.rows.append(row)
+
+    def extend(self, rows: Sequence[int]) -> None:
+        self._answer()
+        self.rows.extend(rows)
+
+    def popleft(self) -> int:
+        return self.rows.popleft()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@pytest.mark.parametrize("of", ["receipt", "batch"])
+def test_a_receipt_that_is_thrown_away_while_its_answer_comes(of: str) -> None:
+    """Somebody is told, and once."""
+    failures = Failures("emails")
+    parcel = Parcel("reject", failures)
+    parcel.rows = 2
+    parcel.dropped = Settles(  # type: ignore[assignment]
+        parcel, lambda: parcel.settle(None, NotFound("there is no such topic"))
+    )
+    if of == "receipt":
+        receipt = Receipt(parcel, 1)
+        del receipt
+    else:
+        parcel.abandon()
+    gc.collect()
+    with pytest.raises(RowsFailed) as failed:
+        failures.throw()
+    rows = [each["row"] for each in failed.value.failures]
+    assert rows == ([1] if of == "receipt" else [0, 1])
+    assert failures.count == 2

@@ -1,0 +1,90 @@
+"""What is followed, called for or thrown away, when the end comes at the worst moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pyarrow as pa
+from tests.unit.client.fakes import FakeClock, FakeStream, FakeTransport
+
+from fasti.client.calls import Book, Pending
+from fasti.client.client import Client
+from fasti.client.following import Following
+from fasti.errors import Closed
+
+LARGE = pa.RecordBatch.from_arrays([pa.array([bytes(20 << 20)])], ["payload"])
+SMALL = pa.RecordBatch.from_arrays([pa.array([b"x"])], ["payload"])
+
+
+def test_what_comes_late_of_a_stream_takes_no_room_from_the_next() -> None:
+    """The reading thread of the next one would wait for that room for ever."""
+    transport = FakeTransport()
+    following = Following(transport)
+    following.begin({"call": "follow"})
+    first = transport.stream()
+    first.arrived({"position": 1}, LARGE)
+    # There is no room for more: who reads waits, until the stream is let go.
+    late = threading.Thread(target=lambda: first.arrived({"position": 2}, LARGE), daemon=True)
+    late.start()
+    following.end()
+    following.begin({"call": "follow"})
+    late.join(20)
+    assert not late.is_alive()
+    second: FakeStream = transport.stream(1)
+    reading = threading.Thread(target=lambda: second.arrived({"position": 2}, SMALL), daemon=True)
+    reading.start()
+    found = following.take(time.monotonic() + 20)
+    assert found == ({"position": 2}, SMALL)
+    reading.join(20)
+    following.close()
+
+
+def test_a_call_that_begins_when_no_answer_can_come_any_more() -> None:
+    """It is told at once, not when its time is over."""
+    clock = FakeClock()
+    book = Book(clock)
+    before, after = Pending(clock.at_us + 1), Pending(clock.at_us + 1)
+    book.add("before", before)
+    book.fail(Closed("the client is closed"))
+    book.add("after", after)
+    assert before.wait(clock)
+    assert after.wait(clock)
+    assert isinstance(after.error, Closed)
+    assert book.take("after") is None
+
+
+class Box:
+    """As much of an outbox as a client looks at."""
+
+    topic = "emails"
+
+    def __init__(self, settled: bool) -> None:
+        self.settled = settled
+
+
+class Finding(list[Any]):
+    """Outboxes; the collector of garbage finds another at the moment at which one is taken out."""
+
+    def __init__(self, given: list[Box], found: Box) -> None:
+        super().__init__(given)
+        self._found = found
+
+    def remove(self, box: Any) -> None:
+        self.append(self._found)
+        super().remove(box)
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.append(self._found)
+        super().__setitem__(place, value)
+
+
+def test_a_producer_that_is_thrown_away_while_others_are_looked_at_is_not_forgotten() -> None:
+    """What it has under way would not be waited for."""
+    client = Client(FakeTransport())
+    busy, late = Box(settled=False), Box(settled=False)
+    client._abandoned = Finding([Box(settled=True), busy], late)
+    assert client._boxes("emails") == [busy, late]
+    client._abandoned.clear()
+    client.close()
