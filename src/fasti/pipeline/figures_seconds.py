@@ -206,17 +206,18 @@ def _fell_due(messages: pa.Table) -> Ints:
 def _silences(at_us: Ints, due_us: Ints) -> list[Silence]:
     """Times of a second and more without a transition, with messages that waited in them."""
     moments, due_us = np.sort(at_us), np.sort(due_us)
+    gaps = np.flatnonzero(np.diff(moments) >= SECOND_US)
+    # Many of them are how slow consumers work, and nothing to be told of.
+    if len(gaps) > _SILENCES_MAX:
+        return []
     found = []
-    for place in np.flatnonzero(np.diff(moments) >= SECOND_US):
+    for place in gaps:
         begin_us, end_us = int(moments[place]), int(moments[place + 1])
         # What ended it may be a message that fell due just then: that one didn't wait.
         waited = np.searchsorted(due_us, (begin_us, end_us - _WAITED_US))
         if waited[1] > waited[0]:
             due = int(np.searchsorted(due_us, end_us) - waited[0])
             found.append(Silence(begin_us, end_us, due))
-    # Many of them are how slow consumers work, and nothing to be told of.
-    if len(found) > _SILENCES_MAX:
-        return []
     return sorted(found, key=lambda each: each.begin_us - each.end_us)
 
 
