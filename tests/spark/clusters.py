@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -56,7 +57,10 @@ class Server:
     def found(self) -> str:
         """What it tells when it is ready."""
         while True:
-            line = self._lines.get(timeout=_START_S)
+            try:
+                line = self._lines.get(timeout=_START_S)
+            except queue.Empty:
+                line = None
             assert line is not None, "".join(self._told)
             self._told.append(line)
             found = self._ready.search(line)
@@ -66,8 +70,12 @@ class Server:
     def stop(self) -> None:
         """Ends it, and waits until it has."""
         self._process.terminate()
-        self._process.wait(60)
-        self._reading.join(60)
+        try:
+            self._process.wait(_START_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._reading.join(_START_S)
         if self._process.stderr is not None:
             self._process.stderr.close()
 
