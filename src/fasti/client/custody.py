@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from fasti.client.returns import Return, Segment
 from fasti.client.run import Run
+from fasti.model import TopicSettings
 
 
 class Custody:
@@ -80,15 +81,17 @@ class Custody:
                 others.append((run, rows[~late]))
         return over, others
 
-    def renewed(self, sent_us: int, answered_us: int, length_us: int) -> None:
+    def renewed(self, sent_us: int, answered_us: int, settings: TopicSettings) -> None:
         """A heartbeat that was written at `sent_us` was answered, both on the broker's clock.
 
         What had ended before is not alive again by it; when it was written is only an estimate, and
-        it may have been long on its way, so the answer counts.
+        it may have been long on its way, so the answer counts. And nothing is renewed for longer
+        than it may be held at all.
         """
         for run in self._runs:
             if run.until_us > answered_us:
-                run.until_us = max(run.until_us, sent_us + length_us)
+                until_us = min(sent_us + settings.lease_us, run.begun_us() + settings.hold_us)
+                run.until_us = max(run.until_us, until_us)
 
     # Reconnecting
 
@@ -138,5 +141,5 @@ class Custody:
             return run
         batch = run.batch.take(pa.array(fresh, type=pa.int64()))
         rest = Run(run.session, run.token, batch, run.ranked, int(run.turn_us[0]))
-        rest.came_us, rest.until_us = run.came_us, run.until_us
+        rest.came_us, rest.leased_us, rest.until_us = run.came_us, run.leased_us, run.until_us
         return rest

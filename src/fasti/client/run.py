@@ -52,6 +52,7 @@ class Run:
         "finished",
         "gone",
         "ids",
+        "leased_us",
         "left",
         "listed",
         "next",
@@ -97,8 +98,8 @@ class Run:
         self.next = 0
         # On the broker's clock: until then the lease lasts for certain, as far as is known here.
         self.until_us = _FAR_US
-        # When it came, on the same clock.
-        self.came_us = _FAR_US
+        # When it was leased and when it came, on the same clock.
+        self.leased_us = self.came_us = _FAR_US
         self.started = array("q", bytes(8 * self.rows))
         self.finished = bytearray(self.rows)
         # Rows that the books of the consumer don't count any more.
@@ -134,6 +135,11 @@ class Run:
     def last_due_us(self) -> int:
         """The latest due time of those that were due when it came; 0 if none was."""
         return int(self.due_us[self.due_us <= self.came_us].max(initial=0))
+
+    def begun_us(self) -> int:
+        """Since when the leases of what is held here are counted, at the earliest."""
+        held = self.due_us[self.next : self.rows]
+        return max(self.leased_us, int(held.min())) if len(held) else self.leased_us
 
     def value(self, name: str, row: int) -> Any:
         """A value of a column."""

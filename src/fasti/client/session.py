@@ -542,7 +542,8 @@ class Session:
             run.came_us = int(header["now_us"])
             if ranked:
                 self._after_us = max(self._after_us, run.last_due_us())
-            run.until_us = int(header["leased_us"]) + self._settings.lease_us
+            run.leased_us = int(header["leased_us"])
+            run.until_us = run.leased_us + self._settings.lease_us
             self._leased(number, run)
         elif kind == "outcomes":
             self._outcomes(number, header)
@@ -572,9 +573,7 @@ class Session:
             if number != self._stream_number:
                 return
             if self._beats:
-                self._custody.renewed(
-                    self._beats.popleft(), int(header["now_us"]), self._settings.lease_us
-                )
+                self._custody.renewed(self._beats.popleft(), int(header["now_us"]), self._settings)
             if not self._known and header.get("request") == self._heartbeat_number:
                 # Everything that was ours has come again by now.
                 self._known = True
@@ -592,9 +591,7 @@ class Session:
                 return
             request = self._requests.pop(header["request"], None)
             if request is not None and request.returned.renews:
-                self._custody.renewed(
-                    request.sent_us, int(header["now_us"]), self._settings.lease_us
-                )
+                self._custody.renewed(request.sent_us, int(header["now_us"]), self._settings)
             self._work.notify()
             self._telling += 1
         try:
