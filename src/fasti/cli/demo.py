@@ -140,7 +140,9 @@ def print_piped(found: Piped) -> None:
     print_figures(found.figures)
     tables = f"`fasti pipeline tables --lake {found.lake}`"
     console.print(f"The tables: {tables}", markup=False, soft_wrap=True)
-    console.print(f"The report: {found.figures['report']}", markup=False, soft_wrap=True)
+    # As an address: terminals make a link of it, and browsers take it as it is.
+    page = Path(found.figures["report"]).absolute().as_uri()
+    console.print(f"The report, for a browser: {page}", markup=False, soft_wrap=True)
 
 
 def _course(verdict: Verdict) -> list[tuple[str, object]]:

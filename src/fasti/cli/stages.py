@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from fasti.cli import moments, output
+from fasti.cli import output
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,24 +63,22 @@ def _plain(console: Console, told: runner.Progress) -> None:
 
 
 def print_figures(told: dict[str, Any]) -> None:
-    """The figures at the top of the report, in a few lines."""
+    """The figures at the top of the report, in a few lines and the same words."""
+    from fasti.pipeline.charts import length, moment
+
     lost = told["lost"] if told["audited"] else "not audited"
     rows: list[tuple[str, object]] = [
         ("delivered", told["delivered"]),
-        ("p50 / p99 lateness", f"{_ms(told['p50_us'])} / {_ms(told['p99_us'])}"),
+        ("p50 / p99 lateness", f"{length(told['p50_us'])} / {length(told['p99_us'])}"),
         ("early", told["early"]),
         ("lost", lost),
         ("findings of the audit", told["findings"] if told["audited"] else "not audited"),
         ("backlog", told["backlog"]),
     ]
     if told["next_peak_us"] is not None:
-        when = moments.iso(told["next_peak_us"])
+        when = moment(told["next_peak_us"])
         rows.append(("next peak", f"{told['next_peak_messages']:,} in the hour from {when}"))
     output.console().print(output.table("figure", ">", rows=rows))
-
-
-def _ms(us: int | None) -> str:
-    return "–" if us is None else f"{us / 1000:,.2f} ms"
 
 
 def print_findings(lake: Lake, found: list[dict[str, Any]], count: int, as_json: bool) -> None:

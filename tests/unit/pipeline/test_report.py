@@ -8,12 +8,15 @@ from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pytest
 from tests.unit.pipeline.gold_rig import AS_OF, SCHEMAS, busy, fill
 from tests.unit.pipeline.young_rig import half_a_minute
 
+from fasti.cli.demo import print_piped
+from fasti.cli.demo_pipeline import Piped
 from fasti.errors import NotFound
 from fasti.pipeline import charts, report
 from fasti.pipeline.figures import figures
@@ -321,6 +324,15 @@ def test_a_page_that_loads_itself_again_knows_its_age(tmp_path: Path) -> None:
         found, 60, 1700000000000
     )
     assert "<body>" in report.page(found)
+
+
+def test_the_demo_ends_with_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that a browser takes, whatever the directory is called."""
+    page, found = report.write(busy(tmp_path / "a lake"))
+    print_piped(Piped(tmp_path / "a lake", {**found.headlines(), "report": str(page)}))
+    last = capsys.readouterr().out.splitlines()[-1].split()[-1]
+    assert last.endswith("/a%20lake/report.html")
+    assert Path(unquote(urlsplit(last).path)) == page
 
 
 def test_without_gold_it_says_what_to_do(tmp_path: Path) -> None:
