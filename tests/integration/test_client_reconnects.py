@@ -17,7 +17,6 @@ from fasti.broker.launch import BrokerProcess
 from fasti.errors import RowsFailed, TimedOut
 
 PATIENCE_S = 60.0
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

@@ -26,8 +26,6 @@ from fasti.errors import (
 )
 from fasti.testing import VirtualBroker
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def kv(client: fasti.Client, request: pytest.FixtureRequest) -> KeyValues:

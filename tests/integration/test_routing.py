@@ -18,8 +18,6 @@ from fasti.broker.launch import BrokerProcess
 from fasti.client.bindings import Binding
 from fasti.errors import InvalidArgument, NotFound, TransactionAborted
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def topics(client: fasti.Client) -> Iterator[dict[str, str]]:

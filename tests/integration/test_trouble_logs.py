@@ -23,9 +23,8 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import RowsFailed
 
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 PARTITIONS = 2
-pytestmark = pytest.mark.timeout(180)
 
 
 class News:
