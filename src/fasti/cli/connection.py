@@ -25,8 +25,9 @@ DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
 _PANEL = "Where the broker is"
 # Whether this process is a command and nothing else; a program may also call commands by itself.
 own_process = False
-# Whoever presses Tab doesn't wait any longer.
-_COMPLETION_TIMEOUT = "500ms"
+# Whoever presses Tab doesn't wait any longer. Nobody at an address is told at once; this is for a
+# broker that hangs, and a busy machine needs some of it to connect.
+_COMPLETION_TIMEOUT = "3s"
 
 Address = Annotated[
     str,

@@ -14,7 +14,8 @@ from fasti.protocol.envelope import pack, unpack
 from fasti.protocol.problems import error_from_json
 from fasti.protocol.schemas import VERSION
 
-_TIMEOUT_S = 2.0
+# A machine that is busy for a moment has no broker that is ill.
+_TIMEOUT_S = 5.0
 
 
 class BrokerLink:

@@ -49,7 +49,7 @@ _log = logging.getLogger("fasti.broker")
 # Without it a thread in Python code may keep the others waiting for 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
 _FILES_WANTED = 65_536
-_HTTP_PATIENCE_S = 1.0
+_HTTP_PATIENCE_S = 3.0
 # How long streams have to end by themselves; those of clients that don't react end with us.
 _STREAMS_END_S = 2.0
 

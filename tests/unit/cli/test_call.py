@@ -30,8 +30,8 @@ def replier(shell: Shell) -> Iterator[None]:
 
 
 def test_the_answer_is_printed(shell: Shell) -> None:
-    assert shell("call", "prices", "abc").out == "ABC"
-    assert shell("call", "prices", "-", stdin="piped").out == "PIPED"
+    assert shell("call", "prices", "abc", "--timeout", "60s").out == "ABC"
+    assert shell("call", "prices", "-", "--timeout", "60s", stdin="piped").out == "PIPED"
     told = shell.good("call", "prices", "abc", "--timeout", "60s", "--header", "a=b")
     assert told == {"payload": "ABC", "headers": {"x": "y"}, "content_type": "text/plain"}
 
@@ -46,7 +46,7 @@ def test_no_answer_is_an_error_that_tells_why(shell: Shell) -> None:
 
 def test_inboxes_are_not_listed(shell: Shell) -> None:
     with shell.connect() as client:
-        client.call("prices", b"?")
+        client.call("prices", b"?", timeout="60s")
         names = [row["topic"] for row in shell.good("topics", "list")]
         assert names == ["emails", "prices"]
         every = [row["topic"] for row in shell.good("topics", "list", "--all")]
