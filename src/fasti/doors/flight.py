@@ -168,7 +168,12 @@ class _Guard(fl.ServerMiddlewareFactory):
         values = headers.get("authorization") or [""]
         token = values[0].removeprefix(_BEARER) if values[0].startswith(_BEARER) else ""
         if not token or self._credentials.check(token) is None:
-            raise _as_flight(Unauthenticated("the call has no token that is known here"))
+            raise _as_flight(
+                Unauthenticated(
+                    "the call has no token that is known here: give one by token=, --token or "
+                    "FASTI_TOKEN; `fasti token create` makes one"
+                )
+            )
 
 
 def _command(descriptor: Any) -> dict[str, Any]:
