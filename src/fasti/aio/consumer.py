@@ -215,7 +215,15 @@ class Consumer:
         held = self._session.held
         segments: list[Segment] = []
         taken = 0
-        while taken < count and (run := held.take_run()) is not None:
+        while taken < count:
+            try:
+                run = held.take_run()
+            except FastiError:
+                if not segments:
+                    raise
+                break  # What was taken is handed over first; the next call raises.
+            if run is None:
+                break
             begin, end = held.take_due(run, count - taken)
             held.put_back(run)
             if end > begin:

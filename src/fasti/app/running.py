@@ -98,13 +98,20 @@ class Running:
                 self._loop = LoopThread()
             for hook in self.app.start_hooks:
                 self._run_hook(hook)
-            for handler in self.app.handlers:
-                self._add(handler)
+            self._begin()
         except BaseException:
             self._close()
             raise
-        for _, _, runner in self._runners:
-            runner.start()
+
+    def _begin(self) -> None:
+        """Starts the workers, unless the app was stopped meanwhile: nobody would end them."""
+        with self._lock:
+            if self._stopper is not None:
+                return
+            for handler in self.app.handlers:
+                self._add(handler)
+            for _, _, runner in self._runners:
+                runner.start()
 
     def _needs_loop(self) -> bool:
         hooks = [*self.app.start_hooks, *self.app.stop_hooks]
@@ -252,8 +259,9 @@ class Running:
                 except Exception as error:
                     logger.exception("a hook failed while stopping")
                     self.error = self.error or error
-        if self._loop is not None:
-            self._loop.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
 
     def stats(self) -> dict[str, HandlerStats]:
         """Counts of each handler, by its topic."""

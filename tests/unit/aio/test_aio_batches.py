@@ -10,7 +10,8 @@ from tests.unit.aio.stories import leased, soon, tell, turns
 from tests.unit.aio.test_aio_consumer import numbers, sent
 
 from fasti.aio import Batch, Client
-from fasti.errors import IllegalTransition, InvalidArgument
+from fasti.client.run import Run
+from fasti.errors import Fenced, IllegalTransition, InvalidArgument
 from fasti.testing.virtual import VirtualBroker
 
 
@@ -118,5 +119,28 @@ def test_batches_end_after_the_timeout_and_want_at_least_one_row() -> None:
             assert [len(batch) async for batch in consumer.batches(10, wait=0)] == [1]
             with pytest.raises(InvalidArgument):
                 consumer.batches(0)
+
+    tell(story)
+
+
+def test_what_was_taken_before_the_session_ended_is_handed_over() -> None:
+    async def story(broker: VirtualBroker, client: Client) -> None:
+        await sent(client, *numbers(2))
+        async with client.consumer("t") as consumer:
+            held = consumer.session.held
+            take_due = held.take_due
+
+            def ending(run: Run, count: int) -> tuple[int, int]:
+                found = take_due(run, count)
+                with held.lock:
+                    held.fail(Fenced("another has the name"))
+                return found
+
+            held.take_due = ending  # type: ignore[method-assign]
+            messages = await soon(consumer.take(10))
+            assert messages
+            assert [message.payload for message in messages] == numbers(len(messages))
+            with pytest.raises(Fenced):
+                await soon(consumer.take(10))
 
     tell(story)
