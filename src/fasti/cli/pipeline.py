@@ -43,7 +43,14 @@ LakeDir = Annotated[
     ),
 ]
 Master = Annotated[
-    str, typer.Option(envvar="FASTI_SPARK_MASTER", help="Where Spark runs: local[*], spark://...")
+    str,
+    typer.Option(
+        envvar="FASTI_SPARK_MASTER",
+        metavar="MASTER",
+        help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://..., or sc://host:15002 "
+        "through Spark Connect. Elsewhere than here --lake must be a directory that all of Spark's "
+        "machines share.",
+    ),
 ]
 Conf = Annotated[
     list[str] | None,

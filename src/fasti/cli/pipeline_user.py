@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from fasti.cli import output
 from fasti.cli.connection import Token
 from fasti.cli.options import AsJson
+from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,12 @@ def user(
         ),
     ] = None,
     master: Annotated[
-        str, typer.Option(envvar="FASTI_SPARK_MASTER", help="Where Spark runs.")
+        str,
+        typer.Option(
+            envvar="FASTI_SPARK_MASTER",
+            metavar="MASTER",
+            help="Where Spark runs: local[*], spark://host:7077 ... Not through Spark Connect.",
+        ),
     ] = "local[*]",
     as_json: AsJson = False,
     address: Annotated[
@@ -62,9 +68,11 @@ def user(
     [dim]fasti pipeline user shop.reminders:pipeline --once[/dim]
     """
     from fasti.app.loading import found
-    from fasti.pipeline import local
+    from fasti.pipeline import local, shared
 
     local.require()
+    if local.through_connect(master):
+        raise InvalidArgument(shared.NO_CONNECT, field="master")
     from fasti.pipeline.lake import Lake
     from fasti.pipeline.user import Pipeline
 

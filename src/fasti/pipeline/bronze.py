@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 from fasti.client.changes import feed_bounds
 from fasti.errors import Gone, NotFound
 from fasti.pipeline.files import folder_of
+from fasti.pipeline.shared import connected
 from fasti.spark.connection import client_of
 from fasti.spark.errors import shown
 from fasti.spark.views import View
@@ -40,6 +42,9 @@ STEP_ROWS = 4_000_000
 _CHUNK_ROWS, _CHUNK_BYTES = 262_144, 64 << 20
 # A topic with so many rows in a chunk gets files of its own, up to so many topics at a time.
 _OWN_ROWS, _OWN_TOPICS = 16_384, 32
+# More than there are cores anywhere.
+_SPLIT_ROWS = 100_000
+_parallelism: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _SAFE = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]*")
 
 
@@ -143,11 +148,13 @@ def parallelism(spark: Any) -> int:
     told = spark.conf.get("spark.default.parallelism", None)
     if told:
         return int(told)
-    try:
+    if not connected(spark):
         return int(spark.sparkContext.defaultParallelism)
-    except Exception:
-        # Through Spark Connect there is no context to ask.
-        return 4
+    if spark not in _parallelism:
+        # Through Spark Connect there is no context to ask; but Spark splits by it what has no size.
+        splits = spark.range(_SPLIT_ROWS).selectExpr("spark_partition_id() split").distinct()
+        _parallelism[spark] = max(1, splits.count())
+    return _parallelism[spark]
 
 
 def schema(payload: bool) -> pa.Schema:

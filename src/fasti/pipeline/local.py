@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasti.client.pauses import PASSING
-from fasti.errors import FastiError, InvalidArgument, error_from_code
+from fasti.errors import FastiError, InvalidArgument, Unavailable, error_from_code
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.tables import Format
 
@@ -34,12 +35,15 @@ HINT = "the data pipeline needs Spark: pip install 'fasti[spark]'"
 _OURS = {"bronze", "silver", "gold", "tables", "shards", ".lock", "logs", "report.html"}
 _PAUSE_S = 5.0
 _CODE = re.compile(r"\[FASTI\.(\w+)\] ([^\n]*)")
-# For figures of one machine: hardly any partitions, since a task costs more than its rows.
-_CONF = {
-    "spark.sql.shuffle.partitions": "4",
-    "spark.driver.memory": "2g",
-    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-}
+# Small shuffles are joined to few tasks, since a task costs more than its rows.
+_CONF = {"spark.sql.adaptive.coalescePartitions.parallelismFirst": "false"}
+_DRIVER = {"spark.driver.memory": "2g"}
+# And on one machine hardly any partitions to begin with.
+_ONE_MACHINE = {"spark.sql.shuffle.partitions": "4"}
+# Where Spark waits for itself: `spark://one:7077,two:7077`, `sc://host:15002/;token=...`.
+_PLACE = re.compile(r"(spark|sc)://([^/;]*)")
+_PORTS = {"spark": 7077, "sc": 15002}
+_ANSWER_S = 10.0
 
 
 def installed() -> bool:
@@ -92,14 +96,17 @@ def session(
 ) -> Iterator[SparkSession]:
     """A session for the time of a command; its noise goes to `logs/spark.log` in the lake.
 
-    Whatever Spark raises inside is raised as one of Fasti's errors, in one line.
+    `master` is one of Spark's, or the address of a Connect server (`sc://host:15002`). Whatever Spark
+    raises inside is raised as one of Fasti's errors, in one line.
     """
     require()
+    settings = settings_for(master, conf or {})
+    find_master(master)
     log = lake.root / "logs" / "spark.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with plainly(log):
+    with plainly(None if through_connect(master) else log):
         with _outputs_to(log):
-            spark = _started(master, {**_CONF, **(conf or {})})
+            spark = _started(master, settings)
         try:
             yield spark
         finally:
@@ -111,9 +118,48 @@ def _started(master: str, conf: Mapping[str, str]) -> SparkSession:
     import fasti.spark
 
     spark = fasti.spark.session(master, "fasti pipeline", **conf)
-    if not master.startswith("sc://"):
+    if not through_connect(master):
         spark.sparkContext.setLogLevel("WARN")
     return spark
+
+
+def through_connect(master: str) -> bool:
+    """Whether this names a Connect server."""
+    return master.startswith("sc://")
+
+
+def settings_for(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Ours and those that were given. A Connect server has settings of its own beside `spark.sql`."""
+    if not through_connect(master):
+        few = _ONE_MACHINE if master.startswith("local") else {}
+        return {**_CONF, **_DRIVER, **few, **conf}
+    refused = [name for name in conf if not name.startswith("spark.sql.")]
+    if refused:
+        raise InvalidArgument(
+            f"{', '.join(refused)}: through Spark Connect only settings that begin with spark.sql. "
+            "can be given; others are those that the server was started with",
+            field="conf",
+        )
+    return {**_CONF, **conf}
+
+
+def find_master(master: str) -> None:
+    """Raises `unavailable` if nobody listens there: Spark itself would go on trying for minutes."""
+    found = _PLACE.match(master)
+    if found is None:
+        return
+    trouble: OSError | None = None
+    for place in found[2].split(","):
+        host, _, port = place.rpartition(":") if ":" in place else (place, "", "")
+        number = int(port) if port.isdecimal() else _PORTS[found[1]]
+        try:
+            socket.create_connection((host.strip("[]"), number), _ANSWER_S).close()
+        except OSError as error:
+            trouble = error
+        else:
+            return
+    what = "Spark Connect server" if through_connect(master) else "Spark master"
+    raise Unavailable(f"there is no {what} at {found[0]}: {trouble}")
 
 
 @contextmanager
@@ -137,8 +183,11 @@ def _outputs_to(log: Path) -> Iterator[None]:
 
 
 @contextmanager
-def plainly(log: Path) -> Iterator[None]:
-    """Errors of Spark as errors of ours: the code that stands in its trace, else its first line."""
+def plainly(log: Path | None) -> Iterator[None]:
+    """Errors of Spark as errors of ours: the code that stands in its trace, else its first line.
+
+    `log` is where the rest is; none: with the Connect server.
+    """
     try:
         yield
     except (FastiError, OSError):
@@ -147,15 +196,16 @@ def plainly(log: Path) -> Iterator[None]:
         raise _plain(error, log) from error
 
 
-def _plain(error: Exception, log: Path) -> FastiError:
+def _plain(error: Exception, log: Path | None) -> FastiError:
     if isinstance(error, FastiError):
         return error
     text = str(error)
+    more = f"Spark's log: {log or 'that of the Connect server'}"
     told = _CODE.search(text)
     if told is not None:
-        return error_from_code(told[1], f"{told[2]} (Spark's log: {log})")
+        return error_from_code(told[1], f"{told[2]} ({more})")
     first = next((line for line in text.splitlines() if line.strip()), "no word")
-    return FastiError(f"{type(error).__name__}: {first} (Spark's log: {log})")
+    return FastiError(f"{type(error).__name__}: {first} ({more})")
 
 
 def keep_running(

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fasti.client.client import Client
 from fasti.errors import InvalidArgument
+from fasti.pipeline import shared
+from fasti.pipeline.bronze import parallelism
 from fasti.pipeline.lake import Lake
 from fasti.spark.connection import client_of
 
@@ -131,8 +133,9 @@ def run(
     """Runs all stages up to what the feed has when it begins; with `interval` again and again.
 
     SIGINT and SIGTERM, or `stop`, end it after the step that is under way; between two rounds at
-    once. Raises `locked` if another process runs on this lake, `gone` if the feed doesn't reach back
-    to where the lake is; whatever a stage raises ends the run, and the next one goes on where it was.
+    once. Raises `locked` if another process runs on this lake, `invalid_argument` if Spark's processes
+    don't see its directory, `gone` if the feed doesn't reach back to where the lake is; whatever a
+    stage raises ends the run, and the next one goes on where it was.
     """
     if once == (interval is not None):
         raise InvalidArgument("either once, or an interval in seconds", field="interval")
@@ -140,6 +143,8 @@ def run(
     rows = {name_of(stage): 0 for stage in pipeline.stages}
     rounds = 0
     with pipeline.lake.lock(), _signals(stop):
+        if not shared.on_this_machine(spark):
+            shared.check(pipeline.lake.root, spark, parallelism(spark))
         pipeline.lake.clean()
         tidied = time.monotonic() - _TIDY_S
         while not stop.is_set():

@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from fasti.errors import InvalidArgument
 from fasti.pipeline.ends import Place
 from fasti.pipeline.lake import Lake
+from fasti.pipeline.shared import NO_CONNECT, connected
 
 if TYPE_CHECKING:
     from fasti.pipeline.user import Pipeline, Step
@@ -65,13 +66,9 @@ def run(
 
     mine = SparkSession.getActiveSession() is None and spark is None
     active = spark or session(name=pipeline.name)
-    if type(active).__module__.startswith("pyspark.sql.connect"):
+    if connected(active):
         # There micro-batches are handed out on the server, far from this process's sinks.
-        raise InvalidArgument(
-            "a pipeline needs a session on a master such as local[*] or spark://host:7077; with "
-            "Spark Connect use fasti.pipeline.declarative",
-            field="spark",
-        )
+        raise InvalidArgument(NO_CONNECT, field="spark")
     register(active)
     # Makes it this thread's session too: in one that has none, Spark finds no source by its name.
     active.createDataFrame([], "nothing int")

@@ -148,7 +148,7 @@ class Table:
             writer = rows.write.mode("append").option("compression", "zstd")
             if self.partition_by:
                 writer = writer.partitionBy(*self.partition_by)
-            writer.parquet(str(staged))
+            writer.parquet(_for_spark(staged))
         return arrow_schema(rows)
 
     def append(self, rows: Rows, txn: Transaction | None = None) -> bool:
@@ -218,13 +218,14 @@ class Table:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         schema = from_arrow_schema(self.schema())
-        paths = [str(self.path / each.path) for each in (self.files() if files is None else files)]
+        chosen = self.files() if files is None else files
+        paths = [_for_spark(self.path / each.path) for each in chosen]
         if not paths:
             return spark.createDataFrame([], schema)
         # With more paths than that, Spark starts a job only to look at them.
         most = str(max(_PATHS_MAX, len(paths)))
         with _setting(spark, "sources.parallelPartitionDiscovery.threshold", most):
-            reader = spark.read.schema(schema).option("basePath", str(self.path))
+            reader = spark.read.schema(schema).option("basePath", _for_spark(self.path))
             return reader.parquet(*paths).select(*schema.fieldNames())
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -308,6 +309,11 @@ def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(name, before)
+
+
+def _for_spark(path: Path) -> str:
+    """On the file system of machines, whichever is the default one of a cluster."""
+    return f"file://{path}"
 
 
 def arrow_schema(rows: DataFrame) -> pa.Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from fasti.cli.main import app
 from fasti.errors import Gone, Unavailable
 from fasti.pipeline import local, runner
 from fasti.pipeline.lake import Lake
+
+# Where nobody listens.
+NOBODY = "127.0.0.1:1"
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -116,6 +120,49 @@ def test_errors_of_spark_are_told_in_one_line(tmp_path: Path) -> None:
 
 def test_conf_is_checked(lake: Path) -> None:
     assert "--conf" in run("once", "--lake", lake, "--conf", "nonsense", code=2)
+
+
+@pytest.mark.parametrize(
+    ("master", "what"),
+    [
+        ("spark://{}", "master"),
+        ("spark://{},{}", "master"),
+        ("sc://{}/;user_id=me", "Connect server"),
+    ],
+)
+def test_a_spark_that_is_not_there_is_told_at_once(tmp_path: Path, master: str, what: str) -> None:
+    """Spark itself would go on trying for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        there = f"127.0.0.1:{door.getsockname()[1]}"
+        local.find_master(master.replace("{}", there))
+        # One of several is enough.
+        local.find_master(f"spark://{NOBODY},{there}")
+    place = ("--lake", tmp_path / "lake", "--master", master.replace("{}", NOBODY))
+    told = run("once", *place, code=ERROR_EXITS["unavailable"])
+    assert f"error unavailable: there is no Spark {what} at" in told
+    assert NOBODY in told
+
+
+def test_settings_of_a_connect_server_are_its_own(tmp_path: Path) -> None:
+    given = {"spark.sql.shuffle.partitions": "8"}
+    assert local.settings_for("sc://host", given).items() >= given.items()
+    assert not [name for name in local.settings_for("sc://host", {}) if "spark.sql." not in name]
+    here = local.settings_for("local[2]", {"spark.driver.memory": "1g"})
+    assert here["spark.driver.memory"] == "1g"
+    told = run(
+        *("once", "--lake", tmp_path / "lake", "--master", "sc://127.0.0.1"),
+        *("--conf", "spark.executor.memory=4g"),
+        code=ERROR_EXITS["invalid_argument"],
+    )
+    assert "spark.executor.memory: through Spark Connect only" in told
+
+
+def test_a_pipeline_of_ones_own_says_at_once_that_connect_is_no_place_for_it() -> None:
+    told = run(
+        *("user", "nowhere:pipeline", "--master", "sc://127.0.0.1:1"),
+        code=ERROR_EXITS["invalid_argument"],
+    )
+    assert "fasti.pipeline.declarative" in told
 
 
 def test_an_embedded_broker_is_refused() -> None:
