@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow.flight as fl
 import pytest
 from tests.conformance.protocol_client import Client, Refused, rows
-from tests.integration.serve_rig import SMALL, WAIT_S, Watched, client_of
+from tests.integration.serve_rig import SMALL, WAIT_S, Watched, children, client_of
 
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import (
@@ -55,6 +55,23 @@ def test_what_was_answered_survives_a_kill_and_the_port_stays(tmp_path: Path) ->
         assert payloads(broker) == [b"one", b"two"]
         assert "recovered" in broker.log()
         assert "topics=1 messages=2" in broker.log()
+
+
+def test_a_port_is_kept_for_a_broker_that_is_away(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, http="127.0.0.1:0", settings=SMALL) as broker:
+        address, http = broker.address, broker.http
+        assert http is not None
+        (child,) = children(broker.pid)
+        ended = Watched(child)
+        broker.kill()
+        ended.wait()
+        for port in (broker.port, int(http.rpartition(":")[2])):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind((broker.host, port))
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((broker.host, port))
+        broker.start()
+        assert (broker.address, broker.http) == (address, http)
 
 
 def test_sigterm_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:
