@@ -17,6 +17,8 @@ import pytest
 
 import fasti
 import fasti.aio
+import fasti.pipeline
+import fasti.spark
 from fasti.config import ShardSettings
 from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys
 from fasti.core.journaled import EVENTS
@@ -63,6 +65,8 @@ def test_the_reference_has_every_public_name() -> None:
     modules = {"aio", "errors", "model", "testing"}
     assert {f"fasti.{name}" for name in set(fasti.__all__) - modules - {"FastiError"}} <= listed
     assert {f"fasti.aio.{name}" for name in fasti.aio.__all__} <= listed
+    assert {f"fasti.pipeline.{name}" for name in fasti.pipeline.__all__} <= listed
+    assert {f"fasti.spark.{name}" for name in fasti.spark.__all__} <= listed
     for name, hidden in reference.INTERNAL.items():
         assert name in listed
         for member in hidden:

@@ -57,7 +57,12 @@ class Sink:
     """What a step writes."""
 
     def write(self, rows: DataFrame, place: Place, transaction: Transaction) -> None:
-        """Writes rows, once for each transaction. Called in the driver."""
+        """Writes rows, once for each transaction. Called in the driver.
+
+        `place` has `address`, `token` and `directory`. `transaction` is a name, that of the step and
+        sink, and a number, that of the micro-batch or run, which grows: one that is not above the
+        last that was written is there already.
+        """
         raise NotImplementedError
 
 
@@ -170,7 +175,7 @@ def log(topic: str, **options: Any) -> LogEnd:
 
 
 def kv(topic: str, **options: Any) -> KvEnd:
-    """The entries of a key-value topic as they are. As a sink: puts `payload` under `key`."""
+    """The entries of a key-value topic as they are. As a sink: puts `value` under `key`."""
     return KvEnd("kv", topic, options)
 
 

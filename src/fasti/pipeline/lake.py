@@ -26,10 +26,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Lake:
     """The tables below one directory.
 
-    - `lake.bronze.read(spark)`: every transition
-    - `lake.silver(spark)`: one row per message, as of the last run
-    - `lake.gold("lateness").arrow()`: figures, without Spark
-    - `lake.table("mine")`: a table of a pipeline of one's own
+        lake.bronze.read(spark)          # every transition
+        lake.silver(spark)               # one row per message, as of the last run
+        lake.gold("lateness").arrow()    # figures, without Spark
+        lake.table("mine")               # a table of a pipeline of one's own
+
+    Nothing has to be there: tables come to be with the first run.
     """
 
     def __init__(self, root: str | Path, format: Format = "delta") -> None:

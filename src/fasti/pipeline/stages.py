@@ -43,7 +43,12 @@ def pipeline(
     report: Reported | None = None,
     on_gap: Literal["fail", "skip"] = "fail",
 ) -> Pipeline:
-    """All stages. `full` lets the audit look at everything again, not only at what is new."""
+    """All stages, for `fasti.pipeline.runner.run(pipeline(lake, address), spark)`.
+
+    `payload` keeps payloads in bronze, `full` lets the audit look at everything again, not only at
+    what is new, and `on_gap="skip"` goes on where the feed begins if it no longer reaches back to the
+    lake.
+    """
     counted = Counted()
     stages: list[Stage] = [counted, bronze, silver_messages, update]
     if audit:
