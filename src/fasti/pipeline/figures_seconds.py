@@ -41,7 +41,7 @@ _ALL_OPS = (*silver.OPS, "appended")
 # As gold has them, in thousandths.
 _SHARES = {"p50_us": 500, "p95_us": 950, "p99_us": 990, "p999_us": 999}
 _SILENCES_MAX = 3
-_WAITED_US = SECOND_US // 2
+_SILENT_US, _WAITED_US = SECOND_US // 2, SECOND_US // 5
 # With more powers of ten, bars of the spread are wider.
 _TENS_MANY = 4
 
@@ -204,9 +204,9 @@ def _fell_due(messages: pa.Table) -> Ints:
 
 
 def _silences(at_us: Ints, due_us: Ints) -> list[Silence]:
-    """Times of a second and more without a transition, with messages that waited in them."""
+    """Times of half a second and more without a transition, with messages that waited in them."""
     moments, due_us = np.sort(at_us), np.sort(due_us)
-    gaps = np.flatnonzero(np.diff(moments) >= SECOND_US)
+    gaps = np.flatnonzero(np.diff(moments) >= _SILENT_US)
     # Many of them are how slow consumers work, and nothing to be told of.
     if len(gaps) > _SILENCES_MAX:
         return []

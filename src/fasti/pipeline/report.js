@@ -29,8 +29,9 @@
   var stale = document.getElementById("stale"), made = Number(document.body.dataset.made), every = Number(document.body.dataset.every);
   function look() {
     var minutes = Math.floor((Date.now() - made) / 60000);
+    var age = minutes < 120 ? minutes + " min" : Math.floor(minutes / 60) + " h";
     stale.hidden = Date.now() - made < 3000 * every + 60000;
-    stale.textContent = "! This page is " + minutes + " min old: the pipeline that makes it may have stopped.";
+    stale.textContent = "! This page is " + age + " old: the pipeline that makes it may have stopped.";
   }
   if (stale && made && every) { look(); setInterval(look, 10000); }
 
