@@ -251,9 +251,12 @@ class Client:
             stream.write(batch, metadata)
         return [expand(receipt) for receipt in stream.finish()]
 
-    def consume(self, topic: str, consumer: Any, schema: pa.Schema = RETURNED) -> Session:
+    def consume(
+        self, topic: str, consumer: Any, schema: pa.Schema = RETURNED, **more: Any
+    ) -> Session:
         """Opens a session."""
         command = {"version": VERSION, "call": "consume", "topic": topic, "consumer": consumer}
+        command |= more
         return Session(*self.open_exchange(json.dumps(command).encode()), schema)
 
     def open_exchange(self, command: bytes) -> tuple[Any, Any]:

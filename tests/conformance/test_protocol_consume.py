@@ -387,13 +387,48 @@ def test_the_credit_of_a_fenced_session_is_gone(client: Client, make_topic: Make
     second.finish()
 
 
+def test_an_older_attempt_that_comes_late_is_refused(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    newer = client.consume(topic, "worker", life="mine", attempt=2)
+    newer.credit(1)
+    newer.pending()
+    with pytest.raises(Refused) as refused:
+        client.consume(topic, "worker", life="mine", attempt=1).pending()
+    assert refused.value.code == "closed"
+    # Another client's numbers are its own.
+    newer.pending()
+    other = client.consume(topic, "worker", life="another", attempt=1)
+    other.credit(1)
+    other.pending()
+    assert newer.ended().code == "fenced"
+    other.finish()
+
+
+def test_an_error_tells_of_the_credit_that_was_taken(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    session = client.consume(topic, "worker")
+    rows = returned([7], [7], due_us=[None])
+    session.write({"op": "extend", "request": 1, "length_us": 1, "credit": 3}, rows)
+    taken = session.expect(lambda chunk: chunk.kind == "error").metadata
+    assert (taken["request"], taken["credit"]) == (1, 3)
+    session.write({"op": "extend", "request": 2, "length_us": "long", "credit": 3}, rows)
+    refused = session.expect(lambda chunk: chunk.kind == "error").metadata
+    assert (refused["request"], refused.get("credit")) == (2, None)
+    ready(client, topic, 5)
+    assert len(session.leased(3)) == 3
+    assert session.pending() == []
+    session.finish()
+
+
 def test_a_fenced_session_does_not_take_its_name_back(
     client: Client, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
-    first, second = client.consume(topic, "worker"), client.consume(topic, "worker")
+    first = client.consume(topic, "worker")
     first.credit(1)
+    # Answered, so it is open: the next one is the newer for the broker too.
     first.pending()
+    second = client.consume(topic, "worker")
     second.credit(1)
     second.pending()
     first.expect(lambda chunk: chunk.kind == "error")
