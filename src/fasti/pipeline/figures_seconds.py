@@ -168,6 +168,9 @@ def _messages(lake: Lake) -> pa.Table:
     files = lake.messages.files()
     columns = ["state", "produced_at", "due_last", "started_at", "started_due"]
     columns += ["lateness_us", "early"]
+    if not files:
+        # As of a lake that has logs alone.
+        return silver.PARTS.empty_table().select(columns)
     levels = {each.partition["level"] for each in files} - {"0"}
     if len(levels) < 2:
         return _read(lake.messages, files, columns)

@@ -222,6 +222,23 @@ def test_one_message_is_enough(tmp_path: Path) -> None:
     assert "1 message delivered" in " ".join(page.text)
 
 
+def test_logs_alone_have_no_messages(tmp_path: Path) -> None:
+    """Silver has no rows of logs: what came in and went out is known, how late isn't."""
+    story = Story(("events",))
+    for number in range(1, 11):
+        at = story.happens(number / 2, "appended", number)
+        story.told["messages_in"].append((at, "events"))
+        at = story.happens(number / 2 + 0.1, "acked", number, started=at, consumer="anna")
+        story.told["messages_out"].append((at, "events"))
+    lake = story.write(tmp_path / "lake", logs=True)
+    assert lake.messages.files() == []
+    found = figures(lake)
+    assert (found.grain, found.lateness, found.today) == ("second", [], None)
+    sums = [sum(row[name] for _, row in found.throughput) for name in ("messages_in", "due")]
+    assert sums == [10, 0]
+    page_of(lake, tmp_path)
+
+
 def test_nothing_delivered_yet_reads_well(tmp_path: Path) -> None:
     story = Story(("mail",))
     for number in range(1, 30):

@@ -94,8 +94,8 @@ class Story:
         self.told["messages_out"].append((at, topic))
         self.late.append((got, topic, micros(got) - micros(max(due, born))))
 
-    def write(self, root: Path, levels: int = 1) -> Lake:
-        """The lake. With two levels, silver's open messages lie in two parts each."""
+    def write(self, root: Path, levels: int = 1, logs: bool = False) -> Lake:
+        """The lake. With two levels, silver's open messages lie in two parts each; logs have none."""
         self.rows.sort(key=lambda row: row["at"])
         for place, row in enumerate(self.rows, 1):
             row |= {"position": place, "row": 0}
@@ -103,7 +103,11 @@ class Story:
         lake = Lake(root)
         lake.bronze.append(pa.Table.from_pylist(self.rows, _BRONZE))
         last = len(self.rows)
-        lake.messages.append(self._silver(levels), ("bronze:" + SHARD, last))
+        place = ("bronze:" + SHARD, last)
+        if logs:
+            lake.messages.replace([], [], place, _SILVER)
+        else:
+            lake.messages.append(self._silver(levels), place)
         fill(lake, self._gold(), self.as_of)
         state = State.of(lake)
         state.gold = {SHARD: last}
