@@ -39,6 +39,17 @@ Address = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+# For what runs in several processes.
+BrokerAddress = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="FASTI_ADDRESS",
+        help="A broker, as all of Spark's processes reach it.",
+        rich_help_panel=_PANEL,
+    ),
+]
 Token = Annotated[
     str | None,
     typer.Option(

@@ -53,7 +53,7 @@ class Commands(LazyGroup):
         ),
         "sinks": Lazy("sinks", "Sinks: who writes batches that happen once, and how far they are."),
         "pipeline": Lazy(
-            "pipeline", "Bronze, silver, gold, audit and report of everything that happened."
+            "pipeline", "Tables, figures, an audit and a page of everything that happened."
         ),
         "storage": Lazy("storage", "Look into a data directory, and repair it."),
         "token": Lazy("token", "Make, list and revoke the tokens of a broker."),

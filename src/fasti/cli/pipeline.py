@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.connection import DEFAULT_ADDRESS, Address, Token
+from fasti.cli.connection import DEFAULT_ADDRESS, BrokerAddress, TlsCa, Token
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson, headers_of
 from fasti.cli.pipeline_user import user
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="pipeline",
-    help="Bronze, silver, gold, audit and report of everything that happened.",
+    help="Tables, figures, an audit and a page of everything that happened.",
     no_args_is_help=True,
 )
 tables_app = typer.Typer(name="tables", help="The tables of a lake, and their rows.")
-app.add_typer(tables_app)
-app.command()(user)
 
 LakeDir = Annotated[
     Path,
@@ -83,8 +81,9 @@ def once(
     audit: Check = True,
     skip_gap: Skip = False,
     as_json: AsJson = False,
-    address: Address = DEFAULT_ADDRESS,
+    address: BrokerAddress = DEFAULT_ADDRESS,
     token: Token = None,
+    tls_ca: TlsCa = None,
 ) -> None:
     """Bring all tables up to now, write the report, and end.
 
@@ -93,8 +92,9 @@ def once(
     [dim]fasti pipeline once --lake ./lake[/dim]
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
+    broker = _broker(address, tls_ca)
     with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
-        done = _run(place, spark, address, token, options)
+        done = _run(place, spark, broker, token, options)
     _tell(place, done, as_json)
 
 
@@ -112,8 +112,9 @@ def run(
     audit: Check = True,
     skip_gap: Skip = False,
     as_json: AsJson = False,
-    address: Address = DEFAULT_ADDRESS,
+    address: BrokerAddress = DEFAULT_ADDRESS,
     token: Token = None,
+    tls_ca: TlsCa = None,
 ) -> None:
     """Keep all tables and the report up to date until Ctrl-C.
 
@@ -121,8 +122,9 @@ def run(
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
     every_s = interval.total_seconds()
+    broker = _broker(address, tls_ca)
     with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
-        done = _run(place, spark, address, token, options, every_s)
+        done = _run(place, spark, broker, token, options, every_s)
     _tell(place, done, as_json)
 
 
@@ -142,8 +144,9 @@ def audit(
     conf: Conf = None,
     limit: Annotated[int, typer.Option(min=1, help="Print at most so many.")] = 100,
     as_json: AsJson = False,
-    address: Address = DEFAULT_ADDRESS,
+    address: BrokerAddress = DEFAULT_ADDRESS,
     token: Token = None,
+    tls_ca: TlsCa = None,
 ) -> None:
     """Bring the tables up to now, and look whether everything that was promised was kept.
 
@@ -152,11 +155,12 @@ def audit(
     """
     from fasti.pipeline.inventory import first_rows
 
+    broker = "" if tables_only else _broker(address, tls_ca)
     with _lake_and_session(lake, master, conf, None, new=not tables_only) as (place, spark):
         if tables_only:
             _run_offline(place, spark, full)
         else:
-            _run(place, spark, address, token, {"full": full})
+            _run(place, spark, broker, token, {"full": full})
         found = first_rows(place, "audit", limit).to_pylist()
         count = place.gold("audit").rows()
     print_findings(place, found, count, as_json)
@@ -263,6 +267,15 @@ def vacuum(
 # What they have in common
 
 
+def _broker(address: str, tls_ca: Path | None) -> str:
+    """Where it is, looked at before Spark is started."""
+    from fasti.pipeline.local import checked_address
+    from fasti.spark.connection import located
+
+    found = checked_address(address)
+    return located(found, str(tls_ca.absolute())) if tls_ca else found
+
+
 @contextmanager
 def _lake_and_session(
     lake: Path, master: str, conf: list[str] | None, format: Any, new: bool = False
@@ -286,10 +299,10 @@ def _run(
     every_s: float | None = None,
 ) -> Done:
     from fasti.pipeline import runner, stages
-    from fasti.pipeline.local import checked_address, keep_running
+    from fasti.pipeline.local import keep_running
 
     page = stages.Reported(refresh_s=None if every_s is None else max(5, round(every_s)))
-    made = stages.pipeline(lake, checked_address(address), token, report=page, **options)
+    made = stages.pipeline(lake, address, token, report=page, **options)
     with shown_stages() as progress:
         if every_s is None:
             return runner.run(made, spark, progress=progress)
@@ -322,3 +335,8 @@ def _print_files(gone: dict[str, int], what: str, as_json: bool) -> None:
         output.print_json(gone)
         return
     output.console().print(output.table("table", f"{what}>", rows=list(gone.items())))
+
+
+app.add_typer(tables_app)
+# Behind those that have to do with the lake.
+app.command()(user)

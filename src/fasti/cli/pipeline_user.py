@@ -41,7 +41,8 @@ def user(
         typer.Option(
             "--directory",
             "-d",
-            help="Where checkpoints and tables lie.  [default: the pipeline's, ./fasti-pipelines]",
+            help="Where checkpoints and tables lie; by default where the pipeline says, or "
+            "./fasti-pipelines.",
         ),
     ] = None,
     master: Annotated[
@@ -56,7 +57,10 @@ def user(
     address: Annotated[
         str | None,
         typer.Option(
-            "--address", "-a", help="A broker other than the pipeline's own.  [FASTI_ADDRESS]"
+            "--address",
+            "-a",
+            help="A broker, as all of Spark's processes reach it; by default the one that the "
+            "pipeline names, or FASTI_ADDRESS.",
         ),
     ] = None,
     token: Token = None,

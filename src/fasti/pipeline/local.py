@@ -14,13 +14,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasti.client.pauses import PASSING
-from fasti.errors import FastiError, InvalidArgument, Unavailable, error_from_code
+from fasti.errors import FastiError, InvalidArgument, NotFound, Unavailable, error_from_code
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.tables import Format
 
@@ -62,12 +62,18 @@ def lake_at(place: Path, format: Format | None = None, new: bool = False) -> Lak
 
     A directory that is neither empty nor a lake is refused: the broker's data is no place for one.
     """
+    if format not in (None, "delta", "parquet"):
+        raise InvalidArgument(f"format is delta or parquet, not {format!r}", field="format")
+    if place.exists() and not place.is_dir():
+        raise InvalidArgument(f"{place} is no directory: a lake wants one of its own", field="lake")
     there = {each.name for each in place.iterdir()} if place.is_dir() else set()
     if there and not there & _OURS:
         what = "a broker's data" if "journal" in there else "other things"
         raise InvalidArgument(f"{place} has {what} in it: a lake wants a directory of its own")
     if not there and not new:
-        raise FastiError(f"there is no lake in {place}: `fasti pipeline once --lake {place}`")
+        raise NotFound(
+            f"there is no lake in {place}: make one with `fasti pipeline once --lake {place}`"
+        )
     found = _format_of(place)
     if format is not None and found is not None and format != found:
         raise InvalidArgument(f"the lake in {place} has the format {found}", field="format")
@@ -103,14 +109,18 @@ def session(
     settings = settings_for(master, conf or {})
     find_master(master)
     log = lake.root / "logs" / "spark.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FastiError(f"{log.parent} can't be made: {error.strerror}") from error
     with plainly(None if through_connect(master) else log):
         with _outputs_to(log):
             spark = _started(master, settings)
         try:
             yield spark
         finally:
-            with _outputs_to(log):
+            # A signal to all processes at once, as service managers send it, has ended it already.
+            with _outputs_to(log), suppress(Exception):
                 spark.stop()
 
 
@@ -190,7 +200,7 @@ def plainly(log: Path | None) -> Iterator[None]:
     """
     try:
         yield
-    except (FastiError, OSError):
+    except (FastiError, BrokenPipeError):
         raise
     except Exception as error:
         raise _plain(error, log) from error
@@ -213,9 +223,10 @@ def keep_running(
 ) -> Done:
     """Runs until it is asked to stop; while the broker is away it tells so and tries again.
 
-    Whatever doesn't pass by itself, such as a feed that no longer reaches back, is raised.
+    Whatever doesn't pass by itself, such as a feed that no longer reaches back, is raised; unless it
+    was asked to stop: then Spark may have been, too, and the next run goes on where this one was.
     """
-    from fasti.pipeline.runner import run
+    from fasti.pipeline.runner import Done, run
 
     stop = threading.Event()
     while True:
@@ -224,6 +235,8 @@ def keep_running(
                 pipeline, spark, once=False, interval=interval_s, progress=progress, stop=stop
             )
         except Exception as raised:
+            if stop.is_set():
+                return Done({}, 0, True)
             error = _plain(raised, pipeline.lake.root / "logs" / "spark.log")
             if error.code not in PASSING:
                 raise

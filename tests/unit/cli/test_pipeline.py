@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fasti.cli import demo_pipeline, pipeline
 from fasti.cli.demo import print_piped
 from fasti.cli.exits import ERROR_EXITS, FOUND_SOMETHING
 from fasti.cli.main import app
-from fasti.errors import Gone, Unavailable
+from fasti.errors import FastiError, Gone, Unavailable
 from fasti.pipeline import local, runner
 from fasti.pipeline.lake import Lake
 
@@ -72,8 +73,27 @@ def test_a_place_that_is_no_lake(tmp_path: Path) -> None:
     (tmp_path / "data" / "journal").mkdir(parents=True)
     told = run("once", "--lake", tmp_path / "data", code=ERROR_EXITS["invalid_argument"])
     assert "a broker's data" in told
-    told = run("report", "--lake", tmp_path / "empty", code=ERROR_EXITS["error"])
-    assert "fasti pipeline once" in told
+    told = run("report", "--lake", tmp_path / "empty", code=ERROR_EXITS["not_found"])
+    assert "make one with `fasti pipeline once" in told
+    (tmp_path / "file").touch()
+    for command in ("once", "run", "audit", "report", "tables", "compact"):
+        told = run(command, "--lake", tmp_path / "file", code=ERROR_EXITS["invalid_argument"])
+        assert "is no directory" in told
+    told = run("once", "--lake", tmp_path / "file" / "lake", code=ERROR_EXITS["error"])
+    assert "can't be made: Not a directory" in told
+
+
+def test_what_is_wrong_is_told_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "session", None)
+    once = ("once", "--lake", tmp_path / "lake")
+    refused = ERROR_EXITS["invalid_argument"]
+    assert "delta or parquet" in run(*once, "--format", "iceberg", code=refused)
+    for command in ("once", "run", "audit"):
+        told = run(command, "--lake", tmp_path / "lake", "-a", "embedded:./data", code=refused)
+        assert "fasti serve" in told
+    assert not (tmp_path / "lake").exists()
 
 
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
@@ -192,6 +212,33 @@ def test_a_run_outlasts_a_broker_that_is_away(lake: Path, monkeypatch: pytest.Mo
     troubles.append(Gone("the feed begins later"))
     with pytest.raises(Gone):
         local.keep_running(made, spark, 1.0, lambda _: None, told.append)
+
+
+def test_a_run_whose_spark_was_ended_by_the_same_signal_ends_well(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, stop: threading.Event, **__: object) -> runner.Done:
+        stop.set()
+        raise ConnectionRefusedError("Spark is gone")
+
+    monkeypatch.setattr(runner, "run", stopped)
+    made = runner.Pipeline(Lake(lake), [])
+    spark: Any = None
+    assert local.keep_running(made, spark, 1.0, lambda _: None, print).stopped
+
+
+def test_a_session_that_is_gone_can_be_left(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead:
+        def stop(self) -> None:
+            raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(local, "_started", lambda *_: Dead())
+    with local.session(Lake(lake)):
+        pass
+    with pytest.raises(FastiError, match=r"Py4J is gone .*spark\.log"), local.session(Lake(lake)):
+        raise ConnectionResetError("Py4J is gone")
 
 
 def test_findings_and_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
