@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fasti.client.address import parse_address
 from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us, seconds
+from fasti.client.kept import Kept
 from fasti.client.messages import Messages
 from fasti.client.outbox import Outbox
 from fasti.client.producer import Producer
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fasti.client")
 
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_clients: Kept[Client] = Kept()
+_Made = TypeVar("_Made", Consumer, Producer, "Reader", "Changes")
 
 
 def connect(
@@ -145,14 +147,15 @@ class Client:
         self.limits = Limits(**known)
         self._lock = threading.Lock()
         self._closed = False
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._producers: Kept[Producer] = Kept()
         self._abandoned: list[Outbox] = []
-        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        self._readers: weakref.WeakSet[Reader | Changes] = weakref.WeakSet()
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._consumers: Kept[Consumer] = Kept()
+        self._readers: Kept[Reader] = Kept()
+        self._changes: Kept[Changes] = Kept()
+        self._watches: Kept[Watch] = Kept()
         self._calls: Calls | None = None
         # Those of consumers that were thrown away end by themselves, if they get the time.
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: Kept[Session] = Kept()
         _clients.add(self)
 
     @property
@@ -162,6 +165,12 @@ class Client:
 
     def _check_open(self) -> None:
         if self._closed:
+            raise Closed("the client is closed")
+
+    def _keep(self, kept: Kept[_Made], made: _Made) -> None:
+        """Has `close` end it too; if that comes at this moment it is ended here."""
+        if not kept.add(made):
+            made.close()
             raise Closed("the client is closed")
 
     # Topics
@@ -255,7 +264,7 @@ class Client:
             buffer_rows=buffer_rows,
             buffer_bytes=buffer_bytes,
         )
-        self._producers.add(made)
+        self._keep(self._producers, made)
         # What it has sent still goes when it is thrown away, and `close` waits for it.
         gone = weakref.finalize(made, self._abandoned.append, made.outbox)
         gone.atexit = False
@@ -267,7 +276,7 @@ class Client:
         for box in list(self._abandoned):
             if box.settled:
                 self._abandoned.remove(box)
-        boxes = [producer.outbox for producer in list(self._producers)] + list(self._abandoned)
+        boxes = [producer.outbox for producer in self._producers] + list(self._abandoned)
         return [box for box in boxes if topic is None or box.topic == topic]
 
     def consumer(
@@ -306,7 +315,7 @@ class Client:
             limits=self.limits,
             group=group,
         )
-        self._consumers.add(made)
+        self._keep(self._consumers, made)
         self.look_after(made.session)
         return made
 
@@ -346,7 +355,7 @@ class Client:
             follow=follow,
             timeout=timeout,
         )
-        self._readers.add(made)
+        self._keep(self._readers, made)
         return made
 
     def log(self, topic: str) -> Log:
@@ -394,7 +403,7 @@ class Client:
         def flush() -> None:
             for box in self._boxes(topic):
                 box.flush(self._timeout_s)
-            for consumer in list(self._consumers):
+            for consumer in self._consumers:
                 if consumer.topic == topic:
                     consumer.session.flush(self._timeout_s)
 
@@ -487,7 +496,7 @@ class Client:
             follow=follow,
             timeout=timeout,
         )
-        self._readers.add(made)
+        self._keep(self._changes, made)
         return made
 
     def feed(self) -> FeedBounds:
@@ -575,13 +584,14 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        following: list[Reader | Changes | Watch] = [*self._readers, *self._watches]
+        readers, changes, watches = self._readers.end(), self._changes.end(), self._watches.end()
+        following: list[Reader | Changes | Watch] = [*readers, *changes, *watches]
         for follower in following:
             follower.close()
         if self._calls is not None:
             self._calls.close(timeout)
         problems: list[FastiError] = []
-        opened: list[Consumer | Producer] = [*self._consumers, *self._producers]
+        opened: list[Consumer | Producer] = [*self._consumers.end(), *self._producers.end()]
         for each in opened:
             try:
                 each.close(timeout=timeout)
@@ -594,7 +604,7 @@ class Client:
             except FastiError as problem:
                 problems.append(problem)
             box.close()
-        for session in list(self._sessions):
+        for session in self._sessions.end():
             with suppress(FastiError):
                 session.close(seconds(timeout))
         self.transport.close()

@@ -96,7 +96,8 @@ class EmbeddedTransport:
     ) -> _ProduceStream:
         """Receipts come from a thread of the stream's own."""
         intake = self.service.intake({**_VERSION, "call": "produce", **descriptor})
-        return self._started(_ProduceStream(intake, receipt, ended, self._forget))
+        stream = _ProduceStream(intake, receipt, ended, self._forget)
+        return self._started(stream, intake.end)
 
     def consume(
         self,
@@ -106,7 +107,8 @@ class EmbeddedTransport:
     ) -> _ConsumeStream:
         """Messages and answers come from a thread of the stream's own."""
         session = self.service.exchange({**_VERSION, "call": "consume", **descriptor})
-        return self._started(_ConsumeStream(self.service, session, arrived, ended, self._forget))
+        stream = _ConsumeStream(self.service, session, arrived, ended, self._forget)
+        return self._started(stream, lambda: self.service.leave(session))
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """Pages are read as they are asked for."""
@@ -133,11 +135,15 @@ class EmbeddedTransport:
     def __repr__(self) -> str:
         return f"embedded:{self._data}" if self._data is not None else "an embedded broker"
 
-    def _started(self, stream: Any) -> Any:
+    def _started(self, stream: Any, undo: Callable[[], None]) -> Any:
         with self._lock:
-            if self._closed:
-                raise Closed("the client is closed")
-            self._open.add(stream)
+            closed = self._closed
+            if not closed:
+                self._open.add(stream)
+        if closed:
+            # The broker may live on without this client, and would keep it.
+            undo()
+            raise Closed("the client is closed")
         stream.start()
         return stream
 

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from weakref import WeakSet
 
 import pyarrow as pa
 
 from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime
+from fasti.client.kept import Kept
 from fasti.client.kv_columns import names_batch, pieces, put_batch
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.transport import Header, Transport
 from fasti.client.watch import Watch
-from fasti.errors import InvalidArgument
+from fasti.errors import Closed, InvalidArgument
 from fasti.model import Limits
 
 # A key, or a key and a clustering key.
@@ -79,13 +79,13 @@ class KeyValues:
         transport: Transport,
         topic: str,
         limits: Limits | None = None,
-        watches: WeakSet[Watch] | None = None,
+        watches: Kept[Watch] | None = None,
     ) -> None:
         self.topic = topic
         self._transport = transport
         self._limits = limits or Limits()
         # The client ends them when it is closed.
-        self._watches: WeakSet[Watch] = WeakSet() if watches is None else watches
+        self._watches: Kept[Watch] = Kept() if watches is None else watches
 
     # Changing
 
@@ -268,7 +268,9 @@ class KeyValues:
         `gone` when the position is so old that the broker has forgotten what came next.
         """
         made = Watch(self._transport, self.topic, position, prefix, timeout)
-        self._watches.add(made)
+        if not self._watches.add(made):
+            made.close()
+            raise Closed("the client is closed")
         return made
 
     def __iter__(self) -> Iterator[Entry]:

@@ -7,11 +7,13 @@ import time
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from tests.unit.client.fakes import FakeClock, FakeStream, FakeTransport
 
 from fasti.client.calls import Book, Pending
 from fasti.client.client import Client
 from fasti.client.following import Following
+from fasti.client.kept import Kept
 from fasti.errors import Closed
 
 LARGE = pa.RecordBatch.from_arrays([pa.array([bytes(20 << 20)])], ["payload"])
@@ -88,3 +90,62 @@ def test_a_producer_that_is_thrown_away_while_others_are_looked_at_is_not_forgot
     assert client._boxes("emails") == [busy, late]
     client._abandoned.clear()
     client.close()
+
+
+class Adding:
+    """Something of a client's; while it is looked at another is made, by another thread."""
+
+    def __init__(self, kept: Kept[Any]) -> None:
+        self._kept = kept
+
+    def look(self) -> None:
+        more = Plain()
+        thread = threading.Thread(target=lambda: self._kept.add(more))
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+class Plain:
+    """Something else."""
+
+
+def test_what_a_client_made_may_be_looked_through_while_it_makes_more() -> None:
+    kept: Kept[Any] = Kept()
+    first = Adding(kept)
+    assert kept.add(first)
+    for each in kept:
+        each.look()
+    later = Plain()
+    assert kept.add(later)
+    assert later in kept.end()
+    assert not kept.add(Plain())
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer", "reader"])
+def test_what_is_made_while_its_client_is_closed_is_closed_too(kind: str) -> None:
+    """Nobody would end it any more."""
+    client = Client(FakeTransport())
+    made: list[Any] = []
+    check = client._check_open
+
+    def close_then() -> None:
+        check()
+        client.close()
+
+    keep = client._keep
+
+    def noting(kept: Any, each: Any) -> None:
+        made.append(each)
+        keep(kept, each)
+
+    client._check_open = close_then  # type: ignore[method-assign]
+    client._keep = noting  # type: ignore[method-assign,assignment]
+    with pytest.raises(Closed):
+        getattr(client, kind)("emails")
+    ended = {
+        "producer": lambda: made[0].outbox._closed,
+        "consumer": lambda: made[0]._closed,
+        "reader": lambda: made[0].closed,
+    }
+    assert ended[kind]()

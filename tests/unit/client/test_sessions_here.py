@@ -118,3 +118,15 @@ def test_an_error_tells_whether_the_credit_was_taken(broker: VirtualBroker) -> N
     assert told is not None
     assert (told[0]["kind"], told[0]["request"]) == ("error", 2)
     assert "credit" not in told[0]
+
+
+def test_a_session_that_is_opened_by_a_closed_client_is_not_kept(broker: VirtualBroker) -> None:
+    transport = broker.transport()
+    transport.close()
+    before = set(broker.service._sessions)
+    descriptor = {"call": "consume", "topic": "emails", "consumer": "worker-1"}
+    named = {"life": "mine", "attempt": 1}
+    with pytest.raises(Closed):
+        transport.consume({**descriptor, **named}, lambda _, __: None, lambda _: None)
+    assert set(broker.service._sessions) == before
+    assert not broker.service.attempts._newest

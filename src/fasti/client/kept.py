@@ -1,0 +1,45 @@
+"""What a client has made, for as long as somebody uses it: so that it can be ended with the client.
+
+Any thread. A plain weak set can't be looked through while another thread adds to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+_Made = TypeVar("_Made")
+
+
+class Kept(Generic[_Made]):
+    """Things of one kind."""
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakSet[_Made] = weakref.WeakSet()
+        # The collector of garbage may come by in the middle of this, and with it somebody's end.
+        self._lock = threading.RLock()
+        self._ended = False
+
+    def add(self, made: _Made) -> bool:
+        """False if it comes too late: whoever made it ends it."""
+        with self._lock:
+            if not self._ended:
+                self._made.add(made)
+            return not self._ended
+
+    def discard(self, made: _Made) -> None:
+        """It has ended by itself."""
+        with self._lock:
+            self._made.discard(made)
+
+    def end(self) -> list[_Made]:
+        """All of them, to be ended; none is added any more."""
+        with self._lock:
+            self._ended = True
+            return list(self._made)
+
+    def __iter__(self) -> Iterator[_Made]:
+        with self._lock:
+            return iter(list(self._made))
