@@ -204,10 +204,10 @@ class Chart:
                 f"{escape(name)}, far above ↑</text>"
             )
         y = scale.place(height)
+        # Its name stands above the drawing, where no bar reaches.
         return (
             f'<line class="level" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="levelname" x="{right}" y="{y - 6:.1f}" text-anchor="end">'
-            f"{escape(name)}</text>"
+            f'<text class="levelname" x="{right}" y="12" text-anchor="end">- - {escape(name)}</text>'
         )
 
     def _bands(self, left: float, step: float) -> list[str]:

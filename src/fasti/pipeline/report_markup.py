@@ -7,6 +7,7 @@ from html import escape
 
 from fasti.pipeline.charts import moment
 
+_KINDS = {">": ' class="n"', "<": ' class="t"'}
 _BLOCKS = ("due", "over", "overdue", "failed", "ribbon", "bars")
 
 
@@ -39,10 +40,10 @@ def empty(text: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML; columns whose names end with `>` are numbers."""
-    kinds = [' class="n"' if name.endswith(">") else "" for name in columns]
+    """Cells are HTML; columns whose names end with `>` are numbers, those with `<` sentences."""
+    kinds = [_KINDS.get(name[-1:], "") for name in columns]
     head = "".join(
-        f'<th scope="col"{kind}>{escape(name.removesuffix(">"))}</th>'
+        f'<th scope="col"{kind}>{escape(name.rstrip("<>"))}</th>'
         for name, kind in zip(columns, kinds, strict=True)
     )
     body = "".join(

@@ -152,7 +152,7 @@ def audit(found: Figures) -> str:
         return section("Audit", note, f"<p><b>No findings.</b> {looked}</p>", name="audit")
     told = f"<p><b>{many(found.found, 'finding')}.</b> {looked}</p>"
     rows = [_finding(row) for row in found.findings[:_FINDINGS_MAX]]
-    columns = ("kind", "topic", "id>", "what", "position>")
+    columns = ("kind", "topic", "id>", "what<", "position>")
     told += table(columns, rows[:_FINDINGS_FIRST])
     if len(rows) > _FINDINGS_FIRST:
         told += (
