@@ -93,7 +93,7 @@ def once(
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
     broker = _broker(address, tls_ca)
-    with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
+    with _lake_and_session(lake, master, conf, format, broker, new=True) as (place, spark):
         done = _run(place, spark, broker, token, options)
     _tell(place, done, as_json)
 
@@ -155,9 +155,9 @@ def audit(
     """
     from fasti.pipeline.inventory import first_rows
 
-    broker = "" if tables_only else _broker(address, tls_ca)
-    with _lake_and_session(lake, master, conf, None, new=not tables_only) as (place, spark):
-        if tables_only:
+    broker = None if tables_only else _broker(address, tls_ca)
+    with _lake_and_session(lake, master, conf, None, broker, new=not tables_only) as (place, spark):
+        if broker is None:
             _run_offline(place, spark, full)
         else:
             _run(place, spark, broker, token, {"full": full})
@@ -278,15 +278,22 @@ def _broker(address: str, tls_ca: Path | None) -> str:
 
 @contextmanager
 def _lake_and_session(
-    lake: Path, master: str, conf: list[str] | None, format: Any, new: bool = False
+    lake: Path,
+    master: str,
+    conf: list[str] | None,
+    format: Any,
+    broker: str | None = None,
+    *,
+    new: bool,
 ) -> Iterator[tuple[Lake, SparkSession]]:
+    """`broker`: one that must be there now; a run that goes on waits for it."""
     from fasti.pipeline import local
 
     local.require()
     settings = headers_of(conf, "--conf")
     place = local.lake_at(lake, format, new)
     typer.echo("starting Spark ...", err=True)
-    with local.session(place, master, settings) as spark:
+    with local.session(place, master, settings, broker) as spark:
         yield place, spark
 
 

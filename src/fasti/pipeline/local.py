@@ -13,12 +13,13 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fasti.client.address import parse_address
 from fasti.client.pauses import PASSING
 from fasti.errors import FastiError, InvalidArgument, NotFound, Unavailable, error_from_code
 from fasti.pipeline.lake import Lake
@@ -98,16 +99,22 @@ def _format_of(place: Path) -> Format | None:
 
 @contextmanager
 def session(
-    lake: Lake, master: str = "local[*]", conf: Mapping[str, str] | None = None
+    lake: Lake,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    broker: str | None = None,
 ) -> Iterator[SparkSession]:
     """A session for the time of a command; its noise goes to `logs/spark.log` in the lake.
 
-    `master` is one of Spark's, or the address of a Connect server (`sc://host:15002`). Whatever Spark
-    raises inside is raised as one of Fasti's errors, in one line.
+    `master` is one of Spark's, or the address of a Connect server (`sc://host:15002`); `broker` is one
+    that must be there now. Whatever Spark raises inside is raised as one of Fasti's errors, in one
+    line.
     """
     require()
     settings = settings_for(master, conf or {})
     find_master(master)
+    if broker is not None:
+        find_broker(broker)
     log = lake.root / "logs" / "spark.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -158,18 +165,38 @@ def find_master(master: str) -> None:
     found = _PLACE.match(master)
     if found is None:
         return
-    trouble: OSError | None = None
+    places = []
     for place in found[2].split(","):
         host, _, port = place.rpartition(":") if ":" in place else (place, "", "")
-        number = int(port) if port.isdecimal() else _PORTS[found[1]]
+        places.append((host.strip("[]"), int(port) if port.isdecimal() else _PORTS[found[1]]))
+    what = "Spark Connect server" if through_connect(master) else "Spark master"
+    trouble = _why_nobody_listens(places)
+    if trouble is not None:
+        raise Unavailable(f"there is no {what} at {found[0]}: {trouble}")
+
+
+def find_broker(address: str) -> None:
+    """Raises `unavailable` if nobody listens there: better told before Spark is started than after."""
+    found = parse_address(address.partition("#")[0])
+    trouble = _why_nobody_listens(found.hosts)
+    if trouble is not None:
+        raise Unavailable(
+            f"there is no broker at {found}: {trouble}. `fasti serve` starts one; --address or "
+            "FASTI_ADDRESS says where it is"
+        )
+
+
+def _why_nobody_listens(places: Sequence[tuple[str, int]]) -> OSError | None:
+    """None if somebody does at one of them."""
+    trouble: OSError | None = None
+    for place in places:
         try:
-            socket.create_connection((host.strip("[]"), number), _ANSWER_S).close()
+            socket.create_connection(place, _ANSWER_S).close()
         except OSError as error:
             trouble = error
         else:
-            return
-    what = "Spark Connect server" if through_connect(master) else "Spark master"
-    raise Unavailable(f"there is no {what} at {found[0]}: {trouble}")
+            return None
+    return trouble
 
 
 @contextmanager

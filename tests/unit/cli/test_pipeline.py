@@ -79,20 +79,22 @@ def test_a_place_that_is_no_lake(tmp_path: Path) -> None:
     for command in ("once", "run", "audit", "report", "tables", "compact"):
         told = run(command, "--lake", tmp_path / "file", code=ERROR_EXITS["invalid_argument"])
         assert "is no directory" in told
-    told = run("once", "--lake", tmp_path / "file" / "lake", code=ERROR_EXITS["error"])
+    told = run("run", "--lake", tmp_path / "file" / "lake", code=ERROR_EXITS["error"])
     assert "can't be made: Not a directory" in told
 
 
 def test_what_is_wrong_is_told_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "session", None)
+    monkeypatch.setattr(local, "_started", None)
     once = ("once", "--lake", tmp_path / "lake")
     refused = ERROR_EXITS["invalid_argument"]
     assert "delta or parquet" in run(*once, "--format", "iceberg", code=refused)
     for command in ("once", "run", "audit"):
         told = run(command, "--lake", tmp_path / "lake", "-a", "embedded:./data", code=refused)
         assert "fasti serve" in told
+    told = run(*once, "-a", f"{NOBODY},{NOBODY}", code=ERROR_EXITS["unavailable"])
+    assert "no broker at fasti://127.0.0.1:1,127.0.0.1:1: " in told
     assert not (tmp_path / "lake").exists()
 
 
