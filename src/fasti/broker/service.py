@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 Header = dict[str, Any]
 
+_STOPPING = Closed("the broker is stopping: connect again")
+
 
 class Reads(Protocol):
     """Reads of one sort that stream."""
@@ -129,6 +131,11 @@ class Service:
         with self._sessions_lock:
             self._sessions.add(session)
         self.metrics.session_opened()
+        # Whoever told all sessions of an end at this moment did not know of this one.
+        if self.stopping:
+            session.stop(_STOPPING)
+        elif session.topic and session.topic not in self.shard.engine.state.by_name:
+            session.stop(_deleted(session.topic))
         return session
 
     def leave(self, session: Exchange) -> None:
@@ -169,7 +176,7 @@ class Service:
         with self._sessions_lock:
             sessions = list(self._sessions)
         for session in sessions:
-            session.stop(Closed("the broker is stopping: connect again"))
+            session.stop(_STOPPING)
 
     def topic_gone(self, topic: str) -> None:
         """The topic was deleted: whoever waits for its messages is told."""
@@ -178,7 +185,7 @@ class Service:
         with self._sessions_lock:
             sessions = [session for session in self._sessions if session.topic == topic]
         for session in sessions:
-            session.stop(NotFound(f"the topic {topic!r} was deleted", details={"topic": topic}))
+            session.stop(_deleted(topic))
 
     def unavailable(self) -> Unavailable:
         """What is answered while the broker stops."""
@@ -233,3 +240,7 @@ class Service:
         with suppress(FastiError):
             shard.submit([]).result()
         return found
+
+
+def _deleted(topic: str) -> NotFound:
+    return NotFound(f"the topic {topic!r} was deleted", details={"topic": topic})

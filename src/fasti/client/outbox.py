@@ -81,7 +81,10 @@ class Outbox:
         self._under_way: deque[Parcel] = deque()
         self._written = 0
         self._rows = self._bytes = 0
-        self._made = self._settled = 0
+        self._made = 0
+        # Those without an answer, by their numbers. `_settled`: all up to that one have theirs.
+        self._unsettled: dict[int, None] = {}
+        self._settled = 0
         self._flushing = 0
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -146,7 +149,7 @@ class Outbox:
             parcel.rows = len(parcel.payloads)
             self._enqueue(parcel)
         else:
-            self._settled += 1
+            self._count(parcel)
 
     def add(
         self,
@@ -170,6 +173,8 @@ class Outbox:
         parcel = Parcel(on_conflict, self.failures, partition)
         parcel.deadline = time.monotonic() + self._deadline_s
         self._made += 1
+        parcel.number = self._made
+        self._unsettled[parcel.number] = None
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name=f"fasti-send-{self.topic}", daemon=True
@@ -519,12 +524,17 @@ class Outbox:
         with self.lock:
             self._rows -= parcel.rows
             self._bytes -= parcel.size_bytes
-            self._settled += 1
+            self._count(parcel)
             self._room.notify_all()
             if self._sleeping:
                 self._work.notify()
         if self.on_settled is not None:
             self.on_settled(parcel)
+
+    def _count(self, parcel: Parcel) -> None:
+        """With the lock. Answers may be brought by two threads at once, in any order."""
+        self._unsettled.pop(parcel.number, None)
+        self._settled = next(iter(self._unsettled), self._made + 1) - 1
 
 
 def _widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -44,6 +44,7 @@ class Parcel:
         "error",
         "failures",
         "maybe",
+        "number",
         "on_conflict",
         "outcomes",
         "partition",
@@ -65,7 +66,8 @@ class Parcel:
         self.columns: dict[str, list[Any]] = {}
         self.batch: pa.RecordBatch | None = None
         self.rows = self.size_bytes = 0
-        self.sequence = 0
+        # How many the producer had made with it; and its number among those that are under way.
+        self.number = self.sequence = 0
         # Whether it was written to a connection that was lost: it may have been carried out.
         self.maybe = False
         self.deadline = 0.0

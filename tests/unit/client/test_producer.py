@@ -544,3 +544,40 @@ def test_a_receipt_that_is_thrown_away_while_its_answer_comes(of: str) -> None:
     rows = [each["row"] for each in failed.value.failures]
     assert rows == ([1] if of == "receipt" else [0, 1])
     assert failures.count == 2
+
+
+def test_flush_waits_for_an_answer_that_is_overtaken_by_a_later_one(
+    transport: FakeTransport, producer: Producer
+) -> None:
+    """Two streams' threads bring them; the slower one has the first."""
+    box = producer._box
+    settle, gate, inside = box._settle, threading.Event(), threading.Event()
+
+    def slowly(parcel: Parcel, *given: Any) -> None:
+        if parcel.number == 1:
+            inside.set()
+            assert gate.wait(20)
+        settle(parcel, *given)
+
+    box._settle = slowly  # type: ignore[method-assign]
+    first = producer.send(b"1")
+    stream = transport.stream()
+    written(stream, 1)
+    reading = threading.Thread(target=lambda: stream.answer(1), daemon=True)
+    reading.start()
+    assert inside.wait(20)
+    with box.lock:
+        mark = box.mark()
+    # Another column: it goes by another stream.
+    second = producer.send_batch([b"2"], key=["k"], wait=False)
+    written(transport.stream(1), 1)
+    transport.stream(1).answer(1)
+    assert second.result(5).all_ok
+    eventually(lambda: len(box._unsettled) == 1)
+    assert not box.answered(mark)
+    gate.set()
+    reading.join(20)
+    assert box.answered(mark)
+    producer.flush(5)
+    assert first.result(5).ok
+    assert box.settled

@@ -130,3 +130,35 @@ def test_a_session_that_is_opened_by_a_closed_client_is_not_kept(broker: Virtual
         transport.consume({**descriptor, **named}, lambda _, __: None, lambda _: None)
     assert set(broker.service._sessions) == before
     assert not broker.service.attempts._newest
+
+
+@pytest.mark.parametrize("call", ["consume", "follow"])
+@pytest.mark.parametrize("end", ["stopping", "deleted"])
+def test_a_session_that_is_opened_while_all_are_told_of_an_end_is_told_too(
+    broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch, call: str, end: str
+) -> None:
+    """It would wait for ever, and a broker that stops for it."""
+    service = broker.service
+    broker.client().create_topic("rows", kind="log")
+    fields: dict[str, dict[str, Any]] = {
+        "consume": {"topic": "emails", "consumer": "worker-1"},
+        "follow": {"topic": "rows", "offsets": {"0": 0}},
+    }
+    made = service.exchanges[call]
+
+    def late(*given: Any) -> Any:
+        session = made(*given)
+        if end == "stopping":
+            service.begin_stopping()
+        else:
+            broker.client().delete_topic(fields[call]["topic"])
+        return session
+
+    monkeypatch.setitem(service.exchanges, call, late)
+    session = service.exchange({"version": 1, "call": call, **fields[call]})
+    told = session.next()
+    assert told is not None
+    code = told[0]["error"]["code"]
+    assert code == ("closed" if end == "stopping" else "not_found")
+    service.leave(session)
+    service.stopping = False
