@@ -100,7 +100,7 @@ class Crew:
         self.workers.append(worker)
         return worker
 
-    def all_ready(self, timeout: float = 60.0) -> None:
+    def all_ready(self, timeout: float = 120.0) -> None:
         self.book.wait_for("ready", count=len(self.workers), timeout=timeout)
 
 
