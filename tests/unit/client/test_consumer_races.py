@@ -272,8 +272,9 @@ def credited(stream: FakeStream) -> int:
 
 
 def test_the_end_of_a_session_tells_more_than_the_first_write_that_met_it(
-    transport: FakeTransport, consumer: Consumer
+    transport: FakeTransport, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fasti.client.session._LAST_WORD_S", 20.0)
     session = consumer._session
     given_up = threading.Event()
     pause = session._pauses.next_s

@@ -102,6 +102,19 @@ def test_a_session_that_fails_says_so(
     assert session.next() is None
 
 
+def test_what_is_asked_after_the_end_is_not_kept(broker: VirtualBroker) -> None:
+    session = opened(broker)
+    session.close()
+    before = session._session.arrived.qsize()
+    for request in range(5):
+        session.take({"op": "clock", "request": request}, None)
+        session.take({"op": "heartbeat", "request": request}, None)
+        session.take({"op": "nothing", "request": request}, None)
+    # Behind all of them.
+    broker.client().topics()
+    assert session._session.arrived.qsize() == before
+
+
 def test_an_error_tells_whether_the_credit_was_taken(broker: VirtualBroker) -> None:
     session = opened(broker)
     columns = [pa.array([7]), pa.array([7]), pa.array([0]), pa.nulls(1, pa.int64())]

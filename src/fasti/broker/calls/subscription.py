@@ -154,9 +154,7 @@ class Subscription:
             self._answered()
             raise
         # Called by the committer's thread, which must not do more than this.
-        answer.add_done_callback(
-            lambda done: self._session.arrived.put(_Answered(op, request, credit, done))
-        )
+        answer.add_done_callback(lambda done: self._tell(_Answered(op, request, credit, done)))
 
     def _wait_for_room(self) -> None:
         """One more answer will wait to be written. While there are too many, nothing is read."""
@@ -169,8 +167,10 @@ class Subscription:
         self._wait_for_room()
         self._tell(told)
 
-    def _tell(self, told: _Told) -> None:
-        self._session.arrived.put(told)
+    def _tell(self, told: _Told | _Answered) -> None:
+        # Nobody writes it any more, and one that writes on would fill the memory.
+        if not self._closed:
+            self._session.arrived.put(told)
 
     def finish(self) -> None:
         """The consumer writes no more: what it asked is answered, then `next` says None.
