@@ -188,6 +188,10 @@ class Inbox:
         self._stop_listening()
         self._consumer.stop()
 
+    def stop_aside(self) -> None:
+        """The same for the collector of garbage, whose thread may have any lock."""
+        threading.Thread(target=self.stop, name="fasti-close", daemon=True).start()
+
     def close(self, timeout: Duration | None) -> None:
         """Takes no more answers and deletes the topic, if a broker is there to do it."""
         self.stop()
@@ -243,7 +247,7 @@ class Calls:
                 assert client is not None, "a client calls"
                 self._inbox = Inbox(client, Book(self._clock))
                 # A client that is thrown away can't be answered any more.
-                gone = weakref.finalize(client, self._inbox.stop)
+                gone = weakref.finalize(client, self._inbox.stop_aside)
                 gone.atexit = False
             return self._inbox
 

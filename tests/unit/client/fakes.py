@@ -176,7 +176,7 @@ class FakeTransport:
     ) -> tuple[dict[str, Any], list[pa.Table]]:
         self.calls.append((action, header or {}, list(parts)))
         self.timeouts.append(timeout)
-        if action == "topic":
+        if action in ("topic", "create_topic"):
             return {"settings": self.settings.to_dict(), "counts": {}}, []
         rows = parts[0].num_rows if parts else 0
         return {"status": [["ok", rows]], "ids": [[1, rows]], "versions": [[1, rows]]}, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -149,3 +150,25 @@ def test_what_is_made_while_its_client_is_closed_is_closed_too(kind: str) -> Non
         "reader": lambda: made[0].closed,
     }
     assert ended[kind]()
+
+
+def test_a_client_that_is_thrown_away_by_a_thread_of_its_own_inbox() -> None:
+    """The collector of garbage runs in any thread, and that one may have the session's lock."""
+    transport = FakeTransport()
+    transport.on_open = FakeStream.accept_all
+    clients = [Client(transport)]
+    inbox = clients[0].calls.inbox()
+    session = inbox._consumer.session
+
+    def collect() -> None:
+        with session.lock:
+            clients.clear()
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    inbox._thread.join(20)
+    assert inbox.broken
+    session.close(5)
