@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fasti.errors import InvalidArgument
 from fasti.pipeline.tables import Format, Table, Transaction
+from fasti.spark.options import STREAMED, Options
 
 FrameOf = Callable[[SparkSession], DataFrame]
 
@@ -161,22 +162,22 @@ class FunctionSource(Source):
 
 def changes(topic: str | None = None, **options: Any) -> TopicSource:
     """Every transition of every message of a topic, or of all: a stream."""
-    return TopicSource("changes", topic, options)
+    return TopicSource("changes", topic, _for_reading("changes", topic, options))
 
 
 def messages(topic: str, **options: Any) -> TopicSource:
     """The messages of a topic as they are when a run, or a micro-batch, begins."""
-    return TopicSource("messages", topic, options)
+    return TopicSource("messages", topic, _for_reading("messages", topic, options))
 
 
 def log(topic: str, **options: Any) -> LogEnd:
     """The rows of a log: a stream. As a sink: appends `payload` with `key` and `headers`."""
-    return LogEnd("log", topic, options)
+    return LogEnd("log", topic, _for_either("log", topic, options))
 
 
 def kv(topic: str, **options: Any) -> KvEnd:
     """The entries of a key-value topic as they are. As a sink: puts `value` under `key`."""
-    return KvEnd("kv", topic, options)
+    return KvEnd("kv", topic, _for_either("kv", topic, options))
 
 
 def topic(name: str, operation: str = "produce", **options: Any) -> TopicSink:
@@ -185,7 +186,7 @@ def topic(name: str, operation: str = "produce", **options: Any) -> TopicSink:
     `operation` is `produce`, `update`, `move`, `cancel` or `put`; `onConflict="skip"` leaves out
     rows whose key is taken, `"fail"` (the default) refuses the whole write.
     """
-    return TopicSink(name, {"operation": operation, **options})
+    return TopicSink(name, _for_writing(name, {"operation": operation, **options}))
 
 
 def table(
@@ -218,6 +219,31 @@ def _named(name: str | None) -> str:
     if not name:
         raise InvalidArgument("a sink needs the name of a topic", field="topic")
     return name
+
+
+# Options are looked at where they are written, not when the first rows have come.
+
+
+def _for_reading(view: str, topic: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    given = {"view": view, **({} if topic is None else {"topic": topic}), **texts(options)}
+    Options.reading(given, stream=view in STREAMED)
+    return options
+
+
+def _for_writing(topic: str, options: dict[str, Any]) -> dict[str, Any]:
+    Options.writing({"topic": topic, **texts(options)})
+    return options
+
+
+def _for_either(view: str, topic: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Nobody knows yet whether it will be read or written."""
+    try:
+        return _for_reading(view, topic, options)
+    except InvalidArgument as error:
+        try:
+            return _for_writing(topic, options)
+        except InvalidArgument:
+            raise error from None
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
