@@ -127,7 +127,7 @@ def test_a_name_is_one_snapshot_for_all_who_ask(client: Client, make_topic: Make
 def test_readers_say_how_many_they_are_and_which(client: Client, make_topic: MakeTopic) -> None:
     topic = make_topic()
     client.send(topic, far(2))
-    name = {"name": f"parts of {topic}", "readers": 2, "linger_us": 5_000_000}
+    name = {"name": f"parts of {topic}", "readers": 2, "linger_us": 30_000_000}
     first = client.call("take_snapshot", name)
     for part in (0, 1):
         ticket = listing(topic, snapshot=first["snapshot"], part=part)
