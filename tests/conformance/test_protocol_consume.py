@@ -149,7 +149,7 @@ def test_credit_may_go_with_other_requests(client: Client, make_topic: MakeTopic
 
 
 def test_the_columns_of_leased_messages(client: Client, make_topic: MakeTopic) -> None:
-    topic = make_topic(lease_us=5_000_000)
+    topic = make_topic(lease_us=60_000_000)
     columns = {"key": ["k", None], "headers": [[("h", "1")], None], "content_type": ["x/y", None]}
     ids = ready(client, topic, 2, **columns)
     session = client.consume(topic, "worker")

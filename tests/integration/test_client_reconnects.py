@@ -215,7 +215,7 @@ def test_leases_renew_themselves_under_a_handler_that_computes(broker: BrokerPro
 
 def test_a_message_beyond_its_time_limit_goes_to_another(broker: BrokerProcess) -> None:
     with fasti.connect(broker.address) as client:
-        client.create_topic("work", lease="1s")
+        client.create_topic("work", lease="2s")
         client.producer("work").send_batch([b"hung", b"fine"])
         stuck = client.consumer("work", name="stuck", prefetch=2, time_limit="100ms")
         hung = next(stuck)
