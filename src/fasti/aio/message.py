@@ -17,6 +17,7 @@ from fasti.client import message as sync
 from fasti.client.durations import Duration, duration_us
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.returns import Return, Segment
+from fasti.errors import IllegalTransition
 
 
 class _Told:
@@ -178,12 +179,17 @@ class Batch(sync.Batch):
     def _finish(  # type: ignore[override]
         self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
     ) -> Awaitable[Outcomes | None]:
-        segments: list[Segment] = self._chosen(mask)
-        if segments and op in ("nack", "reject"):
-            sync.check_reason(argument, segments[0][0].session.reason_bytes_max)
-        if not segments:
-            return _none() if wait else _TOLD
-        return _give_back(Return(op, argument, segments), wait, timeout) or _TOLD
+        segments: list[Segment]
+        while segments := self._chosen(mask):
+            if op in ("nack", "reject"):
+                sync.check_reason(argument, segments[0][0].session.reason_bytes_max)
+            try:
+                return _give_back(Return(op, argument, segments), wait, timeout) or _TOLD
+            except IllegalTransition:
+                if mask is not None or not sync.any_finished(segments):
+                    raise
+                # Another thread has finished some meanwhile: the rest is fewer.
+        return _none() if wait else _TOLD
 
 
 def _give_back(

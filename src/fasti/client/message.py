@@ -397,13 +397,17 @@ class Batch:
     def _finish(
         self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
     ) -> Outcomes | None:
-        segments = self._chosen(mask)
-        if segments and op in ("nack", "reject"):
-            check_reason(argument, segments[0][0].session.reason_bytes_max)
-        if not segments:
-            return Outcomes.joined([]) if wait else None
-        session = segments[0][0].session
-        return session.give_back(Return(op, argument, segments), wait, timeout)
+        while segments := self._chosen(mask):
+            session = segments[0][0].session
+            if op in ("nack", "reject"):
+                check_reason(argument, session.reason_bytes_max)
+            try:
+                return session.give_back(Return(op, argument, segments), wait, timeout)
+            except IllegalTransition:
+                if mask is not None or not any_finished(segments):
+                    raise
+                # Another thread has finished some meanwhile: the rest is fewer.
+        return Outcomes.joined([]) if wait else None
 
     def _chosen(self, mask: Any) -> list[Segment]:
         chosen = None if mask is None else _as_mask(mask, len(self))
@@ -422,6 +426,11 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} messages>"
+
+
+def any_finished(segments: list[Segment]) -> bool:
+    """Whether somebody has finished one of the rows."""
+    return any(run.any_finished(rows) for run, rows in segments)
 
 
 def _as_mask(mask: Any, rows: int) -> NDArray[np.bool_]:

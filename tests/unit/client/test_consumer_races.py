@@ -384,6 +384,29 @@ def test_two_threads_finish_one_message(transport: FakeTransport, consumer: Cons
     assert consumer.failed == 0
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_row_is_finished_while_its_batch_is(
+    transport: FakeTransport, consumer: Consumer, masked: bool
+) -> None:
+    """The rest is one fewer; but who named it is told."""
+    batches = consumer.batches(3, wait=0)
+    stream = ready(transport.stream())
+    stream.lease(1, [1, 2, 3], [NOW_US] * 3)
+    batch = next(batches)
+    session = consumer._session
+    session.lock = Hook(session.lock, lambda: batch.messages[1].nack("first"))  # type: ignore[assignment]
+    if masked:
+        with pytest.raises(IllegalTransition):
+            batch.ack([True] * 3)
+        assert [message.finished for message in batch.messages] == [False, True, False]
+    outcomes = batch.ack(wait=True, timeout=10)
+    assert outcomes is not None
+    assert outcomes.ids.tolist() == [1, 3]
+    assert outcomes.all_ok
+    assert [row["id"] for row in rows_of(stream, "nack", 1)] == [2]
+    assert session._custody.unfinished == 0
+
+
 def test_an_ack_that_two_threads_made_counts_once_in_the_books(
     transport: FakeTransport, consumer: Consumer
 ) -> None:
