@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from fasti.spark.log_stream import LOG
+from fasti.spark.places import LOG
 
 _SHARD = re.compile("[0-9a-f]{16}")
 
