@@ -321,6 +321,22 @@ def test_the_first_address_that_answers_is_used(broker: BrokerProcess) -> None:
         client.topics()
 
 
+def test_a_program_that_sends_once_and_ends_has_sent_it(broker: BrokerProcess) -> None:
+    """Its thread sends while the interpreter is ending, when nothing can be imported any more."""
+    program = (
+        "import fasti\n"
+        f"client = fasti.connect({broker.address!r})\n"
+        "client.create_topic('once')\n"
+        "client.producer('once').send(b'the only one', delay='1h')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=150, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    with fasti.connect(broker.address) as client:
+        assert client.messages("once").count()["scheduled"] == 1
+
+
 def test_a_program_that_ends_without_closing_has_sent_everything(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from fasti.client.failures import Failures
 from fasti.client.outcomes import Outcomes
 from fasti.client.pauses import PASSING
 from fasti.client.receipts import Parcel
+from fasti.client.run import prepare
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import (
     Closed,
@@ -176,6 +177,9 @@ class Outbox:
         parcel.number = self._made
         self._unsettled[parcel.number] = None
         if self._thread is None:
+            # Here and not in the thread: an interpreter that is ending imports nothing more, and
+            # what a program sent last would be lost.
+            prepare()
             self._thread = threading.Thread(
                 target=self._run, name=f"fasti-send-{self.topic}", daemon=True
             )

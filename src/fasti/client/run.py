@@ -26,7 +26,7 @@ _FAR_US = 1 << 62
 @cache
 def prepare() -> None:
     """Has Arrow do now what it does at the first conversion: it imports pandas, if there is one, and
-    the first message would wait for that.
+    the first message would wait for that. For a user's thread.
     """
     pa.array([0], pa.int64()).to_numpy(zero_copy_only=False)
 
