@@ -111,14 +111,14 @@ def _checked(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFr
     lake, spark = run.lake, run.spark
     everything = lake.bronze.read(spark).where(between({}, through))
     if not since:
-        return audit.audit(everything, lake.silver(spark))
+        return audit.audit(everything, run.messages())
     new = _behind(lake, spark, since).where(between(since, through))
     topics = audit.Topics.of(everything)
     known = audit.beginnings(everything, topics)
     touched = touched_by(everything, new)
     followed = audit.lives(touched, topics)
     found = audit.broken(followed, known).unionByName(audit.gaps(new, topics, known))
-    return found.unionByName(audit.unaccounted(followed, lake.silver(spark), topics))
+    return found.unionByName(audit.unaccounted(followed, run.messages(), topics))
 
 
 def _behind(lake: Lake, spark: Any, since: dict[str, int]) -> DataFrame:
@@ -187,7 +187,7 @@ def _told(
     """How many messages are in which state at each topic's place: (shard, topic, state) → number."""
     lake, spark = run.lake, run.spark
     settled = (
-        lake.silver(spark)
+        run.messages()
         .join(places, ["shard", "topic", "topic_since"])
         .where("last_position <= counted")
     )

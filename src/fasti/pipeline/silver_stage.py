@@ -295,6 +295,12 @@ def few_or_hashed(names: DataFrame, count: int) -> DataFrame:
     return names.repartition(shares, *names.columns).distinct().hint("shuffle_hash")
 
 
+def parts_beside_the_largest(lake: Lake) -> int:
+    """How many parts of messages a reader has to put together with others."""
+    rows = [sum(f.rows for f in files) for files in open_levels(lake.messages.files()).values()]
+    return sum(rows) - max(rows, default=0)
+
+
 def _together(lake: Lake, spark: SparkSession, levels: dict[int, list[DataFile]]) -> DataFrame:
     """Open messages: those of the largest level that no other level knows need no merging."""
     table = lake.messages

@@ -92,7 +92,7 @@ def _write_backlog(run: Run, as_of_us: int) -> int:
     """The forecast, whole."""
     as_of = F.timestamp_micros(F.lit(as_of_us))
     throughput = run.lake.gold("throughput").read(run.spark)
-    rows = gold.backlog(run.lake.silver(run.spark), throughput, as_of)
+    rows = gold.backlog(run.messages(), throughput, as_of)
     small = run.lake.topics.rows() <= _FEW_DAYS_OF_TOPICS
     table = run.lake.gold("backlog")
     table.overwrite(rows.toArrow() if small else rows.repartition(1))
@@ -153,10 +153,10 @@ def _computed(run: Run, name: str, days: Sequence[str]) -> DataFrame:
 def _messages(run: Run, days: Sequence[str]) -> DataFrame:
     """Messages that may have to do with these days: not those that ended before."""
     if not days:
-        return run.lake.silver(run.spark)
+        return run.messages()
     begin = datetime.fromisoformat(days[0]).replace(tzinfo=UTC)
     ended = F.col("finished_at")
-    return run.lake.silver(run.spark).where(ended.isNull() | (ended >= F.lit(begin)))
+    return run.messages().where(ended.isNull() | (ended >= F.lit(begin)))
 
 
 def replace_days(table: Table, rows: DataFrame | pa.Table, days: Sequence[str]) -> int:
