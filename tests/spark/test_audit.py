@@ -208,6 +208,19 @@ def test_what_is_wrong_is_found(spark: SparkSession) -> None:
         assert finding["id"] == (None if "frame" in finding["what"] else row["id"])
 
 
+def test_a_hole_is_told_once_however_often_what_is_new_is_looked_at(spark: SparkSession) -> None:
+    world = copy.deepcopy(HEALTHY)
+    _, told = _a_message_is_missing(world)
+    everything = frame(spark, world.transitions, TRANSITIONS)
+    topics = audit.Topics.of(everything)
+    known = audit.beginnings(everything, topics)
+    for after in (0, told["position"] + 5):
+        new = everything.where(f"position > {after}")
+        assert new.where("op = 'produced' and topic = 'mail'").count()
+        found = audit.gaps(new, topics, known, everything).collect()
+        assert [(row["kind"], row["position"]) for row in found] == [("gap", told["position"])]
+
+
 def test_a_lake_that_began_later_than_the_topic(spark: SparkSession) -> None:
     """What was produced before isn't known, and nothing wrong is said of it."""
     world = copy.deepcopy(HEALTHY)

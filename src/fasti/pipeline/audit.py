@@ -282,8 +282,17 @@ def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
     return found.withColumn("first", first).drop("lowest")
 
 
-def gaps(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> DataFrame:
-    """Rows that are missing in their frame or there twice, and ids that nobody was given."""
+def gaps(
+    transitions: DataFrame,
+    topics: Topics,
+    beginnings: DataFrame,
+    everything: DataFrame | None = None,
+) -> DataFrame:
+    """Rows that are missing in their frame or there twice, and ids that nobody was given.
+
+    Where `transitions` are only those that are new, `everything` is what `beginnings` are of: which
+    ids were given before is known only there. Partitions without holes are not looked at.
+    """
     frames = _odd_frames(transitions)
     place = [F.lit(None).cast("int").alias("partition"), F.lit(None).cast("long").alias("id")]
     frames = frames.select("*", *place)
@@ -296,7 +305,9 @@ def gaps(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> DataF
     incomplete = frames.where("rows <> last + 1" if not topics.sinks else "false")
     holed = _found(incomplete, F.lit("gap"), missing)
     doubled = _found(frames.where("n <> rows"), F.lit("duplicate"), twice)
-    return holed.unionByName(doubled).unionByName(_holes(transitions, topics, beginnings))
+    return holed.unionByName(doubled).unionByName(
+        _holes(transitions if everything is None else everything, topics, beginnings)
+    )
 
 
 def _odd_frames(transitions: DataFrame) -> DataFrame:

@@ -117,7 +117,7 @@ def _checked(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFr
     known = audit.beginnings(everything, topics)
     touched = touched_by(everything, new)
     followed = audit.lives(touched, topics)
-    found = audit.broken(followed, known).unionByName(audit.gaps(new, topics, known))
+    found = audit.broken(followed, known).unionByName(audit.gaps(new, topics, known, everything))
     return found.unionByName(audit.unaccounted(followed, run.messages(), topics))
 
 
