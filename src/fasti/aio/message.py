@@ -16,8 +16,7 @@ from fasti.aio.session import LoopSession, LoopWaiter
 from fasti.client import message as sync
 from fasti.client.durations import Duration, duration_us
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.returns import Return, Segment
-from fasti.errors import IllegalTransition
+from fasti.client.returns import Return
 
 
 class _Told:
@@ -179,16 +178,14 @@ class Batch(sync.Batch):
     def _finish(  # type: ignore[override]
         self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
     ) -> Awaitable[Outcomes | None]:
-        segments: list[Segment]
-        while segments := self._chosen(mask):
-            if op in ("nack", "reject"):
-                sync.check_reason(argument, segments[0][0].session.reason_bytes_max)
-            try:
-                return _give_back(Return(op, argument, segments), wait, timeout) or _TOLD
-            except IllegalTransition:
-                if mask is not None or not sync.any_finished(segments):
-                    raise
-                # Another thread has finished some meanwhile: the rest is fewer.
+        return cast(Awaitable[Outcomes | None], super()._finish(op, argument, mask, wait, timeout))
+
+    def _give_back(  # type: ignore[override]
+        self, returned: Return, wait: bool, timeout: Duration | None
+    ) -> Awaitable[Outcomes | None]:
+        return _give_back(returned, wait, timeout) or _TOLD
+
+    def _nothing(self, wait: bool) -> Awaitable[Outcomes | None]:  # type: ignore[override]
         return _none() if wait else _TOLD
 
 

@@ -398,15 +398,21 @@ class Batch:
         self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
     ) -> Outcomes | None:
         while segments := self._chosen(mask):
-            session = segments[0][0].session
             if op in ("nack", "reject"):
-                check_reason(argument, session.reason_bytes_max)
+                check_reason(argument, self.reason_bytes_max)
             try:
-                return session.give_back(Return(op, argument, segments), wait, timeout)
+                return self._give_back(Return(op, argument, segments), wait, timeout)
             except IllegalTransition:
-                if mask is not None or not any_finished(segments):
+                if mask is not None or not any(run.any_finished(rows) for run, rows in segments):
                     raise
                 # Another thread has finished some meanwhile: the rest is fewer.
+        return self._nothing(wait)
+
+    def _give_back(self, returned: Return, wait: bool, timeout: Duration | None) -> Outcomes | None:
+        return returned.segments[0][0].session.give_back(returned, wait, timeout)
+
+    def _nothing(self, wait: bool) -> Outcomes | None:
+        """What is answered where nothing was left to finish."""
         return Outcomes.joined([]) if wait else None
 
     def _chosen(self, mask: Any) -> list[Segment]:
@@ -426,11 +432,6 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} messages>"
-
-
-def any_finished(segments: list[Segment]) -> bool:
-    """Whether somebody has finished one of the rows."""
-    return any(run.any_finished(rows) for run, rows in segments)
 
 
 def _as_mask(mask: Any, rows: int) -> NDArray[np.bool_]:
