@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fasti.client.address import parse_address
 from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us, seconds
-from fasti.client.kept import Kept
+from fasti.client.kept import Kept, keep
 from fasti.client.messages import Messages
 from fasti.client.outbox import Outbox
 from fasti.client.producer import Producer
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fasti.client")
 
 _clients: Kept[Client] = Kept()
-_Made = TypeVar("_Made", Consumer, Producer, "Reader", "Changes")
 
 
 def connect(
@@ -167,12 +166,6 @@ class Client:
         if self._closed:
             raise Closed("the client is closed")
 
-    def _keep(self, kept: Kept[_Made], made: _Made) -> None:
-        """Has `close` end it too; if that comes at this moment it is ended here."""
-        if not kept.add(made):
-            made.close()
-            raise Closed("the client is closed")
-
     # Topics
 
     def create_topic(self, name: str, *, kind: str = "timeline", **settings: Any) -> Topic:
@@ -264,7 +257,7 @@ class Client:
             buffer_rows=buffer_rows,
             buffer_bytes=buffer_bytes,
         )
-        self._keep(self._producers, made)
+        keep(self._producers, made)
         # What it has sent still goes when it is thrown away, and `close` waits for it.
         gone = weakref.finalize(made, self._abandoned.append, made.outbox)
         gone.atexit = False
@@ -315,7 +308,7 @@ class Client:
             limits=self.limits,
             group=group,
         )
-        self._keep(self._consumers, made)
+        keep(self._consumers, made)
         self.look_after(made.session)
         return made
 
@@ -355,7 +348,7 @@ class Client:
             follow=follow,
             timeout=timeout,
         )
-        self._keep(self._readers, made)
+        keep(self._readers, made)
         return made
 
     def log(self, topic: str) -> Log:
@@ -496,7 +489,7 @@ class Client:
             follow=follow,
             timeout=timeout,
         )
-        self._keep(self._changes, made)
+        keep(self._changes, made)
         return made
 
     def feed(self) -> FeedBounds:

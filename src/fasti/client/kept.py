@@ -8,9 +8,25 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+from fasti.errors import Closed
 
 _Made = TypeVar("_Made")
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+_Closing = TypeVar("_Closing", bound=_Closes)
+
+
+def keep(kept: Kept[_Closing], made: _Closing) -> None:
+    """Has the client end it; if it is being closed at this moment it is ended here, and refused."""
+    if not kept.add(made):
+        made.close()
+        raise Closed("the client is closed")
 
 
 class Kept(Generic[_Made]):

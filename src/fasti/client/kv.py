@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime
-from fasti.client.kept import Kept
+from fasti.client.kept import Kept, keep
 from fasti.client.kv_columns import names_batch, pieces, put_batch
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.transport import Header, Transport
 from fasti.client.watch import Watch
-from fasti.errors import Closed, InvalidArgument
+from fasti.errors import InvalidArgument
 from fasti.model import Limits
 
 # A key, or a key and a clustering key.
@@ -268,9 +268,7 @@ class KeyValues:
         `gone` when the position is so old that the broker has forgotten what came next.
         """
         made = Watch(self._transport, self.topic, position, prefix, timeout)
-        if not self._watches.add(made):
-            made.close()
-            raise Closed("the client is closed")
+        keep(self._watches, made)
         return made
 
     def __iter__(self) -> Iterator[Entry]:

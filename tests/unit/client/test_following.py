@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from tests.unit.client.fakes import FakeClock, FakeStream, FakeTransport
 
+from fasti.client import client as client_module
 from fasti.client.calls import Book, Pending
 from fasti.client.client import Client
 from fasti.client.following import Following
-from fasti.client.kept import Kept
+from fasti.client.kept import Kept, keep
 from fasti.errors import Closed
 
 LARGE = pa.RecordBatch.from_arrays([pa.array([bytes(20 << 20)])], ["payload"])
@@ -124,7 +125,9 @@ def test_what_a_client_made_may_be_looked_through_while_it_makes_more() -> None:
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer", "reader"])
-def test_what_is_made_while_its_client_is_closed_is_closed_too(kind: str) -> None:
+def test_what_is_made_while_its_client_is_closed_is_closed_too(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody would end it any more."""
     client = Client(FakeTransport())
     made: list[Any] = []
@@ -134,14 +137,12 @@ def test_what_is_made_while_its_client_is_closed_is_closed_too(kind: str) -> Non
         check()
         client.close()
 
-    keep = client._keep
-
     def noting(kept: Any, each: Any) -> None:
         made.append(each)
         keep(kept, each)
 
     client._check_open = close_then  # type: ignore[method-assign]
-    client._keep = noting  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(client_module, "keep", noting)
     with pytest.raises(Closed):
         getattr(client, kind)("emails")
     ended = {
