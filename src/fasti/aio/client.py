@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from fasti.aio.bindings import Bindings
 from fasti.aio.calls import LoopCalls
@@ -30,6 +30,7 @@ from fasti.aio.sinks import Sink
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
+from fasti.client.arguments import Kind, TopicOptions, TopicSettingOptions
 from fasti.client.calls import Answer
 from fasti.client.changes import FeedBounds
 from fasti.client.definitions import Change
@@ -125,14 +126,16 @@ class Client:
 
     # Topics
 
-    async def create_topic(self, name: str, *, kind: str = "timeline", **settings: Any) -> Topic:
+    async def create_topic(
+        self, name: str, *, kind: Kind = "timeline", **settings: Unpack[TopicOptions]
+    ) -> Topic:
         """Makes a topic. Again with the same settings: fine; with others: `topic_mismatch`.
 
         Settings as for `fasti.Client.create_topic`.
         """
         return await self._home.run(self._client.create_topic, name, kind=kind, **settings)
 
-    async def change_topic(self, name: str, **settings: Any) -> Topic:
+    async def change_topic(self, name: str, **settings: Unpack[TopicSettingOptions]) -> Topic:
         """Changes the settings that are given; `kind` and `partitions` can't be changed."""
         return await self._home.run(self._client.change_topic, name, **settings)
 

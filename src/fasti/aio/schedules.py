@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from fasti.aio.home import Home
 from fasti.client import schedules as sync
+from fasti.client.arguments import Moment, ScheduleOptions
 from fasti.client.outcomes import Outcome
 from fasti.client.schedules import Occurrence, Schedule
 
@@ -20,7 +21,12 @@ class Schedules:
         self._home, self._schedules = home, schedules
 
     async def put(
-        self, name: str, *, target: str, version: int | None = None, **definition: Any
+        self,
+        name: str,
+        *,
+        target: str,
+        version: int | None = None,
+        **definition: Unpack[ScheduleOptions],
     ) -> Outcome:
         """Makes a schedule, or changes it; the same again is fine and changes nothing."""
         return await self._home.run(
@@ -42,7 +48,12 @@ class Schedules:
         return await self._home.run(self._schedules.list)
 
     async def preview(
-        self, name: str | None = None, count: int = 10, *, after: Any = None, **definition: Any
+        self,
+        name: str | None = None,
+        count: int = 10,
+        *,
+        after: Moment | None = None,
+        **definition: Unpack[ScheduleOptions],
     ) -> builtins.list[Occurrence]:
         """The next occurrences, of a schedule or of what `put` would be given."""
         return await self._home.run(self._schedules.preview, name, count, after=after, **definition)

@@ -38,7 +38,7 @@ def ensure_topic(client: Client, settings: HandlerSettings) -> None:
 def _ensure_topic(client: Client, settings: HandlerSettings) -> None:
     name = settings.topic
     policy = {"retry": settings.retry, "max_attempts": settings.max_attempts}
-    declared = {key: value for key, value in policy.items() if value is not None}
+    declared: dict[str, Any] = {key: value for key, value in policy.items() if value is not None}
     others = dict(settings.create) if isinstance(settings.create, Mapping) else {}
     if settings.group is not None:
         # Only logs have groups.

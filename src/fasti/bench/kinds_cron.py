@@ -59,8 +59,9 @@ class _Case:
         begin = time.perf_counter()
         with fasti.connect(self._process.address) as client:
             # What became of finished messages is told for a while, by default for ten minutes.
-            settings = {"lookahead": _LOOKAHEAD[self._case], "lease": "5m", "outcome_age": "30s"}
-            client.create_topic("due", **settings)
+            client.create_topic(
+                "due", lookahead=_LOOKAHEAD[self._case], lease="5m", outcome_age="30s"
+            )
             client.create_topic("cron", kind="cron")
             self._put(client)
         put_s = time.perf_counter() - begin

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 import fasti
 from fasti.bench.spark_timing import beside_parquet, by_turns
 from fasti.bench.wire import broker, run_job
+from fasti.client.arguments import Kind
 
 Figures = dict[str, Any]
 Show = Callable[[str], None]
@@ -52,7 +53,7 @@ def measure(
     return found
 
 
-def _fill(address: str, topic: str, kind: str, rows: int, show: Show) -> None:
+def _fill(address: str, topic: str, kind: Kind, rows: int, show: Show) -> None:
     show(f"fill a {kind} with {rows:,} messages")
     with fasti.connect(address) as client:
         client.create_topic(topic, kind=kind)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fasti.client.address import parse_address
 from fasti.client.consumer import Consumer
@@ -29,6 +29,7 @@ from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
 
 if TYPE_CHECKING:
+    from fasti.client.arguments import Kind, TopicOptions, TopicSettingOptions
     from fasti.client.bindings import Bindings
     from fasti.client.calls import Answer, Calls
     from fasti.client.changes import Changes, FeedBounds
@@ -168,23 +169,24 @@ class Client:
 
     # Topics
 
-    def create_topic(self, name: str, *, kind: str = "timeline", **settings: Any) -> Topic:
+    def create_topic(
+        self, name: str, *, kind: Kind = "timeline", **settings: Unpack[TopicOptions]
+    ) -> Topic:
         """Makes a topic. Again with the same settings: fine; with others: `topic_mismatch`.
 
             client.create_topic("emails", lease="30s", max_attempts=5, partitions=4,
                                 retry=fasti.Backoff("1s", factor=2, limit="1h"))
 
-        Settings are those of `fasti.model.TopicSettings`: `partitions`, `lease`, `hold`,
-        `max_attempts`, `retry`, `lookahead`, `outcome_age`, `outcome_count`, `producer_age`,
-        `stage_age`; lengths of time as `"30s"`, or in microseconds as `lease_us`.
+        Settings are those of `fasti.model.TopicSettings`; lengths of time as `"30s"`, or in
+        microseconds as `lease_us`.
         """
         wire = given_settings({"kind": kind, **settings})
         header, _ = self.transport.call("create_topic", {"topic": name, "settings": wire})
         return Topic.of_reply(name, header)
 
-    def change_topic(self, name: str, **settings: Any) -> Topic:
+    def change_topic(self, name: str, **settings: Unpack[TopicSettingOptions]) -> Topic:
         """Changes the settings that are given; `kind` and `partitions` can't be changed."""
-        wire = given_settings(settings)
+        wire = given_settings({**settings})
         header, _ = self.transport.call("change_topic", {"topic": name, "settings": wire})
         return Topic.of_reply(name, header)
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti import model
+from fasti.client.arguments import Status
 from fasti.client.durations import as_datetime
 from fasti.protocol import outcomes as wire
 
 Int64s = NDArray[np.int64]
 
-WORDS = [outcome.word for outcome in model.Outcome]
+# By code: a test compares them with `model.Outcome`.
+WORDS: tuple[Status, ...] = get_args(Status)
 _OK = int(model.Outcome.OK)
 _DUPLICATE = int(model.Outcome.DUPLICATE)
 # How many failed rows an error names.
@@ -36,7 +38,7 @@ class Outcome:
     until when; `at` also when a finished one ended. `reason` is why an answer came out as dead.
     """
 
-    status: str
+    status: Status
     id: int = 0
     version: int = 0
     by: str | None = None
@@ -170,7 +172,7 @@ class Outcomes(Sequence[Outcome]):
         return f"<Outcomes of {len(self)} rows: {counts}>"
 
     @property
-    def status(self) -> list[str]:
+    def status(self) -> list[Status]:
         """The words, row by row."""
         return [WORDS[code] for code in self.codes.tolist()]
 
@@ -194,7 +196,7 @@ class Outcomes(Sequence[Outcome]):
         """Of the rows that have one, until when the message is held, or when it ended."""
         return self._at_us
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[Status, int]:
         """How many rows have each status."""
         found = np.bincount(self.codes, minlength=len(WORDS)).tolist()
         return {word: count for word, count in zip(WORDS, found, strict=True) if count}

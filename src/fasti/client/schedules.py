@@ -9,8 +9,9 @@ import builtins
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
+from fasti.client.arguments import Fold, Gap, Misfire, Moment, Overlap, ScheduleOptions
 from fasti.client.durations import (
     Duration,
     as_datetime,
@@ -144,15 +145,15 @@ class Schedules:
         content_type: str | None = None,
         subject: str | None = None,
         priority: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
         jitter: Duration | None = None,
-        gap: str = "shift",
-        fold: str = "first",
-        misfire: str = "once",
+        gap: Gap = "shift",
+        fold: Fold = "first",
+        misfire: Misfire = "once",
         misfire_max: int = 100,
         misfire_grace: Duration = "10s",
-        overlap: str = "allow",
+        overlap: Overlap = "allow",
         version: int | None = None,
     ) -> Outcome:
         """Makes a schedule, or changes it; the same again is fine and changes nothing.
@@ -210,7 +211,12 @@ class Schedules:
         return sorted(found, key=lambda each: each.name)
 
     def preview(
-        self, name: str | None = None, count: int = 10, *, after: Any = None, **definition: Any
+        self,
+        name: str | None = None,
+        count: int = 10,
+        *,
+        after: Moment | None = None,
+        **definition: Unpack[ScheduleOptions],
     ) -> builtins.list[Occurrence]:
         """The next occurrences, after now or a moment, whether it rests or not.
 

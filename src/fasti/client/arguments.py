@@ -1,0 +1,142 @@
+"""The types of what callers give, for editors and type checkers; nothing here is checked at run time.
+
+Where a call takes one value or a column of them, the column may be a list, a numpy array or an
+Arrow array. pyarrow ships no types, so Arrow arrays are described by what they have: the Arrow C
+interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.client.durations import Duration
+from fasti.model import RetryPolicy
+
+if TYPE_CHECKING:
+    from fasti.client.topics import Backoff
+
+Kind = Literal["timeline", "priority", "cron", "log", "kv"]
+"""What a topic is."""
+
+MessageState = Literal["scheduled", "ready", "leased", "dead"]
+"""What a message that is listed can be."""
+
+Status = Literal[
+    "ok",
+    "conflict",
+    "leased",
+    "done",
+    "cancelled",
+    "dead",
+    "not_found",
+    "not_owner",
+    "stale_lease",
+    "duplicate",
+    "gone",
+    "aborted",
+]
+"""What became of a message that a call named."""
+
+Gap = Literal["shift", "skip"]
+Fold = Literal["first", "second", "both"]
+Misfire = Literal["once", "skip", "all"]
+Overlap = Literal["allow", "skip", "cancel"]
+
+Moment = datetime | int
+"""An aware `datetime`, or whole microseconds since the Unix epoch."""
+
+
+class ArrowArray(Protocol):
+    """An Arrow array of any library."""
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any: ...
+
+
+class ArrowColumn(Protocol):
+    """An Arrow column of any library: a chunked array."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+# Of texts, `Sequence` would take a single one for a column of letters.
+Texts = (
+    list[str] | tuple[str, ...] | NDArray[np.str_] | NDArray[np.object_] | ArrowArray | ArrowColumn
+)
+Integers = Sequence[int] | NDArray[np.integer[Any]] | ArrowArray | ArrowColumn
+Moments = Sequence[datetime] | Sequence[int] | NDArray[np.integer[Any]] | ArrowArray | ArrowColumn
+Durations = (
+    list[str]
+    | list[timedelta]
+    | Sequence[float]
+    | NDArray[np.number[Any]]
+    | ArrowArray
+    | ArrowColumn
+)
+Payloads = Sequence[bytes] | ArrowArray | ArrowColumn
+Headers = Mapping[str, str]
+
+
+class TopicSettingOptions(TypedDict, total=False):
+    """What `change_topic` takes: the settings of `fasti.model.TopicSettings`.
+
+    Lengths of time are given as `lease="30s"`, or in microseconds as `lease_us=30_000_000`.
+    """
+
+    lease: Duration
+    lease_us: int
+    hold: Duration
+    hold_us: int
+    max_attempts: int
+    retry: Backoff | RetryPolicy | dict[str, Any]
+    lookahead: Duration
+    lookahead_us: int
+    outcome_age: Duration
+    outcome_age_us: int
+    outcome_count: int
+    producer_age: Duration
+    producer_age_us: int
+    stage_age: Duration
+    stage_age_us: int
+    age_step: Duration
+    age_step_us: int
+    segment_age: Duration
+    segment_age_us: int
+    segment_bytes: int
+    retained_bytes: int
+    relay: bool
+    idle_age: Duration
+    idle_age_us: int
+
+
+class TopicOptions(TopicSettingOptions, total=False):
+    """What `create_topic` takes besides the name and the kind."""
+
+    partitions: int
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What `Schedules.put` takes besides the name and the target."""
+
+    cron: str | None
+    every: Duration | None
+    timezone: str
+    payload: bytes | str
+    template: bool
+    headers: Headers | None
+    content_type: str | None
+    subject: str | None
+    priority: int
+    start: Moment | None
+    end: Moment | None
+    jitter: Duration | None
+    gap: Gap
+    fold: Fold
+    misfire: Misfire
+    misfire_max: int
+    misfire_grace: Duration
+    overlap: Overlap
