@@ -52,7 +52,7 @@ PAGES = (
         "producer",
         "Producer",
         "Putting messages at their moments. Guide: [producing](../guides/producing.md).",
-        ("fasti.Producer", "fasti.Receipt", "fasti.client.receipts.PendingBatch"),
+        ("fasti.Producer", "fasti.Receipt", "fasti.Failure", "fasti.client.receipts.PendingBatch"),
     ),
     Page(
         "consumer",

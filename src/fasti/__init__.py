@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fasti.client.client import connect as connect
     from fasti.client.consumer import Consumer as Consumer
     from fasti.client.dead import DeadOutcomes as DeadOutcomes
+    from fasti.client.failures import Failure as Failure
     from fasti.client.groups import Groups as Groups
     from fasti.client.kv import KeyValues as KeyValues
     from fasti.client.log import Log as Log
@@ -54,6 +55,7 @@ _HOMES = {
     "Client": "fasti.client.client",
     "Consumer": "fasti.client.consumer",
     "DeadOutcomes": "fasti.client.dead",
+    "Failure": "fasti.client.failures",
     "FastiError": "fasti.errors",
     "KeyValues": "fasti.client.kv",
     "Groups": "fasti.client.groups",

@@ -208,9 +208,9 @@ class Closed(FastiError):
 
 
 class RowsFailed(FastiError):
-    """Gathered sends or acks came out otherwise than asked, and nobody had looked at them.
+    """Gathered sends or acks came out otherwise than asked, and their outcome was not read.
 
-    Raised at the next call, at `flush` or at `close`; `details` has up to the first hundred.
+    Raised by `flush` and `close`, after everything was sent; `details` has up to the first hundred.
     """
 
     code = "rows_failed"

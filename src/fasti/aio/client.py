@@ -6,6 +6,7 @@ it was made; several loops, in several threads or one after the other, have a cl
 
 from __future__ import annotations
 
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -35,30 +36,47 @@ from fasti.client.calls import Answer
 from fasti.client.changes import FeedBounds
 from fasti.client.definitions import Change
 from fasti.client.durations import Duration, duration_us, seconds
+from fasti.client.failures import OnFailure, call_safely, checked_callback
 from fasti.client.log_place import Start
 from fasti.client.sinks import SinkState
 from fasti.client.topics import Topic
 from fasti.client.transport import BrokerClock
-from fasti.errors import Closed, FastiError
+from fasti.errors import Closed, FastiError, InvalidArgument
 
 
-def connect(address: str | None = None, **options: Any) -> Connecting:
+def connect(
+    address: str | None = None, *, on_failure: OnFailure | None = None, **options: Any
+) -> Connecting:
     """Connects to a broker, or opens one inside this process; arguments as for `fasti.connect`.
 
         client = await fasti.aio.connect("fasti://127.0.0.1:7170", owner="billing")
         async with fasti.aio.connect("embedded:./data") as client: ...
 
+    `on_failure(failure)`, a plain function, is called in the loop's thread for every send and ack
+    that failed and whose outcome was not awaited; what it raises is logged.
+
     Raises `unavailable` when no broker answers, `unauthenticated`, `locked` when another process
     has the directory open, `invalid_argument`.
     """
-    return Connecting(partial(sync.connect, address, **options))
+    return Connecting(partial(sync.connect, address, **options), _plain(on_failure))
+
+
+def _plain(on_failure: OnFailure | None) -> OnFailure | None:
+    if inspect.iscoroutinefunction(on_failure):
+        raise InvalidArgument(
+            "on_failure is a plain function; it may make a task", field="on_failure"
+        )
+    return checked_callback(on_failure)
 
 
 class Connecting:
     """A client to be: await it, or use it by `async with`. Once."""
 
-    def __init__(self, connect: Callable[[], sync.Client]) -> None:
+    def __init__(
+        self, connect: Callable[[], sync.Client], on_failure: OnFailure | None = None
+    ) -> None:
         self._connect = connect
+        self._on_failure = on_failure
         self._client: Client | None = None
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -68,7 +86,7 @@ class Connecting:
         home = Home()
         connecting = home.submit(self._connect)
         try:
-            return Client(await home.hear(connecting), home)
+            return Client(await home.hear(connecting), home, on_failure=self._on_failure)
         except BaseException:
             # Connected too late for anybody to use.
             connecting.add_done_callback(_close_unused)
@@ -103,8 +121,15 @@ class Client:
     Closing it flushes its producers and gives back what its consumers have not started.
     """
 
-    def __init__(self, client: sync.Client, home: Home | None = None) -> None:
+    def __init__(
+        self,
+        client: sync.Client,
+        home: Home | None = None,
+        *,
+        on_failure: OnFailure | None = None,
+    ) -> None:
         self.owner = client.owner
+        self._on_failure = on_failure
         self.server = client.server
         self.limits = client.limits
         self._client = client
@@ -119,6 +144,18 @@ class Client:
     def clock(self) -> BrokerClock:
         """The broker's clock, as far as it is known here: its lower end."""
         return self._client.clock
+
+    @property
+    def unread_failures(self) -> int:
+        """How many sends and acks failed without anything reading their outcome."""
+        return self._client.unread_failures
+
+    def _in_loop(self, on_failure: OnFailure | None) -> OnFailure | None:
+        """The callback as the client's thread calls it: it runs in the loop's."""
+        given = _plain(on_failure) or self._on_failure
+        if given is None:
+            return None
+        return lambda failure: self._home.post(partial(call_safely, given, failure))
 
     def _check_open(self) -> None:
         if self._home.closing:
@@ -175,13 +212,14 @@ class Client:
         deadline: Duration = "2m",
         buffer_rows: int = 200_000,
         buffer_bytes: int = 64 << 20,
+        on_failure: OnFailure | None = None,
     ) -> Producer:
         """A producer of a topic's messages, in `owner`'s name (default: the client's).
 
         At `buffer_rows` or `buffer_bytes` without a receipt `await send(...)` waits up to
         `max_block`. While the broker is full or away a send is repeated for up to `deadline`. Each
         producer has a connection's stream and two threads while it is used: keep it rather than
-        make one per message.
+        make one per message. `on_failure` (default: the client's) as for `connect`.
         """
         self._check_open()
         made = Producer(
@@ -193,6 +231,7 @@ class Client:
                 deadline=deadline,
                 buffer_rows=buffer_rows,
                 buffer_bytes=buffer_bytes,
+                on_failure=self._in_loop(on_failure),
             ),
             duration_us(max_block, "max_block") / 1_000_000,
         )
@@ -209,6 +248,7 @@ class Client:
         timeout: Duration | None = None,
         time_limit: Duration | None = None,
         group: str | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Consumer:
         """A consumer: iterate over it for messages, each at its moment, under a lease.
 
@@ -220,7 +260,7 @@ class Client:
         ends an older session of that name (`fenced`). The default is unique. At most `prefetch`
         messages are here unfinished. With `timeout` the iteration ends after that long without a
         message. Leases renew themselves, however busy the loop is, for a message that your code has
-        held for `time_limit` no longer.
+        held for `time_limit` no longer. `on_failure` (default: the client's) as for `connect`.
 
         Of a log, `group` consumes: its consumers share the rows, and each row is acked once for the
         group. A group that is not there is made, and begins at the earliest row.
@@ -236,6 +276,8 @@ class Client:
             time_limit=time_limit,
             limits=self.limits,
             group=group,
+            on_failure=self._in_loop(on_failure),
+            reports=self._client.failure_reports,
         )
         self._consumers.add(made)
         self._client.look_after(made.session)
@@ -414,7 +456,7 @@ class Client:
     async def close(self, timeout: Duration | None = "30s") -> None:
         """Flushes producers, gives back what was not started, and disconnects.
 
-        Raises `rows_failed` if sends or acks failed that nobody looked at, `timed_out`. Everything
+        Raises `rows_failed` if sends or acks failed and were not awaited, `timed_out`. Everything
         is closed even then, and goes on closing if the task is cancelled; again: it waits for that.
         """
         await self._home.close(partial(self._close, seconds(timeout)))

@@ -24,6 +24,7 @@ from fasti.aio.session import LoopSession
 from fasti.aio.waiting import WaitingRoom
 from fasti.client.consumer import checked_group, unique_name
 from fasti.client.durations import Duration, optional_duration_us, seconds
+from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.returns import Segment
 from fasti.client.run import Run
 from fasti.client.transport import Transport
@@ -41,8 +42,9 @@ class Consumer:
 
     No message is handed over before it is due on the broker's clock. When the connection is lost the
     consumer connects again by itself, under its name; messages in your hands keep their leases.
-    Iterating raises `fenced` when another session took the name, `not_found` when the topic is gone,
-    and `rows_failed` when acks failed that nobody looked at. `failed` counts those.
+    Iterating raises `fenced` when another session took the name, `not_found` when the topic is gone.
+    An ack that failed stops nothing: `failed` counts those, `unread_failures` the ones that were not
+    awaited, which are logged, given to `on_failure` and raised by `flush` or `close`.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Consumer:
         time_limit: Duration | None = None,
         limits: Limits | None = None,
         group: str | None = None,
+        on_failure: OnFailure | None = None,
+        reports: FailureReports | None = None,
     ) -> None:
         if prefetch < 1:
             raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
@@ -77,6 +81,7 @@ class Consumer:
             time_limit_us=optional_duration_us(time_limit, "time_limit"),
             limits=limits or Limits(),
             group=self.group,
+            failures=Failures(topic, on_failure, reports),
         )
         # A consumer that is thrown away must not go on taking messages.
         self._gone = weakref.finalize(self, self._session.close_aside)
@@ -98,6 +103,11 @@ class Consumer:
         return self._failures.count
 
     @property
+    def unread_failures(self) -> int:
+        """How many of those were not awaited."""
+        return self._failures.unread
+
+    @property
     def reconnections(self) -> int:
         """How often the connection was lost."""
         return self._session.reconnections
@@ -110,8 +120,6 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        if self._failures.pending:
-            self._failures.throw()
         run = self._run
         if run is not None and not self._room.waiters and time.monotonic() < self._home.breathe_at:
             for row in self._rows:
@@ -125,8 +133,6 @@ class Consumer:
 
     def _taken(self) -> Message | None:
         """The next message that is due, if there is one. Raises what ended the session."""
-        if self._failures.pending:
-            self._failures.throw()
         while True:
             run = self._run
             if run is not None:
@@ -210,8 +216,6 @@ class Consumer:
                 return segments
 
     def _take_due(self, count: int) -> list[Segment]:
-        if self._failures.pending:
-            self._failures.throw()
         held = self._session.held
         segments: list[Segment] = []
         taken = 0
@@ -237,7 +241,8 @@ class Consumer:
     async def flush(self, timeout: Duration | None = None) -> None:
         """Waits until all acks so far are answered. Raises `timed_out`, `rows_failed`."""
         await self._home.run(self._session.flush, seconds(timeout))
-        self._failures.throw()
+        if self._failures.pending:
+            await self._home.run(self._failures.throw)
 
     def stop(self) -> None:
         """Ends the iteration and gives back what was not started. Any thread may call it.

@@ -36,7 +36,8 @@ class Message(sync.Message):
     """One message, leased to this consumer; it says what `fasti.Message` says.
 
     Finish it with `ack`, `nack`, `reject` or `release`, once. Those take effect at once, without
-    `await`; if one fails (`stale_lease`: the lease is over) the consumer raises `rows_failed` next.
+    `await`; if one fails (`stale_lease`: the lease is over) that is counted, logged, given to the
+    consumer's `on_failure` and raised by its `flush` or `close`.
     `await message.ack(wait=True)` waits for the broker and gives an `Outcome`.
     """
 

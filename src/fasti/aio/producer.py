@@ -37,7 +37,8 @@ class Producer:
         receipt = await producer.send(b"hello", delay="5m", key="user-7")
         (await receipt).id
 
-    `failed` counts the messages that came out otherwise than asked.
+    `failed` counts the messages that came out otherwise than asked, `unread_failures` those of them
+    whose receipts were thrown away.
     """
 
     def __init__(self, home: Home, producer: sync.Producer, max_block_s: float) -> None:
@@ -56,6 +57,11 @@ class Producer:
     def failed(self) -> int:
         """How many messages were refused, or came out as something else than `ok`."""
         return self._producer.failed
+
+    @property
+    def unread_failures(self) -> int:
+        """How many of those had a receipt that was thrown away unread."""
+        return self._producer.unread_failures
 
     @property
     def busy(self) -> bool:
@@ -87,8 +93,7 @@ class Producer:
         is cancelled here, nothing was sent.
 
         Raises `invalid_argument` on bad input, `overloaded` when the buffer stays full for
-        `max_block`, `closed`, and `rows_failed` when earlier sends failed whose receipts were thrown
-        away without a look (this message is not sent then).
+        `max_block`, `closed`. That other sends failed stops nothing here.
         """
         home, box = self._home, self._box
         if time.monotonic() >= home.breathe_at:
@@ -212,26 +217,26 @@ class Producer:
         for piece in cuts:
             if not self._has_room():
                 await self._room()
-            if not parcels:
-                self._throw()
             with self._box.lock:
                 parcels.append(self._box.add(piece, on_conflict, atomic, stage, partition))
         return await pending.result(timeout) if wait else pending
 
-    def _throw(self) -> None:
-        if self._box.failures.pending:
-            self._box.failures.throw()
+    async def _throw(self) -> None:
+        failures = self._box.failures
+        if failures.pending:
+            await self._home.run(failures.throw)
 
     async def flush(self, timeout: Duration | None = None) -> None:
         """Waits until everything sent so far is durable or has failed.
 
-        Raises `timed_out`, and `rows_failed` for failures that nobody looked at.
+        Raises `timed_out`, and `rows_failed` for failures whose receipts were thrown away unread,
+        after everything was sent; each is raised once.
         """
         await self.settle(timeout)
-        self._box.failures.throw()
+        await self._throw()
 
     async def settle(self, timeout: Duration | None = None) -> None:
-        """Waits like `flush`, and leaves failures for whoever sends or flushes next."""
+        """Waits like `flush`, and leaves failures to the next `flush` or `close`."""
         with self._box.lock:
             mark = self._box.mark()
         await within(
@@ -248,7 +253,7 @@ class Producer:
             await self.settle(timeout)
         finally:
             await self._home.run_through(self._box.close)
-        self._box.failures.throw()
+        await self._throw()
 
     async def __aenter__(self) -> Producer:
         return self

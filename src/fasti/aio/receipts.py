@@ -78,8 +78,9 @@ class Answers:
 class Receipt:
     """What became of one `send`, as soon as it is durable: `(await receipt).id`.
 
-    Thrown away without a look, a send that failed is raised by the producer's next `send`, `flush`
-    or `close` instead.
+    If it is thrown away unread and the send failed, that is counted (`producer.unread_failures`),
+    logged, given to `on_failure`, and raised by the producer's next `flush` or `close`; other sends
+    go on.
     """
 
     __slots__ = ("_answers", "_receipt")

@@ -12,6 +12,7 @@ from functools import partial
 from fasti.aio.holding import LoopHolding
 from fasti.aio.home import Home, settle, within
 from fasti.client.durations import Duration
+from fasti.client.failures import Failures
 from fasti.client.outcomes import Outcomes
 from fasti.client.returns import Return, Waiter
 from fasti.client.session import Session
@@ -35,6 +36,7 @@ class LoopSession(Session):
         time_limit_us: int | None,
         limits: Limits,
         group: str = "",
+        failures: Failures | None = None,
     ) -> None:
         super().__init__(
             transport,
@@ -44,6 +46,7 @@ class LoopSession(Session):
             time_limit_us=time_limit_us,
             limits=limits,
             group=group,
+            failures=failures,
         )
         self.home = home
         self.held = self.holding = LoopHolding(self.lock, transport.clock, ring)

@@ -31,10 +31,11 @@ from fasti.app.topics import ensure_topic
 from fasti.client.address import parse_address
 from fasti.client.client import Client, connect
 from fasti.client.durations import Duration, duration_us
+from fasti.client.failures import OnFailure, checked_callback
 from fasti.client.messages import Messages
 from fasti.client.producer import Producer
 from fasti.client.topics import Backoff
-from fasti.errors import AlreadyExists, FastiError, InvalidArgument, Unavailable
+from fasti.errors import AlreadyExists, FastiError, InvalidArgument, RowsFailed, Unavailable
 
 logger = logging.getLogger("fasti.app")
 
@@ -49,7 +50,8 @@ class App:
 
     `address` is for `fasti.connect`, or a client that is connected already, which is not closed then.
     More arguments for `connect`, such as `token`, may follow. `grace` is how long running handlers may
-    go on when the app stops.
+    go on when the app stops. `on_failure` is called for each `later` that failed and whose receipt was
+    thrown away unread, and for each refused ack, as `fasti.connect` says.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class App:
         owner: str = "",
         codec: Codec | None = None,
         grace: Duration = "30s",
+        on_failure: OnFailure | None = None,
         **connection: Any,
     ) -> None:
         self.address = None if isinstance(address, Client) else address
@@ -71,6 +74,7 @@ class App:
         self.stop_hooks: list[Callable[[], Any]] = []
         # Where its workers find it, if it stands at the top of a module.
         self.module: str = sys._getframe(1).f_globals.get("__name__", "__main__")
+        self.on_failure = checked_callback(on_failure)
         self._connection = connection
         self._bound = address if isinstance(address, Client) else None
         self._client: Client | None = None
@@ -204,7 +208,9 @@ class App:
                 for handler in self.handlers:
                     if handler.topic == topic:
                         ensure_topic(client, handler.settings)
-                self._producers[topic] = client.producer(topic, owner=self.owner or None)
+                self._producers[topic] = client.producer(
+                    topic, owner=self.owner or None, on_failure=self.on_failure
+                )
             return self._producers[topic]
 
     def messages(self, topic: str) -> Messages:
@@ -283,7 +289,10 @@ class App:
 
     def _after(self, running: Running) -> None:
         try:
-            self.close()
+            # What failed unread was logged and given to `on_failure` when it did: a worker that stops
+            # has not failed because of it.
+            with suppress(RowsFailed):
+                self.close()
         finally:
             error, running.error = running.error, None
             if error is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from fasti.app.verdicts import GIVE_BACK, Verdict, bounded
-from fasti.errors import FastiError, IllegalTransition, InvalidArgument, RowsFailed
+from fasti.errors import FastiError, IllegalTransition, InvalidArgument
 
 logger = logging.getLogger("fasti.app")
 
@@ -79,22 +79,18 @@ class Feed:
 
     def _fetch(self, most: int) -> list[Any]:
         """With the turn. None at the end."""
-        while not self._stopped:
-            try:
-                found = self._source.take(most)
-            except RowsFailed as error:
-                # Somebody's lease was over before they were done: it comes again, or has by now.
-                logger.warning("the broker refused what came too late: %s", error)
-                continue
-            except FastiError as error:
-                if not self._stopped:
-                    self._stopped = True
-                    self._failed(error)
-                return []
-            if not found:
+        if self._stopped:
+            return []
+        try:
+            found = self._source.take(most)
+        except FastiError as error:
+            if not self._stopped:
                 self._stopped = True
-            return found
-        return []
+                self._failed(error)
+            return []
+        if not found:
+            self._stopped = True
+        return found
 
     def stop(self) -> None:
         """Hands out no more; what nobody has begun is given back."""

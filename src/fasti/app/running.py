@@ -136,6 +136,7 @@ class Running:
             prefetch=prefetch,
             time_limit=None if limit_us is None else limit_us / 1_000_000,
             group=settings.group,
+            on_failure=self.app.on_failure,
         )
         self._consumers.append(consumer)
         feed = Feed(consumer, prefetch, self._failed)

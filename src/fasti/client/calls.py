@@ -26,6 +26,7 @@ import pyarrow as pa
 from fasti.client.columns import as_headers
 from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us
+from fasti.client.failures import FailureReports
 from fasti.client.message import Message
 from fasti.client.outcomes import Outcome
 from fasti.client.replies import CORRELATION_ID, DEADLINE, REPLY_TO, RESERVED
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from fasti.client.client import Client
     from fasti.client.producer import Producer
 
-logger = logging.getLogger("fasti.client")
 
 INBOX_PREFIX = "_inbox."
 TOO_LATE = "the call ended before its reply came"
@@ -157,7 +157,14 @@ class Inbox:
         client.create_topic(
             self.topic, lookahead=0, max_attempts=1, lease="1m", idle_age_us=HOUR_US
         )
-        consumer = Consumer(client.transport, self.topic, prefetch=_PREFETCH, limits=client.limits)
+        consumer = Consumer(
+            client.transport,
+            self.topic,
+            prefetch=_PREFETCH,
+            limits=client.limits,
+            # An answer that came twice, for one, is acked too late: its call has it already.
+            reports=FailureReports(logging.DEBUG),
+        )
         client.look_after(consumer.session)
         self._consumer = consumer
         self._stop_listening = client.clock.listen(book.look)
@@ -204,14 +211,8 @@ class Inbox:
 
 def _take_answers(consumer: Consumer, book: Book, broken: threading.Event) -> None:
     try:
-        while True:
-            try:
-                for message in consumer:
-                    book.arrived(message)
-                break
-            except RowsFailed as error:
-                # An answer that came twice, for one: its call has it already.
-                logger.debug("an answer was acked too late: %s", error)
+        for message in consumer:
+            book.arrived(message)
     except NotFound:
         broken.set()
         book.fail(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fasti.client.address import parse_address
 from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us, seconds
+from fasti.client.failures import FailureReports, OnFailure, checked_callback
 from fasti.client.kept import Kept, keep
 from fasti.client.messages import Messages
 from fasti.client.outbox import Outbox
@@ -56,6 +57,7 @@ def connect(
     token: str | None = None,
     tls_ca: str | os.PathLike[str] | bytes | None = None,
     timeout: Duration = "30s",
+    on_failure: OnFailure | None = None,
     **embedded: Any,
 ) -> Client:
     """Connects to a broker, or opens one inside this process.
@@ -69,10 +71,15 @@ def connect(
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN. `owner` is in whose name messages are made and changed. `timeout` is for each call.
 
+    `on_failure(failure)` is called for every send and ack of this client that failed and whose
+    outcome was not read (`fasti.Failure` says what and why); one at a time, in a thread of the
+    client's own; what it raises is logged. `client.producer` and `client.consumer` may be given others.
+
     Raises `unavailable` when no broker answers, `unauthenticated`, `locked` when another process
     has the directory open, `invalid_argument`.
     """
     place = parse_address(address)
+    checked_callback(on_failure)
     timeout_s = duration_us(timeout, "timeout") / 1_000_000
     transport: Transport
     if place.directory is not None:
@@ -98,7 +105,7 @@ def connect(
         except FastiError:
             over_flight.close()
             raise
-    return Client(transport, owner, hello, timeout_s)
+    return Client(transport, owner, hello, timeout_s, on_failure=on_failure)
 
 
 def _shard_settings(given: dict[str, Any]) -> ShardSettings:
@@ -137,8 +144,12 @@ class Client:
         owner: str = "",
         hello: dict[str, Any] | None = None,
         timeout_s: float = 30.0,
+        *,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self.owner = owner
+        self._on_failure = checked_callback(on_failure)
+        self.failure_reports = FailureReports()
         self.transport = transport
         self._timeout_s = timeout_s
         hello = hello or {}
@@ -162,6 +173,11 @@ class Client:
     def clock(self) -> BrokerClock:
         """The broker's clock, as far as it is known here: its lower end."""
         return self.transport.clock
+
+    @property
+    def unread_failures(self) -> int:
+        """How many sends and acks failed without anything reading their outcome."""
+        return self.failure_reports.count
 
     def _check_open(self) -> None:
         if self._closed:
@@ -240,13 +256,15 @@ class Client:
         deadline: Duration = "2m",
         buffer_rows: int = 200_000,
         buffer_bytes: int = 64 << 20,
+        on_failure: OnFailure | None = None,
     ) -> Producer:
         """A producer of a topic's messages, in `owner`'s name (default: the client's).
 
         At `buffer_rows` or `buffer_bytes` without a receipt `send` blocks up to `max_block`. While
         the broker is full or away a send is repeated for up to `deadline`. Each producer has a
         connection's stream and two threads while it is used: keep it rather than make one per
-        message.
+        message. `on_failure` (default: the client's) is called for each message that failed and
+        whose receipt was thrown away unread, as `connect` says.
         """
         self._check_open()
         made = Producer(
@@ -258,6 +276,8 @@ class Client:
             deadline=deadline,
             buffer_rows=buffer_rows,
             buffer_bytes=buffer_bytes,
+            on_failure=on_failure or self._on_failure,
+            reports=self.failure_reports,
         )
         keep(self._producers, made)
         # What it has sent still goes when it is thrown away, and `close` waits for it.
@@ -283,6 +303,7 @@ class Client:
         timeout: Duration | None = None,
         time_limit: Duration | None = None,
         group: str | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Consumer:
         """A consumer: iterate over it for messages, each at its moment, under a lease.
 
@@ -294,7 +315,8 @@ class Client:
         ends an older session of that name (`fenced`). The default is unique. At most `prefetch`
         messages are here unfinished. With `timeout` the iteration ends after that long without a
         message. Leases renew themselves, for a message that your code has held for `time_limit` no
-        longer.
+        longer. `on_failure` (default: the client's) is called for each ack, nack or release that
+        failed and was not waited for, as `connect` says.
 
         Of a log, `group` consumes: its consumers share the rows, and each row is acked once for the
         group. A group that is not there is made, and begins at the earliest row.
@@ -309,6 +331,8 @@ class Client:
             time_limit=time_limit,
             limits=self.limits,
             group=group,
+            on_failure=on_failure or self._on_failure,
+            reports=self.failure_reports,
         )
         keep(self._consumers, made)
         self.look_after(made.session)
@@ -572,8 +596,8 @@ class Client:
     def close(self, timeout: Duration | None = "30s") -> None:
         """Flushes producers, gives back what was not started, and disconnects.
 
-        Raises `rows_failed` if sends or acks failed that nobody looked at, `timed_out`. Everything
-        is closed even then; again: nothing happens.
+        Raises `rows_failed` if sends or acks failed and their outcome was not read, `timed_out`.
+        Everything is closed even then; again: nothing happens.
         """
         with self._lock:
             if self._closed:
@@ -603,6 +627,7 @@ class Client:
             with suppress(FastiError):
                 session.close(seconds(timeout))
         self.transport.close()
+        self.failure_reports.close()
         _clients.discard(self)
         if problems:
             raise problems[0]

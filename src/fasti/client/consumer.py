@@ -17,6 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from fasti.client.durations import Duration, optional_duration_us, seconds
+from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.message import Batch, Message
 from fasti.client.returns import Segment
 from fasti.client.session import Session
@@ -47,8 +48,9 @@ class Consumer:
 
     No message is handed over before it is due on the broker's clock. When the connection is lost the
     consumer connects again by itself, under its name; messages in your hands keep their leases.
-    Iterating raises `fenced` when another session took the name, `not_found` when the topic is gone,
-    and `rows_failed` when acks failed that nobody looked at. `failed` counts those.
+    Iterating raises `fenced` when another session took the name, `not_found` when the topic is gone.
+    An ack that failed stops nothing: `failed` counts those, `unread_failures` the ones that were not
+    waited for, which are logged, given to `on_failure` and raised by `flush` or `close`.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Consumer:
         time_limit: Duration | None = None,
         limits: Limits | None = None,
         group: str | None = None,
+        on_failure: OnFailure | None = None,
+        reports: FailureReports | None = None,
     ) -> None:
         if prefetch < 1:
             raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
@@ -79,6 +83,7 @@ class Consumer:
             time_limit_us=optional_duration_us(time_limit, "time_limit"),
             limits=limits or Limits(),
             group=self.group,
+            failures=Failures(topic, on_failure, reports),
         )
         # A consumer that is thrown away must not go on taking messages.
         self._gone = weakref.finalize(self, self._session.close_aside)
@@ -93,6 +98,11 @@ class Consumer:
     def failed(self) -> int:
         """How many acks and other returns came out otherwise than asked."""
         return self._session.failures.count
+
+    @property
+    def unread_failures(self) -> int:
+        """How many of those were not waited for."""
+        return self._session.failures.unread
 
     @property
     def reconnections(self) -> int:
@@ -123,18 +133,14 @@ class Consumer:
 
     def _messages(self) -> Generator[Message, None, None]:
         session = self._session
-        holding, failures = session.holding, session.failures
+        holding = session.holding
         while True:
-            if failures.pending:
-                failures.throw()
             run = holding.await_run(self._until())
             if run is None:
                 return
             try:
                 for row in holding.take_each(run):
                     yield Message(run, row)
-                    if failures.pending:
-                        failures.throw()
             finally:
                 holding.put_back(run)
 
@@ -145,9 +151,6 @@ class Consumer:
         a time. Raises what iterating raises.
         """
         self._begin()
-        failures = self._session.failures
-        if failures.pending:
-            failures.throw()
         until = self._until() if timeout is None else time.monotonic() + (seconds(timeout) or 0.0)
         found = self._gather(count, 0.0, until)
         return [Message(run, row) for run, rows in found for row in rows.tolist()]
@@ -176,10 +179,7 @@ class Consumer:
         return self._batches(count, wait_s)
 
     def _batches(self, count: int, wait_s: float) -> Generator[Batch, None, None]:
-        failures = self._session.failures
         while True:
-            if failures.pending:
-                failures.throw()
             segments = self._gather(count, wait_s, self._until())
             if not segments:
                 return

@@ -27,8 +27,8 @@ class Message:
     """One message, leased to this consumer.
 
     Finish it with `ack`, `nack`, `reject` or `release`, once. Those return at once and are gathered;
-    if one fails (`stale_lease`: the lease is over) the consumer's next call raises `rows_failed`.
-    With `wait=True` they wait for the broker and give an `Outcome`.
+    if one fails (`stale_lease`: the lease is over) that is counted, logged, given to the consumer's
+    `on_failure` and raised by its `flush` or `close`. With `wait=True` they wait for the broker and give an `Outcome`.
     """
 
     __slots__ = ("_row", "_run")

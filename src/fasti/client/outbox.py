@@ -64,12 +64,13 @@ class Outbox:
         deadline_s: float,
         rows_max: int,
         bytes_max: int,
+        failures: Failures | None = None,
     ) -> None:
         self._transport = transport
         self.topic, self._owner = topic, owner
         self._max_block_s, self._deadline_s = max_block_s, deadline_s
         self._rows_max, self._bytes_max = rows_max, bytes_max
-        self.failures = Failures(topic)
+        self.failures = failures or Failures(topic)
         self.lock = threading.Lock()
         self._work = threading.Condition(self.lock)
         self._room = threading.Condition(self.lock)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fasti.client.columns import as_bytes, as_headers, message_batch, pieces
 from fasti.client.durations import Duration, aware_us, duration_us, seconds
+from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.outbox import GATHER_BYTES, GATHER_ROWS, Outbox
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import PendingBatch, Receipt
@@ -65,7 +66,8 @@ class Producer:
         receipt = producer.send(b"hello", delay="5m", key="user-7")
         receipt.result(timeout=5).id
 
-    `failed` counts the messages that came out otherwise than asked.
+    `failed` counts the messages that came out otherwise than asked, `unread_failures` those of them
+    whose receipts were thrown away.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Producer:
         deadline: Duration = "2m",
         buffer_rows: int = 200_000,
         buffer_bytes: int = 64 << 20,
+        on_failure: OnFailure | None = None,
+        reports: FailureReports | None = None,
     ) -> None:
         self.topic = topic
         self.owner = owner
@@ -92,12 +96,18 @@ class Producer:
             deadline_s=duration_us(deadline, "deadline") / 1_000_000,
             rows_max=buffer_rows,
             bytes_max=buffer_bytes,
+            failures=Failures(topic, on_failure, reports),
         )
 
     @property
     def failed(self) -> int:
         """How many messages were refused, or came out as something else than `ok`."""
         return self._box.failures.count
+
+    @property
+    def unread_failures(self) -> int:
+        """How many of those had a receipt that was thrown away unread."""
+        return self._box.failures.unread
 
     def send(
         self,
@@ -125,8 +135,7 @@ class Producer:
         also for those with one, where a key only chooses the partition.
 
         Raises `invalid_argument` on bad input, `overloaded` when the buffer stays full for
-        `max_block`, `closed`, and `rows_failed` when earlier sends failed whose receipts were thrown
-        away without a look (this message is not sent then).
+        `max_block`, `closed`. That other sends failed stops nothing here.
         """
         if type(payload) is not bytes:
             payload = as_bytes(payload)
@@ -149,8 +158,6 @@ class Producer:
             if headers is not None or content_type is not None or subject is not None:
                 size_bytes += len(str(extras))
         box = self._box
-        if box.failures.pending:
-            box.failures.throw()
         with box.lock:
             parcel = box.open
             if parcel is None or parcel.on_conflict != on_conflict or parcel.partition != partition:
@@ -310,8 +317,6 @@ class Producer:
         checked_partition(partition)
         cut = self.cut(batch, on_conflict, atomic)
         box = self._box
-        if box.failures.pending:
-            box.failures.throw()
         parcels = []
         for piece in cut:
             with box.lock:
@@ -337,7 +342,8 @@ class Producer:
     def flush(self, timeout: Duration | None = None) -> None:
         """Waits until everything sent so far is durable or has failed.
 
-        Raises `timed_out`, and `rows_failed` for failures that nobody looked at.
+        Raises `timed_out`, and `rows_failed` for failures whose receipts were thrown away unread,
+        after everything was sent; each is raised once.
         """
         self._box.flush(seconds(timeout))
         self._box.failures.throw()

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import Failures, described
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.errors import FastiError, TimedOut
+from fasti.model import Outcome as Code
 
 HEADERS = pa.map_(pa.string(), pa.string())
 _TYPES: dict[str, pa.DataType] = {
@@ -35,6 +37,7 @@ class Parcel:
     """A batch on its way. Filled under the producer's lock until it is sealed."""
 
     __slots__ = (
+        "_keys",
         "answered",
         "atomic",
         "batch",
@@ -76,6 +79,8 @@ class Parcel:
         self.error: FastiError | None = None
         # Rows whose receipt was thrown away before the answer came; None once it is here.
         self.dropped: deque[int] | None = deque()
+        # Of an answer with failures: the rows' keys, to name them.
+        self._keys: Sequence[str | None] | None = None
 
     def put(self, name: str, row: int, value: Any) -> None:
         """A value of a column that most rows may not use."""
@@ -103,29 +108,46 @@ class Parcel:
     def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
         """The answer is here. Called once, by the producer's threads."""
         self.outcomes, self.error = outcomes, error
-        self.batch = None
         failed = 0
         if error is not None:
             failed = self.rows
         elif outcomes is not None and not outcomes.all_ok:
-            failed = len(outcomes.failed)
+            failed = int(np.count_nonzero(self._failed(outcomes.codes)))
         if failed:
             self.failures.counted(failed)
+            self._keys = self._key_column()
+        self.batch = None
         dropped, self.dropped = self.dropped, None
         self.answered.set()
         if dropped:
             self.report_all(dropped)
 
+    def _key_column(self) -> Sequence[str | None] | None:
+        batch = self.batch
+        if batch is None:
+            return self.columns.get("key")
+        return batch.column("key").to_pylist() if "key" in batch.schema.names else None
+
+    def _failed(self, codes: Any) -> Any:
+        """Which codes are failures. That `keep` left a message as it was is what was asked for."""
+        if self.on_conflict == "keep":
+            return (codes != Code.OK) & (codes != Code.DUPLICATE)
+        return codes != Code.OK
+
     def failure(self, row: int) -> dict[str, Any] | None:
-        """What went wrong with a row, for an error's list; None if it is ok."""
+        """What went wrong with a row, for an error's list; None if nothing did."""
+        found: dict[str, Any] = {"row": row}
+        keys = self._keys
+        if keys is not None and row < len(keys) and keys[row] is not None:
+            found["key"] = keys[row]
         if self.error is not None:
-            return {"row": row, **described(self.error)}
-        if self.outcomes is None or not self.outcomes.codes[row]:
+            return {**found, **described(self.error)}
+        if self.outcomes is None or not self._failed(self.outcomes.codes[row]):
             return None
-        return {"row": row, **self.outcomes[row].to_dict()}
+        return {**found, **self.outcomes[row].to_dict()}
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Receipts were thrown away: if they failed somebody is told, now or when that is known."""
+        """Receipts were thrown away: if they failed that is reported, now or when it is known."""
         dropped = self.dropped
         if dropped is None:
             self.report_all(deque(rows))
@@ -165,8 +187,9 @@ def _taken(rows: deque[int]) -> Iterator[int]:
 class Receipt:
     """What became of one `send`, as soon as it is durable.
 
-    Thrown away without a look, a send that failed is raised by the producer's next `send`, `flush`
-    or `close` instead.
+    If it is thrown away unread and the send failed, that is counted (`producer.unread_failures`),
+    logged, given to `on_failure`, and raised by the producer's next `flush` or `close`; other sends
+    go on.
     """
 
     # The row is kept as its complement once somebody has looked.

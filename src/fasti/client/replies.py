@@ -257,7 +257,7 @@ class Replies:
             self._open.pop(reply, None)
 
     def _let_go(self, reply: Reply, outcomes: Outcomes | None, error: FastiError | None) -> None:
-        """Nobody waits to hear that it failed: the next call is told, and the request is free."""
+        """It failed and was not waited for: that is counted, and the request is free."""
         if reply.ack:
             if error is not None:
                 # The broker would not have it, and others may do better.
@@ -266,7 +266,10 @@ class Replies:
                 self._session.give_back(Return("nack", why, [reply.segment]), finished=True)
             else:
                 self._session.finished_elsewhere(reply.run, reply.row)
-        told: dict[str, Any] = {"id": reply.run.id_list()[reply.row]}
+        told: dict[str, Any] = {
+            "id": reply.run.id_list()[reply.row],
+            "key": reply.run.key(reply.row),
+        }
         if error is not None:
             told |= {"status": error.code, "message": error.message}
         elif outcomes is not None:

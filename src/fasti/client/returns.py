@@ -186,6 +186,10 @@ class Return:
                 found.codes[found.codes == code] = Code.OK
         return found
 
+    def keys(self) -> list[str | None]:
+        """The keys of the rows, in order."""
+        return [run.key(row) for run, rows in self.segments for row in rows.tolist()]
+
     def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
         """Tells whoever waits."""
         if self.waiter is not None:

@@ -148,6 +148,15 @@ class Run:
             values = self._lists[name] = self.batch.column(name).to_pylist()
         return values[row]
 
+    def key(self, row: int) -> str | None:
+        """The application's name for a message, if it has one."""
+        found: str | None = self.batch.column("key")[row].as_py() if self._has_key else None
+        return found
+
+    @property
+    def _has_key(self) -> bool:
+        return "key" in self.batch.schema.names
+
     def payload(self, row: int) -> bytes:
         """One payload."""
         if self._data is None:

@@ -63,6 +63,7 @@ class Session:
         time_limit_us: int | None,
         limits: Limits,
         group: str = "",
+        failures: Failures | None = None,
     ) -> None:
         self.topic = topic
         # Where actions find what is leased here.
@@ -71,7 +72,7 @@ class Session:
         self.consumer = consumer
         self.prefetch = prefetch
         self.reason_bytes_max = limits.reason_bytes_max
-        self.failures = Failures(topic)
+        self.failures = failures or Failures(topic)
         self._rows_max = limits.batch_rows_max
         self.settling = Settling(transport, self.header, self.failures, self._rows_max)
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""What became of what a consumer gave back: who waits is told, the rest is kept for the next call.
+"""What became of what a consumer gave back: who waits is told, the rest goes to its failures.
 
 Any thread. Beside a session, returns go here as actions, in the caller's thread.
 """
@@ -54,7 +54,10 @@ class Settling:
             return
         failed = outcomes.failed.tolist()
         self._failures.counted(len(failed))
-        self._failures.add(returned.op, (outcomes[row].to_dict() for row in failed))
+        keys = returned.keys()
+        self._failures.add(
+            returned.op, ({"key": keys[row], **outcomes[row].to_dict()} for row in failed)
+        )
 
     def failed(self, returned: Return, error: FastiError) -> None:
         """It was refused as a whole, or nobody will answer it."""
@@ -64,4 +67,10 @@ class Settling:
             return
         self._failures.counted(returned.rows)
         ids = [int(each) for run, rows in returned.segments for each in run.ids[rows]]
-        self._failures.add(returned.op, ({"id": each, **described(error)} for each in ids))
+        self._failures.add(
+            returned.op,
+            (
+                {"id": each, "key": key, **described(error)}
+                for each, key in zip(ids, returned.keys(), strict=True)
+            ),
+        )

@@ -40,10 +40,7 @@ class Receiver:
         ways: dict[str, Callable[[], None]] = {"message": self.by_message, "batch": self.by_batch}
         way = ways[self.life.option("way", "message")]
         while not self.life.stopping.is_set():
-            try:
-                way()
-            except RowsFailed as error:
-                self._refused(error)
+            way()
         self._flush()
         self.life.tell("end", reconnections=self.consumer.reconnections)
         try:

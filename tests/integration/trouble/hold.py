@@ -10,7 +10,6 @@ from tests.integration.trouble.consume import Receiver
 from tests.integration.trouble.worker import Life
 
 import fasti
-from fasti.errors import RowsFailed
 
 
 class Holder(Receiver):
@@ -33,11 +32,7 @@ class Holder(Receiver):
     def take(self, count: int) -> None:
         taken = 0
         while taken < count and not self.life.stopping.is_set():
-            try:
-                messages = self.consumer.take(count - taken)
-            except RowsFailed as error:
-                self._refused(error)
-                continue
+            messages = self.consumer.take(count - taken)
             if messages:
                 self._got(messages)
                 self.in_hand += messages

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
-from tests.unit.aio.stories import leased, soon, tell
+from tests.unit.aio.stories import leased, soon, tell, until
 from tests.unit.aio.test_aio_consumer import numbers, sent
 
+import fasti
 from fasti.aio import Client
 from fasti.errors import Closed, IllegalTransition, InvalidArgument, RowsFailed, TimedOut
 from fasti.testing.virtual import VirtualBroker
@@ -50,18 +52,27 @@ def test_awaited_answers_tell_what_became_of_it() -> None:
     tell(story)
 
 
-def test_a_lease_that_is_over_is_told_to_who_asks_and_else_raised_next() -> None:
+def test_a_lease_that_is_over_is_told_to_who_asks_and_else_raised_by_flush() -> None:
     async def story(broker: VirtualBroker, client: Client) -> None:
         await sent(client, *numbers(2))
-        async with client.consumer("t", timeout=20) as consumer:
+        told: list[tuple[fasti.Failure, int]] = []
+        on_failure = lambda each: told.append((each, threading.get_ident()))  # noqa: E731
+        async with client.consumer("t", timeout=20, on_failure=on_failure) as consumer:
             asked, unasked = [await soon(anext(consumer)) for _ in range(2)]
             broker.expire_leases()
             assert (await asked.ack(wait=True)).status != "ok"
             unasked.ack()
+            await until(lambda: consumer.unread_failures == 1)
+            await sent(client, b"more")
+            await soon(anext(consumer))
             with pytest.raises(RowsFailed) as raised:
                 await consumer.flush()
             assert raised.value.failures[0]["id"] == unasked.id
             assert consumer.failed == 2
+            (failure, thread), *more = told
+            assert not more
+            assert (failure.operation, failure.id) == ("ack", unasked.id)
+            assert thread == threading.get_ident()
 
     tell(story)
 

@@ -48,18 +48,39 @@ def test_a_receipt_is_awaited_and_tells_what_became_of_it() -> None:
     tell(story)
 
 
-def test_failures_that_nobody_looked_at_are_raised_next() -> None:
+def test_unread_failures_stop_no_other_send_and_are_raised_by_flush() -> None:
     async def story(broker: VirtualBroker, client: Client) -> None:
         await client.create_topic("t")
-        producer = client.producer("t")
+        told: list[fasti.Failure] = []
+
+        def on_failure(failure: fasti.Failure) -> None:
+            told.append(failure)
+            raise ValueError("harmless")
+
+        producer = client.producer("t", on_failure=on_failure)
         for _ in range(2):
             await producer.send(b"", key="k", delay="1h")
+        await until(lambda: producer.unread_failures == 1)
+        assert (await (await producer.send(b"", key="l", delay="1h"))).ok
+        assert (await producer.send_batch([b""], delay="1h")).all_ok
         with pytest.raises(RowsFailed) as raised:
             await producer.flush()
         assert [each["status"] for each in raised.value.failures] == ["conflict"]
         with pytest.raises(InvalidArgument):
             await producer.send(b"", delay="soon")
         await producer.flush()
+        assert [(each.status, each.key) for each in told] == [("conflict", "k")]
+        assert client.unread_failures == 1
+
+    tell(story)
+
+
+def test_a_coroutine_is_no_callback() -> None:
+    async def story(broker: VirtualBroker, client: Client) -> None:
+        async def on_failure(failure: fasti.Failure) -> None: ...
+
+        with pytest.raises(InvalidArgument, match="plain function"):
+            client.producer("t", on_failure=on_failure)
 
     tell(story)
 

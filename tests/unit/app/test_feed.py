@@ -9,7 +9,7 @@ from tests.unit.app.fakes import FakeMessage, FakeSource
 
 from fasti.app.feed import Feed, carry_out
 from fasti.app.verdicts import ACK, GIVE_BACK, Verdict
-from fasti.errors import Fenced, RowsFailed
+from fasti.errors import Fenced
 
 
 def feed_of(source: FakeSource, prefetch: int = 1000, failed: Any = None) -> Feed:
@@ -73,12 +73,6 @@ def test_stopping_gives_back_what_nobody_began() -> None:
     begun = [message for message in messages if message.ended is None]
     assert [message.id for message in begun if message.id < 3] == [0, 1, 2]
     assert all(message.ended == ("release", 0.0) for message in messages if message not in begun)
-
-
-def test_a_refused_ack_is_no_end() -> None:
-    message = FakeMessage()
-    feed = feed_of(FakeSource(RowsFailed("stale"), message))
-    assert feed.take() is message
 
 
 def test_an_error_ends_it_and_is_told_once() -> None:

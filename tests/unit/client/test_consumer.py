@@ -194,7 +194,7 @@ def test_every_way_to_finish(transport: FakeTransport, consumer: Consumer) -> No
     assert not four.finished
 
 
-def test_an_ack_that_failed_is_raised_by_the_next_call(
+def test_an_ack_that_failed_ends_no_iteration_and_is_raised_by_flush(
     transport: FakeTransport, consumer: Consumer
 ) -> None:
     taker = Taker(consumer, transport)
@@ -207,6 +207,9 @@ def test_an_ack_that_failed_is_raised_by_the_next_call(
     stream.on_send = stale
     stream.lease(1, [1], [NOW_US])
     taker.wait_for(1)[0].ack()
+    eventually(lambda: consumer.unread_failures)
+    stream.lease(3, [3], [NOW_US])
+    taker.wait_for(2)
     with pytest.raises(RowsFailed) as told:
         consumer.flush(5)
     assert told.value.failures[0]["id"] == 1
@@ -215,11 +218,11 @@ def test_an_ack_that_failed_is_raised_by_the_next_call(
     assert consumer.failed == 1
     # Whoever waits for the outcome is not told twice.
     stream.lease(2, [2], [NOW_US])
-    outcome = taker.wait_for(2)[1].ack(wait=True, timeout=5)
+    outcome = taker.wait_for(3)[2].ack(wait=True, timeout=5)
     assert outcome is not None
     assert outcome.status == "stale_lease"
     consumer.flush(5)
-    assert consumer.failed == 2
+    assert (consumer.failed, consumer.unread_failures) == (2, 1)
 
 
 def test_a_full_broker_gets_the_ack_again(transport: FakeTransport, consumer: Consumer) -> None:

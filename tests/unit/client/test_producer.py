@@ -289,24 +289,45 @@ def conflict(stream: FakeStream) -> None:
     stream.tell({"status": [["conflict", 1]], "ids": [[5, 1]], "versions": [[3, 1]]})
 
 
-def test_failures_nobody_looked_at_are_raised_once_by_the_next_call(
+def test_an_unread_failure_stops_no_other_send_and_is_raised_once_by_flush(
     transport: FakeTransport, producer: Producer
 ) -> None:
     producer.send(b"0", key="k")
     stream = transport.stream()
     written(stream, 1)
     conflict(stream)
-    eventually(lambda: producer.failed)
-    with pytest.raises(RowsFailed) as told:
-        producer.send(b"1")
-    failure = told.value.failures[0]
-    assert (failure["status"], failure["id"], failure["topic"]) == ("conflict", 5, "emails")
-    receipt = producer.send(b"2")
+    eventually(lambda: producer.unread_failures)
+    receipt = producer.send(b"1")
     written(stream, 2)
     stream.answer(1)
     assert receipt.result(5).ok
+    pending = producer.send_batch([b"2"], wait=False)
+    written(stream, 3)
+    stream.answer(1)
+    assert pending.result(5).all_ok
+    with pytest.raises(RowsFailed) as told:
+        producer.flush(5)
+    failure = told.value.failures[0]
+    assert (failure["status"], failure["id"], failure["topic"]) == ("conflict", 5, "emails")
+    assert (failure["key"], failure["operation"]) == ("k", "send")
     producer.flush(5)
-    assert producer.failed == 1
+    assert (producer.failed, producer.unread_failures) == (1, 1)
+
+
+def test_keeping_what_is_there_is_no_failure(transport: FakeTransport, producer: Producer) -> None:
+    producer.send(b"0", key="k", on_conflict="keep")
+    stream = transport.stream()
+    written(stream, 1)
+    stream.tell({"status": [["duplicate", 1]], "ids": [[5, 1]], "versions": [[3, 1]]})
+    producer.send_batch([b"1", b"2"], key=["k", "l"], on_conflict="keep", wait=False)
+    written(stream, 2)
+    stream.tell(
+        {"status": [["duplicate", 1], ["not_owner", 1]], "ids": [[5, 2]], "versions": [[3, 2]]}
+    )
+    with pytest.raises(RowsFailed) as told:
+        producer.flush(5)
+    assert [(each["key"], each["status"]) for each in told.value.failures] == [("l", "not_owner")]
+    assert (producer.failed, producer.unread_failures) == (1, 1)
 
 
 def test_failures_that_somebody_looks_at_are_not_raised(

@@ -15,6 +15,7 @@ PINNED = {
     "Batch",
     "Client",
     "Consumer",
+    "Failure",
     "FastiError",
     "Groups",
     "Log",

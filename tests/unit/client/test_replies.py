@@ -29,6 +29,9 @@ class Run:
     def id_list(self) -> list[int]:
         return list(range(1, len(self.finished) + 1))
 
+    def key(self, row: int) -> None:
+        return None
+
     def token_of(self, row: int) -> int:
         return self.token
 
