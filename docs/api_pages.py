@@ -84,7 +84,13 @@ PAGES = (
         "messages",
         "Pending messages and outcomes",
         "Reading and changing what a topic holds. Guide: [changing what is pending](../guides/changing.md).",
-        ("fasti.Messages", "fasti.Outcome", "fasti.Outcomes", "fasti.DeadOutcomes"),
+        (
+            "fasti.Messages",
+            "fasti.Outcome",
+            "fasti.Outcomes",
+            "fasti.BulkOutcomes",
+            "fasti.DeadOutcomes",
+        ),
     ),
     Page(
         "transaction",

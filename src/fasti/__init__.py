@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fasti.app.verdicts import Reject as Reject
     from fasti.app.verdicts import Retry as Retry
     from fasti.client.bindings import Bindings as Bindings
+    from fasti.client.bulk import BulkOutcomes as BulkOutcomes
     from fasti.client.calls import Answer as Answer
     from fasti.client.changes import Changes as Changes
     from fasti.client.changes import Position as Position
@@ -54,6 +55,7 @@ _HOMES = {
     "Changes": "fasti.client.changes",
     "Client": "fasti.client.client",
     "Consumer": "fasti.client.consumer",
+    "BulkOutcomes": "fasti.client.bulk",
     "DeadOutcomes": "fasti.client.dead",
     "Failure": "fasti.client.failures",
     "FastiError": "fasti.errors",

@@ -54,6 +54,8 @@ ACTIONS: dict[str, tuple[dict[str, Any], list[pa.RecordBatch]]] = {
     "redrive_dead": ({"topic": "t"}, []),
     "purge_dead": ({"topic": "t"}, []),
     "count_dead": ({"topic": "t"}, []),
+    "cancel_where": ({"topic": "t"}, []),
+    "move_where": ({"topic": "t", "by_us": 1}, []),
     "reply": (
         {"topic": "t"},
         [rows(to=["u"], payload=[b""]), rows(id=[1], token=[1], started_us=[None])],

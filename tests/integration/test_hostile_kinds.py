@@ -113,11 +113,27 @@ GOOD: dict[str, tuple[Header, Parts]] = {
     "update": ({"topic": "priority"}, [rows(id=[1], priority=[7])]),
     "ack": ({"topic": "log", "group": "g"}, [RETURNED]),
     "count": ({"topic": "cron"}, []),
+    "cancel_where": (
+        {
+            "topic": "timeline",
+            "owner": "o",
+            "of_owner": "o",
+            "state": "ready",
+            "due_from_us": 0,
+            "due_to_us": 1,
+            "key_prefix": "k",
+            "after_id": 0,
+            "limit": 1,
+            "dry_run": False,
+        },
+        [],
+    ),
+    "move_where": ({"topic": "priority", "by_us": 1, "key_prefix": "k"}, []),
 }
 TICKETS: dict[str, Header] = {
     "log": {"topic": "log", "partition": 0, "offset": 0, "end_offset": 1, "limit": 1},
     "kv": {"topic": "kv", "prefix": "", "limit": 1, "value": True},
-    "list": {"topic": "timeline", "reason": "x", "limit": 1},
+    "list": {"topic": "timeline", "reason": "x", "limit": 1, "key_prefix": "k", "after_id": 0},
 }
 EXCHANGES: dict[str, Header] = {
     "follow": {"topic": "log", "partition": 0, "offset": 0},
@@ -256,6 +272,9 @@ def test_ids_and_tokens_that_can_not_be(client: Client, kind: str) -> None:
             ("forecast", {"from_us": number, "to_us": number, "bucket_us": number}),
             ("redrive_dead", {"after_id": number, "due_from_us": number, "delay_us": number}),
             ("redrive_dead", {"to": "log", "due_us": number}),
+            ("cancel_where", {"after_id": number, "due_from_us": number, "key_prefix": "x"}),
+            ("move_where", {"due_us": number, "key_prefix": "x"}),
+            ("move_where", {"by_us": number, "due_to_us": number, "after_id": number}),
         ):
             attack(client, action, {"topic": kind, **header}, [], (kind, number))
 

@@ -52,12 +52,13 @@ class Groups:
         group: str,
         *,
         reason: str | None = None,
+        after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
     ) -> pa.Table:
         """Rows that failed for good in this group, by id, with their `reason` and `attempts`."""
         return await self._home.run(
-            self._groups.dead, group, reason=reason, limit=limit, payload=payload
+            self._groups.dead, group, reason=reason, after=after, limit=limit, payload=payload
         )
 
     async def redrive(

@@ -7,7 +7,7 @@ cancelled meanwhile, a change that is under way happens all the same, and nobody
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from fasti.aio.home import Home
 from fasti.client import messages as sync
-from fasti.client.dead import Progress
+from fasti.client.bulk import BulkOutcomes, Progress
 from fasti.client.durations import Duration
 from fasti.errors import Closed
 
@@ -126,6 +126,81 @@ class Messages:
         await self._flush()
         return await self._home.run(call)
 
+    # Changing by filter
+
+    async def cancel_where(
+        self,
+        *,
+        due_from: Any = None,
+        due_to: Any = None,
+        key_prefix: str | None = None,
+        owner: str | None = None,
+        state: str | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> BulkOutcomes:
+        """Cancels all pending messages that fit every filter; the answer has `counts()`.
+
+        As `fasti.Messages.cancel_where`; `progress` is called in the client's loop. A task that is
+        cancelled meanwhile doesn't end it: it goes on to its end.
+        """
+        return await self._change_where(
+            partial(
+                self._messages.cancel_where,
+                due_from=due_from,
+                due_to=due_to,
+                key_prefix=key_prefix,
+                owner=owner,
+                state=state,
+                everything=everything,
+                dry_run=dry_run,
+                progress=self._in_loop(progress),
+            )
+        )
+
+    async def move_where(
+        self,
+        *,
+        at: Any = None,
+        due: Any = None,
+        delay: Duration | None = None,
+        by: Duration | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+        key_prefix: str | None = None,
+        owner: str | None = None,
+        state: str | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> BulkOutcomes:
+        """Gives all pending messages that fit every filter another due time.
+
+        As `fasti.Messages.move_where`; `progress` is called in the client's loop.
+        """
+        return await self._change_where(
+            partial(
+                self._messages.move_where,
+                at=at,
+                due=due,
+                delay=delay,
+                by=by,
+                due_from=due_from,
+                due_to=due_to,
+                key_prefix=key_prefix,
+                owner=owner,
+                state=state,
+                everything=everything,
+                dry_run=dry_run,
+                progress=self._in_loop(progress),
+            )
+        )
+
+    async def _change_where(self, call: Callable[[], BulkOutcomes]) -> BulkOutcomes:
+        await self._flush()
+        return await self._home.run(call)
+
     # Reading
 
     async def get(self, *, id: sync.Ids = None, key: sync.Keys = None, payload: bool = True) -> Any:
@@ -142,20 +217,29 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        key_prefix: str | None = None,
         reason: str | None = None,
+        after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """The messages that fit every filter, by id, as an Arrow table; at most `limit`."""
+        """The messages that fit every filter, by id, as an Arrow table; at most `limit`.
+
+        As `fasti.Messages.list`: the next page begins behind the last id of this one.
+        """
         return await self._home.run(
             self._messages.list,
             due_from=due_from,
             due_to=due_to,
             state=state,
             owner=owner,
+            key_prefix=key_prefix,
             reason=reason,
+            after=after,
             limit=limit,
             payload=payload,
+            columns=columns,
         )
 
     async def scan(
@@ -165,9 +249,12 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        key_prefix: str | None = None,
         reason: str | None = None,
+        after: int | None = None,
         limit: int | None = None,
         payload: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """The same in batches, for any number of messages: `async for batch in emails.scan()`."""
         batches = self._messages.scan(
@@ -175,9 +262,12 @@ class Messages:
             due_to=due_to,
             state=state,
             owner=owner,
+            key_prefix=key_prefix,
             reason=reason,
+            after=after,
             limit=limit,
             payload=payload,
+            columns=columns,
         )
         reading: Future[Any] | None = None
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,23 @@ import typer
 
 from fasti.cli import output
 from fasti.cli.connection import Topic, with_client
-from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.listing import print_messages
-from fasti.cli.options import AsJson, Delay, From, Ids, Until, Yes, only_one
-from fasti.cli.progress import Advance, progress
+from fasti.cli.listing import columns, print_dead_rows, print_messages
+from fasti.cli.options import (
+    After,
+    AsJson,
+    AsJsonLines,
+    Delay,
+    From,
+    Ids,
+    KeyPrefix,
+    Limit,
+    Until,
+    WithPayload,
+    Yes,
+    only_one,
+)
+from fasti.cli.outcomes import conclude_bulk
+from fasti.cli.progress import counting, progress
 from fasti.cli.signatures import Command, option, parameters_of, presented
 
 if TYPE_CHECKING:
@@ -63,17 +75,14 @@ class Dead:
         """Redrives or purges them, and shows how far it is."""
         with progress(verb, total) as advance:
             if not ids:
-                how |= {**self.filters, "progress": _counting(advance)}
+                how |= {**self.filters, "progress": counting(advance)}
             if self.group is None:
                 return getattr(self.client.messages(self.topic), verb)(ids, **how)
             self._refuse_in_group()
             return getattr(self.client.groups(self.topic), verb)(self.group, ids, **how)
 
     def _refuse_in_group(self) -> None:
-        for name in self.filters:
-            if name != "reason":
-                option = "--" + name.replace("_", "-")
-                raise typer.BadParameter("rows of a log have none", param_hint=option)
+        _refuse_of_rows(**{name: self.filters[name] for name in self.filters if name != "reason"})
 
 
 def of_dead(command: Command) -> Command:
@@ -103,19 +112,49 @@ def list_dead(
     topic: Topic,
     reason: Reason = None,
     group: Group = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
-    payload: Annotated[
-        bool, typer.Option("--payload", help="Also keys, headers and payloads.")
-    ] = False,
-    as_json: AsJson = False,
+    of_owner: OfOwner = None,
+    key_prefix: KeyPrefix = None,
+    due_from: From = None,
+    due_to: Until = None,
+    after: After = None,
+    limit: Limit = None,
+    payload: WithPayload = False,
+    as_json: AsJsonLines = False,
 ) -> None:
-    """The dead messages of a topic, and why they died."""
-    # One more is asked for, to see whether there are more.
-    if group is None:
-        found = client.messages(topic).dead(reason=reason, limit=limit + 1, payload=payload)
-    else:
-        found = client.groups(topic).dead(group, reason=reason, limit=limit + 1, payload=payload)
-    print_messages(found.slice(0, limit), as_json, more=found.num_rows > limit)
+    """The dead messages of a topic, and why they died. With `--json` an object on each line.
+
+    [dim]fasti dead list emails --reason "connection refused"[/dim]
+
+    [dim]fasti dead list emails --json --payload > dead.ndjson[/dim]
+    """
+    if group is not None:
+        _refuse_of_rows(owner=of_owner, key_prefix=key_prefix, due_from=due_from, due_to=due_to)
+        page: dict[str, Any] = {"after": after, "limit": limit, "payload": payload}
+        print_dead_rows(client, topic, group, reason=reason, as_json=as_json, **page)
+        return
+    print_messages(
+        lambda at_most: client.messages(topic).scan(
+            state="dead",
+            reason=reason,
+            owner=of_owner,
+            key_prefix=key_prefix,
+            due_from=due_from,
+            due_to=due_to,
+            after=after,
+            limit=at_most,
+            payload=payload,
+            columns=columns(payload),
+        ),
+        limit,
+        as_json,
+    )
+
+
+def _refuse_of_rows(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            option = "--" + name.replace("_", "-")
+            raise typer.BadParameter("rows of a log have none", param_hint=option)
 
 
 @app.command()
@@ -150,7 +189,7 @@ def redrive(
         _tell_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
         return
     total = len(ids) if ids else sum(dead.counts().values())
-    _conclude("redrive", dead.change("redrive", total, ids, to=to, delay=delay), as_json)
+    conclude_bulk("redrive", dead.change("redrive", total, ids, to=to, delay=delay), as_json)
 
 
 @app.command()
@@ -173,7 +212,7 @@ def purge(
     if total and not yes:
         what = f"{output.number(total)} dead message{'' if total == 1 else 's'}"
         typer.confirm(f"Drop {what} of {dead.topic} for good?", abort=True, err=True)
-    _conclude("purge", dead.change("purge", total, ids), as_json)
+    conclude_bulk("purge", dead.change("purge", total, ids), as_json)
 
 
 def _check_chosen(dead: Dead, every: bool, ids: list[int] | None) -> None:
@@ -194,37 +233,3 @@ def _tell_counts(counts: dict[str, int], as_json: bool) -> None:
     rows_shown = [(reason or "(none)", output.number(n)) for reason, n in counts.items()]
     output.console().print(output.table("reason", "dead>", rows=rows_shown))
     typer.echo(f"{output.number(sum(counts.values()))} dead")
-
-
-def _counting(advance: Advance) -> Callable[[int, int], None]:
-    """The SDK tells how many are done, the bar wants to know how many more."""
-    done = 0
-
-    def count(now_done: int, total: int) -> None:
-        nonlocal done
-        advance(now_done - done)
-        done = now_done
-
-    return count
-
-
-def _conclude(verb: str, found: Any, as_json: bool) -> None:
-    """What became of them: `Outcomes` of a list, or what a filter found."""
-    counts = found.counts()
-    failed = found.failed
-    if not isinstance(failed, list):
-        failed = [found[row].to_dict() for row in failed.tolist()]
-    if as_json:
-        output.print_json({"ok": counts.get("ok", 0), "outcomes": counts, "failed": failed})
-    else:
-        _tell(verb, counts, failed)
-    if counts.get("ok", 0) != sum(counts.values()):
-        raise typer.Exit(FOUND_SOMETHING)
-
-
-def _tell(verb: str, counts: dict[str, int], failed: list[dict[str, Any]]) -> None:
-    typer.echo(f"{verb}: {output.number(counts.get('ok', 0))} ok")
-    for status, number in sorted(counts.items()):
-        if status != "ok":
-            first = ", ".join(str(row["id"]) for row in failed if row["status"] == status)[:60]
-            typer.echo(f"{verb}: {output.number(number)} {status}: {first}", err=True)

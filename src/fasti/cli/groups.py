@@ -8,8 +8,8 @@ import typer
 
 from fasti.cli import log_places, output
 from fasti.cli.connection import Topic, with_client
-from fasti.cli.listing import print_messages
-from fasti.cli.options import AsJson, Yes
+from fasti.cli.listing import print_dead_rows
+from fasti.cli.options import After, AsJson, AsJsonLines, Limit, WithPayload, Yes
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -129,11 +129,10 @@ def list_dead(
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Those whose reason has this text.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
-    payload: Annotated[
-        bool, typer.Option("--payload", help="Also keys, headers and payloads.")
-    ] = False,
-    as_json: AsJson = False,
+    after: After = None,
+    limit: Limit = None,
+    payload: WithPayload = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """The rows that failed for good in a group, and why; `fasti dead --group` redrives and purges.
 
@@ -141,8 +140,8 @@ def list_dead(
 
     [dim]fasti dead redrive events --group billing --all[/dim]
     """
-    found = client.groups(topic).dead(group, reason=reason, limit=limit + 1, payload=payload)
-    print_messages(found.slice(0, limit), as_json, more=found.num_rows > limit)
+    page: dict[str, Any] = {"after": after, "limit": limit, "payload": payload}
+    print_dead_rows(client, topic, group, reason=reason, as_json=as_json, **page)
 
 
 def _print(group: GroupFound, as_json: bool) -> None:

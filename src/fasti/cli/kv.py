@@ -14,7 +14,15 @@ import typer
 from fasti.cli import moments, options, output, payloads
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import AsJson, ContentType, Headers, headers_of, only_one
+from fasti.cli.options import (
+    AsJson,
+    AsJsonLines,
+    ContentType,
+    Headers,
+    Limit,
+    headers_of,
+    only_one,
+)
 from fasti.cli.terminating import terminated_softly
 
 if TYPE_CHECKING:
@@ -36,6 +44,7 @@ Version = Annotated[
     typer.Option(min=0, help="Only if this is its version (0: if there is none); else conflict."),
 ]
 Prefix = Annotated[str | None, typer.Option(help="Only keys that begin so.")]
+_TABLE_ROWS = 50
 _MEANINGS = {
     "conflict": "its version is another one",
     "not_found": "there is no such entry",
@@ -131,19 +140,22 @@ def list_entries(
         str | None, typer.Option("--to", metavar="KEY", help="Up to this key, but not it.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="All clustering keys of this key.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
-    as_json: AsJson = False,
+    limit: Limit = None,
+    as_json: AsJsonLines = False,
 ) -> None:
-    """Entries in the order of their keys."""
-    only_one(prefix=prefix, key=key, **{"from": start or end})
-    # One more than is shown, to know whether there are more.
-    found = client.kv(topic).range(prefix=prefix, key=key, start=start, end=end, limit=limit + 1)
-    rows = found.to_pylist()
-    if as_json:
-        from fasti.client.kv import Entry
+    """Entries in the order of their keys. With `--json` an object on each line.
 
-        output.print_json([_entry_json(Entry.of_row(row)) for row in rows[:limit]])
+    [dim]fasti kv list profiles --prefix user- --json > users.ndjson[/dim]
+    """
+    only_one(prefix=prefix, key=key, **{"from": start or end})
+    entries, places = client.kv(topic), {"prefix": prefix, "key": key, "start": start, "end": end}
+    if as_json:
+        found = entries.entries(**places, limit=limit)
+        output.print_json_lines(_entry_json(entry) for entry in found)
         return
+    limit = limit or _TABLE_ROWS
+    # One more than is shown, to know whether there are more.
+    rows = entries.range(prefix=prefix, key=key, start=start, end=end, limit=limit + 1).to_pylist()
     if not rows:
         typer.echo("There are no such entries.")
         return

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fasti.cli import output
+from fasti.cli.bulk import All, DryRun, change, chosen
 from fasti.cli.connection import Owner, Topic, with_client
 from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.listing import as_dict, print_messages, print_one
+from fasti.cli.listing import as_dict, columns, print_messages, print_one
 from fasti.cli.options import (
+    After,
     AsJson,
+    AsJsonLines,
     At,
     ContentType,
     Delay,
     From,
     Headers,
     Ids,
+    KeyPrefix,
     Keys,
+    Limit,
     Priority,
     Until,
     Version,
+    WithPayload,
+    Yes,
     headers_of,
     only_one,
 )
@@ -36,6 +44,14 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="messages", help="Look at what is pending, and change it.", no_args_is_help=True
 )
+
+
+class Pending(StrEnum):
+    """What can still be changed."""
+
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    LEASED = "leased"
 
 
 class State(StrEnum):
@@ -58,27 +74,35 @@ def list_messages(
     of_owner: Annotated[
         str | None, typer.Option("--owner", help="Only those of this owner.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
-    payload: Annotated[bool, typer.Option("--payload", help="Also headers and payloads.")] = False,
-    as_json: AsJson = False,
+    key_prefix: KeyPrefix = None,
+    after: After = None,
+    limit: Limit = None,
+    payload: WithPayload = False,
+    as_json: AsJsonLines = False,
 ) -> None:
-    """What a topic holds, by id.
+    """What a topic holds, by id. With `--json` an object on each line, of any number of messages.
 
     [dim]fasti messages list emails --state scheduled --due-to +1h --payload[/dim]
+
+    [dim]fasti messages list emails --key-prefix cart- --limit 1000 --after 88112[/dim]
+
+    [dim]fasti messages list emails --json > emails.ndjson[/dim]
     """
-    # One more is asked for, to see whether there are more.
-    found = client.messages(topic).list(
-        state=None if state is None else state.value,
-        due_from=due_from,
-        due_to=due_to,
-        owner=of_owner,
-        limit=limit + 1,
-        # Keys lie beside the payloads.
-        payload=True,
+    print_messages(
+        lambda at_most: client.messages(topic).scan(
+            state=None if state is None else state.value,
+            due_from=due_from,
+            due_to=due_to,
+            owner=of_owner,
+            key_prefix=key_prefix,
+            after=after,
+            limit=at_most,
+            payload=payload,
+            columns=columns(payload),
+        ),
+        limit,
+        as_json,
     )
-    if not payload:
-        found = found.drop_columns(["created_us", "headers", "content_type", "subject", "payload"])
-    print_messages(found.slice(0, limit), as_json, more=found.num_rows > limit)
 
 
 @app.command()
@@ -157,19 +181,51 @@ def move(
     keys: Keys = None,
     delay: Delay = None,
     at: At = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="So much from where each is, with a filter: 1h, -30m."),
+    ] = None,
     version: Version = None,
+    due_from: From = None,
+    due_to: Until = None,
+    key_prefix: KeyPrefix = None,
+    state: Annotated[Pending | None, typer.Option(help="Only those in this state.")] = None,
+    every: All = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     owner: Owner = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a pending message fall due at another time.
+    """Let pending messages fall due at another time: those that are named, or all that fit a filter.
+
+    With a filter, `--owner` also means those of that owner alone; it asks first, unless `--yes`.
 
     [dim]fasti messages move emails --key user-7 --delay 10m[/dim]
+
+    [dim]fasti messages move emails --due-from now --due-to +1h --by 1h --dry-run[/dim]
     """
-    only_one(delay=delay is not None, at=at is not None)
-    if delay is None and at is None:
-        raise typer.BadParameter("say when: --delay 10m, or --at 2026-12-24T18:00+01:00")
-    found = client.messages(topic).move(**_target(ids, keys), delay=delay, at=at, version=version)
-    conclude(answers(found, keys), as_json)
+    only_one(delay=delay is not None, at=at is not None, by=by is not None)
+    which = chosen(
+        ids,
+        keys,
+        every,
+        owner,
+        due_from=due_from,
+        due_to=due_to,
+        key_prefix=key_prefix,
+        state=state,
+    )
+    if delay is None and at is None and (by is None or which.by_name):
+        said = "" if which.by_name else ", or --by 1h"
+        raise typer.BadParameter(f"say when: --delay 10m, --at 2026-12-24T18:00+01:00{said}")
+    messages = client.messages(topic)
+    if which.by_name:
+        found = messages.move(**which.named, delay=delay, at=at, version=version, dry_run=dry_run)
+        conclude(answers(found, keys), as_json)
+        return
+    _refuse_version(version)
+    apply = partial(messages.move_where, **which.where, delay=delay, at=at, by=by)
+    change("move", topic, apply, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -180,15 +236,48 @@ def cancel(
     ids: Ids = None,
     keys: Keys = None,
     version: Version = None,
+    due_from: From = None,
+    due_to: Until = None,
+    key_prefix: KeyPrefix = None,
+    state: Annotated[Pending | None, typer.Option(help="Only those in this state.")] = None,
+    every: All = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     owner: Owner = "",
     as_json: AsJson = False,
 ) -> None:
-    """Cancel pending messages: one that answers ok is never delivered.
+    """Cancel pending messages: those that are named, or all that fit a filter.
+
+    One that answers ok is never delivered. With a filter, `--owner` also means those of that owner
+    alone; it asks first, unless `--yes`.
 
     [dim]fasti messages cancel emails --key user-7 --key user-8[/dim]
+
+    [dim]fasti messages cancel emails --key-prefix cart- --due-to +1d --dry-run[/dim]
     """
-    found = client.messages(topic).cancel(**_target(ids, keys), version=version)
-    conclude(answers(found, keys), as_json)
+    which = chosen(
+        ids,
+        keys,
+        every,
+        owner,
+        due_from=due_from,
+        due_to=due_to,
+        key_prefix=key_prefix,
+        state=state,
+    )
+    messages = client.messages(topic)
+    if which.by_name:
+        found = messages.cancel(**which.named, version=version, dry_run=dry_run)
+        conclude(answers(found, keys), as_json)
+        return
+    _refuse_version(version)
+    apply = partial(messages.cancel_where, **which.where)
+    change("cancel", topic, apply, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def _refuse_version(version: int | None) -> None:
+    if version is not None:
+        raise typer.BadParameter("a version goes with --id or --key", param_hint="--version")
 
 
 def _target(ids: list[int] | None, keys: list[str] | None) -> dict[str, Any]:

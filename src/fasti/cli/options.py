@@ -48,6 +48,22 @@ Until = Annotated[
         parser=moments.moment_or_distance, metavar="WHEN", help="Up to then, but not at it."
     ),
 ]
+KeyPrefix = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Only those whose key begins so; keys are read for it."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", "-n", min=1, help="At most so many. Default: 50 in a table, all as JSON."
+    ),
+]
+After = Annotated[
+    int | None, typer.Option(metavar="ID", min=0, help="Only those behind this id: the next page.")
+]
+WithPayload = Annotated[
+    bool, typer.Option("--payload/--no-payload", help="Also headers and payloads.")
+]
 Headers = Annotated[
     list[str] | None,
     typer.Option("--header", metavar="NAME=VALUE", help="A header. May be repeated."),
@@ -59,6 +75,9 @@ Priority = Annotated[
 Count = Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many.")]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="A JSON object on each line: --format json.")
+]
+AsJsonLines = Annotated[
+    bool, typer.Option("--json", help="A JSON object on each line instead of a table.")
 ]
 ContentType = Annotated[str | None, typer.Option(help="What the payload is: application/json.")]
 

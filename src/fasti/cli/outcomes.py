@@ -112,3 +112,28 @@ def print_answers(found: Sequence[Answer]) -> None:
             f"{output.number(len(found))} messages: {output.number(good)} ok,"
             f" {output.number(len(found) - good)} not; the first {_ROWS_MAX} are shown"
         )
+
+
+def conclude_bulk(verb: str, found: Any, as_json: bool, dry_run: bool = False) -> None:
+    """How many came out how, of a list (`Outcomes`) or of what fit a filter; ends with 1 if not
+    all are ok.
+    """
+    counts = found.counts()
+    failed = found.failed
+    if not isinstance(failed, list):
+        failed = [found[row].to_dict() for row in failed.tolist()]
+    if as_json:
+        told = {"ok": counts.get("ok", 0), "outcomes": counts, "failed": failed}
+        output.print_json(told | ({"dry_run": True} if dry_run else {}))
+    else:
+        _print_counts(f"{verb} (dry run)" if dry_run else verb, counts, failed)
+    if counts.get("ok", 0) != sum(counts.values()):
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def _print_counts(verb: str, counts: dict[str, int], failed: list[dict[str, Any]]) -> None:
+    typer.echo(f"{verb}: {output.number(counts.get('ok', 0))} ok")
+    for status, number in sorted(counts.items()):
+        if status != "ok":
+            first = ", ".join(str(row["id"]) for row in failed if row["status"] == status)[:60]
+            typer.echo(f"{verb}: {output.number(number)} {status}: {first}", err=True)

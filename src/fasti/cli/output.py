@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -31,6 +32,13 @@ def console() -> Console:
 def print_json(value: Any) -> None:
     """One JSON document."""
     typer.echo(json.dumps(value, indent=2))
+
+
+def print_json_lines(values: Iterable[Any]) -> None:
+    """A JSON object on each line, for what may be any number: each is printed when it is there."""
+    for value in values:
+        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
 
 
 def table(*columns: str, rows: Iterable[Sequence[object]], title: str | None = None) -> Table:

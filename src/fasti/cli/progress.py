@@ -30,3 +30,15 @@ def progress(what: str, total: int | None) -> Iterator[Advance]:
     with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task(what, total=total)
         yield lambda count: shown.update(task, advance=count)
+
+
+def counting(advance: Advance) -> Callable[[int, int], None]:
+    """The SDK tells how many are done, the bar wants to know how many more."""
+    done = 0
+
+    def count(now_done: int, total: int) -> None:
+        nonlocal done
+        advance(now_done - done)
+        done = now_done
+
+    return count

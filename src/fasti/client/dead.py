@@ -1,57 +1,29 @@
-"""Dead letters: redriving and purging those that fit a filter, piece by piece, with progress.
-
-Every piece is one call, so nothing is held up for long and a loop that is broken off has done what it
-has done. Any thread.
-"""
+"""Dead letters: redriving and purging those that fit a filter, piece by piece (bulk.py). Any thread."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from fasti.client.bulk import FAILED_MAX, BulkOutcomes, Progress, each_piece
 from fasti.client.durations import Duration, optional_duration_us, optional_moment_us
 from fasti.client.transport import Header, Transport
 
 _PIECE_ROWS = 5_000
-FAILED_MAX = 100
+# What says where messages go, and not which are meant.
+_NOT_FILTERS = ("to", "delay_us", "due_us")
 
-Progress = Callable[[int, int], None]
 
-
-@dataclass(slots=True)
-class DeadOutcomes:
+class DeadOutcomes(BulkOutcomes):
     """What became of dead messages: how many came out how, and the first that did not come out ok.
 
     `len()` is how many were looked at; `failed` are dicts with `id` and `status`, a hundred at most.
     """
 
-    outcomes: dict[str, int] = field(default_factory=dict)
-    failed: list[dict[str, Any]] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return sum(self.outcomes.values())
-
-    @property
-    def ok(self) -> int:
-        """How many came out as asked."""
-        return self.outcomes.get("ok", 0)
-
-    @property
-    def all_ok(self) -> bool:
-        """Whether all did."""
-        return self.ok == len(self)
-
-    def counts(self) -> dict[str, int]:
-        """How many have each status."""
-        return dict(self.outcomes)
-
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{word}: {count}" for word, count in self.outcomes.items())
-        return f"<DeadOutcomes of {len(self)} messages: {counts}>"
+    __slots__ = ()
 
 
 def filters(
@@ -83,30 +55,17 @@ def moved(to: str | None, delay: Duration | None, due: Any) -> Header:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def each_piece(
+def each_dead(
     transport: Transport, action: str, header: Header, progress: Progress | None
 ) -> DeadOutcomes:
     """Goes through all that fit; `progress` is told how many of how many, about."""
-    counts: Counter[str] = Counter()
-    failed: list[dict[str, Any]] = []
-    total = 0
-    if progress is not None:
-        asked = {name: header[name] for name in header if name not in ("to", "delay_us", "due_us")}
-        total = int(transport.call("count_dead", asked)[0]["dead"])
-        progress(0, total)
-    after_id, looked = 0, 0
-    while True:
-        told, _ = transport.call(action, {**header, "after_id": after_id, "limit": _PIECE_ROWS})
-        counts.update(told["outcomes"])
-        failed += told["failed"]
-        looked += told["looked"]
-        if progress is not None:
-            # Others may have died, or been redriven by somebody else, since they were counted.
-            total = max(total, looked)
-            progress(looked, total)
-        after_id = told["next_after_id"]
-        if not after_id:
-            return DeadOutcomes(dict(counts), failed[:FAILED_MAX])
+
+    def total() -> int:
+        chosen = {name: header[name] for name in header if name not in _NOT_FILTERS}
+        return int(transport.call("count_dead", chosen)[0]["dead"])
+
+    found = each_piece(transport, action, header, progress, total)
+    return DeadOutcomes(found.outcomes, found.failed)
 
 
 def named(transport: Transport, action: str, header: Header, ids: Sequence[int]) -> DeadOutcomes:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.client.dead import Progress, each_piece, filters, moved
+from fasti.client.bulk import Progress
+from fasti.client.dead import each_dead, filters, moved
 from fasti.client.durations import Duration
 from fasti.client.log_place import Start, place_header
 from fasti.client.messages import Target
@@ -157,15 +158,16 @@ class Groups:
         group: str,
         *,
         reason: str | None = None,
+        after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
     ) -> pa.Table:
         """Rows that failed for good in this group, by id, with their `reason` and `attempts`.
 
-        With `reason`, those whose reason has that text.
+        With `reason`, those whose reason has that text; with `after`, those behind that id.
         """
         tables: list[pa.Table] = []
-        after_id, left = 0, limit
+        after_id, left = after or 0, limit
         while True:
             header: Header = {
                 "topic": self.topic,
@@ -204,7 +206,7 @@ class Groups:
         header: Header = {"topic": self.topic, "group": group, **moved(to, delay, due)}
         if id is None:
             header |= filters(reason=reason)
-            return each_piece(self._transport, "redrive_dead", header, progress)
+            return each_dead(self._transport, "redrive_dead", header, progress)
         if to is not None:
             raise InvalidArgument("by id, rows stay with their group", field="to")
         return self._each_dead("redrive", header, id)
@@ -221,7 +223,7 @@ class Groups:
         header = {"topic": self.topic, "group": group}
         if id is None:
             header |= filters(reason=reason)
-            return each_piece(self._transport, "purge_dead", header, progress)
+            return each_dead(self._transport, "purge_dead", header, progress)
         return self._each_dead("purge", header, id)
 
     def dead_counts(self, group: str, *, reason: str | None = None) -> dict[str, int]:

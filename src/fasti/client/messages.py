@@ -11,9 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from fasti.client.bulk import BulkOutcomes, Progress, each_piece, pending_filter, shift_us
 from fasti.client.columns import as_bytes, as_headers, lengths, moments, priority_column
-from fasti.client.dead import Progress, each_piece, filters, moved, named
-from fasti.client.durations import Duration, duration_us, optional_moment_us
+from fasti.client.dead import each_dead, filters, moved, named
+from fasti.client.durations import (
+    Duration,
+    aware_us,
+    duration_us,
+    moment_us,
+    optional_moment_us,
+)
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import HEADERS
 from fasti.client.transport import Header, Transport
@@ -149,6 +156,100 @@ class Messages:
             found.append(Outcomes.of_reply(reply))
         return Outcomes.joined(found)
 
+    # Changing by filter
+
+    def cancel_where(
+        self,
+        *,
+        due_from: Any = None,
+        due_to: Any = None,
+        key_prefix: str | None = None,
+        owner: str | None = None,
+        state: str | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> BulkOutcomes:
+        """Cancels all pending messages that fit every filter; the answer has `counts()`.
+
+            emails.cancel_where(key_prefix="cart-", due_to=tonight).counts()    # {"ok": 8112}
+            emails.cancel_where(owner="billing", dry_run=True).ok               # how many it would be
+
+        `owner`: those of this owner, in its name; without it, those of another owner than the
+        client's answer `not_owner`. `state` is scheduled, ready or leased; what a consumer has answers
+        `leased`. One that somebody else changes in the same moment answers `conflict` and is left
+        alone. The broker goes through them piece by piece; no ids travel. If the call is broken off
+        (an error, Ctrl-C), what was cancelled until then is cancelled. To mean all messages, say
+        `everything=True`. `progress` is called with how many are done, and how many fitted when it
+        began; for that they are counted first.
+        """
+        chosen = pending_filter(
+            due_from=due_from,
+            due_to=due_to,
+            key_prefix=key_prefix,
+            owner=owner,
+            state=state,
+            everything=everything,
+        )
+        return self._change_where("cancel_where", chosen, dry_run, progress)
+
+    def move_where(
+        self,
+        *,
+        at: Any = None,
+        due: Any = None,
+        delay: Duration | None = None,
+        by: Duration | None = None,
+        due_from: Any = None,
+        due_to: Any = None,
+        key_prefix: str | None = None,
+        owner: str | None = None,
+        state: str | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> BulkOutcomes:
+        """Gives all pending messages that fit every filter another due time.
+
+            emails.move_where(by="1h", due_to=tonight)         # each an hour later than it was
+            emails.move_where(delay="5m", state="ready")       # all of them five minutes from now
+
+        To the moment `at` (or `due`), `delay` from now, or `by` so much from where each was: `"1h"`,
+        `"-30m"`. The filters and the rest are those of `cancel_where`. A message is moved once, also
+        if it still fits the filter where it came to.
+        """
+        chosen = pending_filter(
+            due_from=due_from,
+            due_to=due_to,
+            key_prefix=key_prefix,
+            owner=owner,
+            state=state,
+            everything=everything,
+        )
+        if sum(given is not None for given in (at, due, delay, by)) != 1:
+            raise InvalidArgument("a move needs one of at, due, delay and by", field="due")
+        if by is not None:
+            chosen["by_us"] = shift_us(by)
+        elif delay is not None:
+            chosen["delay_us"] = duration_us(delay, "delay")
+        else:
+            chosen["due_us"] = moment_us(due, "due") if at is None else aware_us(at)
+        return self._change_where("move_where", chosen, dry_run, progress)
+
+    def _change_where(
+        self, action: str, chosen: Header, dry_run: bool, progress: Progress | None
+    ) -> BulkOutcomes:
+        self._flush()
+        header = {"topic": self.topic, "owner": chosen.get("of_owner", self.owner), **chosen}
+        rehearsal = {**header, "dry_run": True}
+
+        def total() -> int:
+            return len(each_piece(self._transport, action, rehearsal))
+
+        return each_piece(
+            self._transport, action, rehearsal if dry_run else header, progress, total
+        )
+
     # Reading
 
     def get(self, *, id: Ids = None, key: Keys = None, payload: bool = True) -> Any:
@@ -179,13 +280,19 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        key_prefix: str | None = None,
         reason: str | None = None,
+        after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """The messages that fit every filter, by id, as an Arrow table; at most `limit`.
 
-        `reason` is a text that the reason of a dead message has.
+        The next page begins behind the last id of this one: `after=table["id"][-1].as_py()`.
+        `key_prefix` is how the key begins: the broker reads keys for it, so it looks at every
+        message that fits the other filters. `reason` is a text that the reason of a dead message
+        has. `columns` are those that are wanted (`["id", "key", "due_us"]`), and no others travel.
         """
         batches = list(
             self.scan(
@@ -193,9 +300,12 @@ class Messages:
                 due_to=due_to,
                 state=state,
                 owner=owner,
+                key_prefix=key_prefix,
                 reason=reason,
+                after=after,
                 limit=limit,
                 payload=payload,
+                columns=columns,
             )
         )
         return pa.Table.from_batches(batches)
@@ -207,13 +317,28 @@ class Messages:
         due_to: Any = None,
         state: str | None = None,
         owner: str | None = None,
+        key_prefix: str | None = None,
         reason: str | None = None,
+        after: int | None = None,
         limit: int | None = None,
         payload: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The same in batches, for any number of messages."""
+        """The same in batches, for any number of messages; a batch may be empty."""
+        wanted: Header = {
+            "due_from_us": optional_moment_us(due_from, "due_from"),
+            "due_to_us": optional_moment_us(due_to, "due_to"),
+            "state": state,
+            "owner": owner,
+            "key_prefix": key_prefix,
+            "reason": reason,
+            "after_id": after,
+            "limit": limit,
+            "columns": None if columns is None else [*columns],
+        }
+        given = {name: value for name, value in wanted.items() if value is not None}
         return self._transport.read(
-            self._listing(due_from, due_to, state, owner, reason, limit, payload),
+            {"call": "list", "topic": self.topic, "payload": payload, **given}
         )
 
     def dead(
@@ -221,27 +346,6 @@ class Messages:
     ) -> pa.Table:
         """Those that failed for good, with their `reason`; with a text, those whose reason has it."""
         return self.list(state="dead", reason=reason, limit=limit, payload=payload)
-
-    def _listing(
-        self,
-        due_from: Any,
-        due_to: Any,
-        state: Any,
-        owner: Any,
-        reason: Any,
-        limit: Any,
-        payload: bool,
-    ) -> Header:
-        filters: Header = {
-            "due_from_us": optional_moment_us(due_from, "due_from"),
-            "due_to_us": optional_moment_us(due_to, "due_to"),
-            "state": state,
-            "owner": owner,
-            "reason": reason,
-            "limit": limit,
-        }
-        given = {name: value for name, value in filters.items() if value is not None}
-        return {"call": "list", "topic": self.topic, "payload": payload, **given}
 
     def count(self) -> dict[str, int]:
         """How many messages are scheduled, ready, leased, dead, and ever were done or cancelled."""
@@ -304,7 +408,7 @@ class Messages:
         header = {"topic": self.topic, **moved(to, delay, due)}
         chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
         if id is None:
-            return each_piece(self._transport, "redrive_dead", header | chosen, progress)
+            return each_dead(self._transport, "redrive_dead", header | chosen, progress)
         self._refuse_filters(chosen)
         if to is None:
             return self._each_dead("redrive", header, id)
@@ -326,7 +430,7 @@ class Messages:
         chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
         header = {"topic": self.topic}
         if id is None:
-            return each_piece(self._transport, "purge_dead", header | chosen, progress)
+            return each_dead(self._transport, "purge_dead", header | chosen, progress)
         self._refuse_filters(chosen)
         return self._each_dead("purge", header, id)
 

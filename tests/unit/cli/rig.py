@@ -34,6 +34,11 @@ class Answer:
     def json(self) -> Any:
         return json.loads(self.out)
 
+    @property
+    def lines(self) -> list[Any]:
+        """Of commands that print an object on each line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
 
 class Shell:
     """The `fasti` command, and a client of the same broker."""
@@ -56,6 +61,12 @@ class Shell:
         answer = self(*arguments, "--json", stdin=stdin)
         assert answer.code == 0, answer
         return answer.json
+
+    def lines(self, *arguments: str) -> list[Any]:
+        """The JSON objects of a command that must end with 0."""
+        answer = self(*arguments, "--json")
+        assert answer.code == 0, answer
+        return answer.lines
 
 
 @contextmanager

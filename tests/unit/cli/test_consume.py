@@ -36,7 +36,7 @@ def test_without_ack_everything_is_given_back_as_if_never_opened(shell: Shell) -
     for _ in range(2):
         assert shell("consume", "emails", "--no-ack").out == "one\ntwo\n"
     assert counts(shell) == {"ready": 2}
-    assert {row["attempts"] for row in shell.good("messages", "list", "emails")} == {0}
+    assert {row["attempts"] for row in shell.lines("messages", "list", "emails")} == {0}
 
 
 def test_it_waits_for_what_falls_due_if_it_is_told_to(shell: Shell) -> None:

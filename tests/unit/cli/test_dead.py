@@ -17,7 +17,7 @@ def died(shell: Shell) -> None:
 
 
 def ids(shell: Shell, *more: str) -> list[int]:
-    return [row["id"] for row in shell.good("dead", "list", "emails", *more)]
+    return [row["id"] for row in shell.lines("dead", "list", "emails", *more)]
 
 
 def test_why_they_died(shell: Shell) -> None:
@@ -38,7 +38,7 @@ def test_redrive_by_id_and_by_reason(shell: Shell) -> None:
         shell.good("dead", "redrive", "emails", "--reason", "refused", "--delay", "1h")["ok"] == 2
     )
     assert ids(shell) == []
-    states = {row["id"]: row["state"] for row in shell.good("messages", "list", "emails")}
+    states = {row["id"]: row["state"] for row in shell.lines("messages", "list", "emails")}
     assert states == {1: "scheduled", 2: "ready", 3: "scheduled"}
     assert "redrive: 0 ok" in shell("dead", "redrive", "emails", "--all").out
 
@@ -86,7 +86,7 @@ def test_redrive_to_another_topic(shell: Shell) -> None:
     told = shell.good("dead", "redrive", "emails", "--reason", "refused", "--to", "by-hand")
     assert told["ok"] == 2
     assert ids(shell) == [2]
-    moved = shell.good("messages", "list", "by-hand", "--payload")
+    moved = shell.lines("messages", "list", "by-hand", "--payload")
     assert [row["headers"]["fasti-dead-topic"] for row in moved] == ["emails"] * 2
     told = shell.good("dead", "redrive", "emails", "--id", "2", "--to", "by-hand")
     assert told["outcomes"] == {"ok": 1}

@@ -58,15 +58,15 @@ def test_listing(kv: Shell) -> None:
     # Nothing in a value steers the terminal.
     assert "\x1b" not in shown
     assert "There are more: these are the first 3." in shown
-    found = kv.good("kv", "list", "profiles", "--prefix", "user-")
+    found = kv.lines("kv", "list", "profiles", "--prefix", "user-")
     assert [(entry["key"], entry["clustering"]) for entry in found] == [
         ("user-1", None),
         ("user-1", "2026-05-01"),
         ("user-2", None),
     ]
     assert found[0]["expires"].endswith("Z")
-    assert len(kv.good("kv", "list", "profiles", "--key", "user-1")) == 2
-    ranged = kv.good("kv", "list", "profiles", "--from", "user-2", "--to", "zebra")
+    assert len(kv.lines("kv", "list", "profiles", "--key", "user-1")) == 2
+    ranged = kv.lines("kv", "list", "profiles", "--from", "user-2", "--to", "zebra")
     assert [entry["value"] for entry in ranged] == ["c"]
     assert kv("kv", "list", "profiles", "--prefix", "a", "--from", "b").code == 2
 

@@ -130,10 +130,10 @@ def test_dead_rows_of_a_group(events: Shell) -> None:
                     message.reject("broken")
                 else:
                     message.ack()
-    found = events.good("groups", "dead", "events", "billing", "--payload")
+    found = events.lines("groups", "dead", "events", "billing", "--payload")
     assert sorted(row["payload"] for row in found) == ["0/1", "1/1"]
     assert {row["reason"] for row in found} == {"broken"}
-    assert events.good("groups", "dead", "events", "billing", "--reason", "else") == []
+    assert events.lines("groups", "dead", "events", "billing", "--reason", "else") == []
     assert "broken" in events("groups", "dead", "events", "billing").out
     assert "these are the first 1" in events("groups", "dead", "events", "billing", "-n", "1").out
     assert events("groups", "dead", "events", "nobody").code != 0

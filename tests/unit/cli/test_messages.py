@@ -18,7 +18,7 @@ def test_a_list_for_people_and_for_programs(shell: Shell) -> None:
     assert "scheduled" in listed
     assert "hello" not in listed
     assert "hello" in shell("messages", "list", "emails", "--payload").out
-    found = shell.good("messages", "list", "emails")
+    found = shell.lines("messages", "list", "emails")
     assert [row["id"] for row in found] == [1, 2, 3]
     assert "payload" not in found[0]
     assert [row["key"] for row in found] == ["a", "b", None]
@@ -44,7 +44,7 @@ def test_filters(shell: Shell) -> None:
         ("--owner billing", [1]),
         ("--limit 2", [1, 2]),
     ):
-        found = shell.good("messages", "list", "emails", *filters.split())
+        found = shell.lines("messages", "list", "emails", *filters.split())
         assert [row["id"] for row in found] == ids, filters
 
 
@@ -123,7 +123,7 @@ def test_cancel_several(shell: Shell) -> None:
     assert again.json[0]["at"].endswith("Z")
     for_people = shell("messages", "cancel", "emails", "--id", "2").out
     assert "cancelled" in for_people
-    assert [row["id"] for row in shell.good("messages", "list", "emails")] == [1, 3]
+    assert [row["id"] for row in shell.lines("messages", "list", "emails")] == [1, 3]
 
 
 def test_a_command_line_that_makes_no_sense_is_refused(shell: Shell) -> None:

@@ -25,7 +25,7 @@ def test_from_sending_to_consuming(tickets: Shell, tmp_path: Path) -> None:
     tickets.good("produce", "tickets", "--file", str(rows), "--priority", "9")
     changed = tickets.good("messages", "update", "tickets", "--key", "sweep", "--priority", "1")
     assert [(row["status"], row["version"]) for row in changed] == [("ok", 2)]
-    listed = tickets.good("messages", "list", "tickets", "--payload")
+    listed = tickets.lines("messages", "list", "tickets", "--payload")
     assert [(row["payload"], row["priority"]) for row in listed] == [
         ("sweep", 1),
         ("fire", 0),

@@ -11,7 +11,7 @@ from fasti.cli.exits import ERROR_EXITS
 
 
 def held(shell: Shell) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = shell.good("messages", "list", "emails", "--payload")
+    found: list[dict[str, Any]] = shell.lines("messages", "list", "emails", "--payload")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.calls import changes, changing, requests, snapshots
+from fasti.broker.calls import bulk, changes, changing, requests, snapshots
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
@@ -300,6 +300,7 @@ def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 _MORE = (
+    bulk,
     changes,
     cron_actions,
     dead_actions,

@@ -12,7 +12,6 @@ Handler threads; everything that changes goes through the shard.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts
+from fasti.broker.calls.tally import Tally
 from fasti.broker.reading import MOVED, fetch
 from fasti.core import commands as co
 from fasti.core.keys import HEADERS
@@ -43,7 +43,6 @@ DEAD_TOPIC, DEAD_REASON, DEAD_ATTEMPTS = (
 
 _PIECE_ROWS = 5_000
 _PIECE_BYTES = 4 << 20
-_FAILED_MAX = 100
 _REASONS_MAX = 1_000
 _FILTER: Header = {
     "topic": str,
@@ -57,21 +56,6 @@ _FILTER: Header = {
 }
 
 
-@dataclass(slots=True)
-class _Told:
-    """What became of the messages of a piece."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    failed: list[Header] = field(default_factory=list)
-
-    def add(self, ids: Int64s, status: NDArray[np.uint8]) -> None:
-        """More rows."""
-        words = [Outcome(code).word for code in status.tolist()]
-        self.counts.update(words)
-        bad = np.flatnonzero(status)[: _FAILED_MAX - len(self.failed)]
-        self.failed += [{"id": int(ids[row]), "status": words[row]} for row in bad.tolist()]
-
-
 def _redrive_dead(service: Service, header: Header, parts: Parts) -> Answer:
     fields = _checked(header, to=None, delay_us=None, due_us=None)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
@@ -79,26 +63,26 @@ def _redrive_dead(service: Service, header: Header, parts: Parts) -> Answer:
     if when.due_us is not None and when.delay_us is not None:
         raise InvalidArgument("either due_us or delay_us, not both", field="due_us")
     found = _page(service, fields, _named(service, parts))
-    told = _Told()
+    tally = Tally()
     target = _text(fields, "to")
     if target is not None and target != fields["topic"]:
-        _move(service, fields, target, when, found, told)
+        _move(service, fields, target, when, found, tally)
     elif len(found.ids):
         reply = _redriven(service, fields, found.ids, when)
-        told.add(found.ids, service.mutation("redrive", fields["topic"], reply).status)
-    return _answer(service, fields, found, told), []
+        tally.add(found.ids, service.mutation("redrive", fields["topic"], reply).status)
+    return _answer(service, fields, found, tally), []
 
 
 def _purge_dead(service: Service, header: Header, parts: Parts) -> Answer:
     fields = _checked(header)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
     found = _page(service, fields, _named(service, parts))
-    told = _Told()
+    tally = Tally()
     if len(found.ids):
         command = co.Purge(fields["topic"], found.ids, group=fields["group"])
         reply = service.mutation("purge", fields["topic"], service.command(command))
-        told.add(found.ids, reply.status)
-    return _answer(service, fields, found, told), []
+        tally.add(found.ids, reply.status)
+    return _answer(service, fields, found, tally), []
 
 
 def _count_dead(service: Service, header: Header, parts: Parts) -> Answer:
@@ -186,15 +170,9 @@ def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
     return found
 
 
-def _answer(service: Service, fields: Header, found: Messages, told: _Told) -> Header:
+def _answer(service: Service, fields: Header, found: Messages, tally: Tally) -> Header:
     left = service.command(co.Count(fields["topic"])).states.get("dead", 0)
-    return {
-        "looked": int(told.counts.total()),
-        "outcomes": dict(told.counts),
-        "failed": told.failed,
-        "next_after_id": found.next_after_id,
-        "left": left,
-    }
+    return tally.to_dict(found.next_after_id) | {"left": left}
 
 
 # Within their topic
@@ -210,7 +188,7 @@ def _redriven(service: Service, fields: Header, ids: Int64s, when: co.When) -> A
 
 
 def _move(
-    service: Service, fields: Header, target: str, when: co.When, found: Messages, told: _Told
+    service: Service, fields: Header, target: str, when: co.When, found: Messages, tally: Tally
 ) -> None:
     """As many of the page as may be gathered at once; the rest is left to the next call."""
     kind = service.require_topic(target).kind
@@ -247,7 +225,7 @@ def _move(
         kept = left[status[left] == Outcome.OK]
         assert len(kept) < len(left), "what did not happen says why"
         left = kept
-    told.add(ids, status)
+    tally.add(ids, status)
 
 
 def _contents(service: Service, topic: str, found: Messages) -> pa.RecordBatch:

@@ -12,22 +12,27 @@ from numpy.typing import NDArray
 from fasti.broker.calls import requests
 from fasti.broker.calls.snapshot_listing import FIELDS as SNAPSHOT_FIELDS
 from fasti.broker.calls.snapshot_listing import STATES, SnapshotListing, schema_of
-from fasti.broker.calls.snapshot_pages import SnapshotTopic, checked_partitions, split_ranges
+from fasti.broker.calls.snapshot_pages import (
+    SnapshotTopic,
+    begins_with,
+    checked_partitions,
+    split_ranges,
+)
 from fasti.broker.calls.snapshots import KEEP_US
 from fasti.broker.reading import MOVED, PIECE_BYTES, fetch
 from fasti.core.commands import List, Target
 from fasti.core.replies import Messages
 from fasti.errors import InvalidArgument
 from fasti.model import SEQUENCE_BITS, Outcome
-from fasti.protocol.schemas import MESSAGES, METADATA, STATUS, VERSION
+from fasti.protocol.schemas import CONTENT_NAMES, MESSAGES, METADATA, STATUS, VERSION
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
 Header = dict[str, Any]
 
-# A page with payloads is small enough to be gathered and sent in one go.
-_PAYLOAD_ROWS = 4096
+# A page whose keys or payloads are read is small enough to be gathered in one go.
+READ_ROWS = 4096
 _ROWS = 65_536
 _FILTERS: Header = {
     "topic": str,
@@ -35,12 +40,15 @@ _FILTERS: Header = {
     "due_from_us": None,
     "due_to_us": None,
     "owner": "",
+    "key_prefix": "",
     "reason": "",
     "limit": None,
     "payload": False,
     "partition": None,
     "snapshot": 0,
 }
+# Of the fields that a snapshot's listing has, those that any listing has.
+_EVERYWHERE = ("after_id", "columns")
 
 
 class Listings:
@@ -63,6 +71,7 @@ class Listings:
         fields = requests.checked(given, **_FILTERS, **SNAPSHOT_FIELDS)
         settings = self._service.require_topic(fields["topic"])
         partitions = checked_partitions(fields, settings.partitions)
+        check_prefix(self._service, fields["key_prefix"])
         schema = schema_of(fields)
         with self._service.snapshots.planning(
             fields["snapshot"], fields["position"], wanted["keep_us"]
@@ -82,16 +91,17 @@ class Listings:
         limit = requests.integer(fields, "limit")
         if limit is not None and limit < 0:
             raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
+        check_prefix(self._service, fields["key_prefix"])
         if fields["snapshot"]:
             return self._read_snapshot(fields)
         settings = self._service.require_topic(fields["topic"])
         checked_partitions(fields, settings.partitions)
         for name, default in SNAPSHOT_FIELDS.items():
-            if fields[name] != default:
+            if fields[name] != default and name not in _EVERYWHERE:
                 raise InvalidArgument(f"{name!r} goes with a snapshot", field=name)
-        pages = self._pages(fields, requests.integer(fields, "partition"), limit)
+        schema = schema_of(fields)
+        pages = self._pages(fields, schema, requests.integer(fields, "partition"), limit)
         first = next(pages)
-        schema = MESSAGES if fields["payload"] else METADATA
         return schema, _again(first, pages)
 
     def _read_snapshot(self, fields: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -105,28 +115,36 @@ class Listings:
         return listing.schema, pages
 
     def _pages(
-        self, fields: Header, partition: int | None, left: int | None
+        self, fields: Header, schema: pa.Schema, partition: int | None, left: int | None
     ) -> Iterator[pa.RecordBatch]:
-        after_id = 0 if partition is None else partition << SEQUENCE_BITS
+        contents = tuple(name for name in schema.names if name in CONTENT_NAMES)
+        prefix = fields["key_prefix"]
+        rows = READ_ROWS if contents or prefix else _ROWS
+        after_id = requests.integer(fields, "after_id") or 0
+        if partition is not None and after_id >= 0:
+            after_id = max(after_id, partition << SEQUENCE_BITS)
         while True:
-            found = self._page(fields, after_id, left)
+            # Which of a page have the prefix is seen when their keys are read.
+            found = self._page(fields, after_id, rows if prefix or left is None else left, rows)
+            after_id = found.next_after_id
             if partition is not None and len(found.ids):
                 found = _within(found, partition)
-            yield from self._batches(found, fields)
+            if prefix:
+                found = with_prefix(self._service, fields["topic"], found, prefix)
             if left is not None:
+                found = _rows_from(found, 0, left)
                 left -= len(found.ids)
-            after_id = found.next_after_id
+            yield from self._batches(found, fields["topic"], schema, contents)
             beyond = partition is not None and after_id >> SEQUENCE_BITS > partition
             if not after_id or beyond or left == 0:
                 break
 
-    def _page(self, fields: Header, after_id: int, left: int | None) -> Messages:
-        rows = _PAYLOAD_ROWS if fields["payload"] else _ROWS
+    def _page(self, fields: Header, after_id: int, wanted: int, rows_max: int) -> Messages:
         return self._service.command(
             List(
                 fields["topic"],
                 after_id,
-                max(1, rows if left is None else min(rows, left)),
+                max(1, min(rows_max, wanted)),
                 requests.integer(fields, "due_from_us"),
                 requests.integer(fields, "due_to_us"),
                 fields["state"] or None,
@@ -135,18 +153,24 @@ class Listings:
             )
         )
 
-    def _batches(self, found: Messages, fields: Header) -> Iterator[pa.RecordBatch]:
-        """A page as one batch; with payloads, as many as it takes to keep each small enough."""
-        if fields["limit"] == 0:
-            found = _within(found, -1)
-        if not fields["payload"]:
-            yield metadata(found)
+    def _batches(
+        self, found: Messages, topic: str, schema: pa.Schema, contents: tuple[str, ...]
+    ) -> Iterator[pa.RecordBatch]:
+        """A page as one batch; with contents, as many as it takes to keep each small enough."""
+        if not contents:
+            yield metadata(found).select(schema.names)
             return
         begin = 0
         while begin < len(found.ids) or not begin:
             part = _rows_from(found, begin, len(found.ids))
             part = _rows_from(part, 0, self._fitting(part))
-            yield with_payloads(metadata(part), self._payloads(fields["topic"], part))
+            more = gather(self._service, topic, part, contents)
+            facts = metadata(part)
+            arrays = [
+                more.column(name) if name in contents else facts.column(name)
+                for name in schema.names
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
             begin += max(1, len(part.ids))
 
     def _fitting(self, found: Messages) -> int:
@@ -159,14 +183,37 @@ class Listings:
         except MOVED:
             return max(1, PIECE_BYTES // shard.settings.limits.payload_bytes_max)
 
-    def _payloads(self, topic: str, found: Messages) -> pa.RecordBatch:
-        shard = self._service.shard
-        locations = found.columns.get("location", np.zeros(0, dtype=np.int64))
-        try:
-            return shard.store.payloads.gather(locations)
-        except MOVED:
-            # Read again from where they are now; what has gone meanwhile has no payload.
-            return fetch(shard, topic, Target(ids=found.ids))[1]
+
+def gather(service: Service, topic: str, found: Messages, names: tuple[str, ...]) -> pa.RecordBatch:
+    """Some contents of messages. Of what has gone meanwhile they are null."""
+    shard = service.shard
+    locations = found.columns.get("location", np.zeros(0, dtype=np.int64))
+    try:
+        return shard.store.payloads.gather(locations, names=names)
+    except MOVED:
+        # Read again from where they are now.
+        again = fetch(
+            shard,
+            topic,
+            Target(ids=found.ids),
+            lambda shard, places: shard.store.payloads.gather(places, names=names),
+        )
+        return again[1]
+
+
+def check_prefix(service: Service, prefix: str) -> None:
+    """Refuses what no key can begin with."""
+    limit = service.shard.settings.limits.key_bytes_max
+    if len(prefix.encode()) > limit:
+        raise InvalidArgument(f"a key has at most {limit} bytes", field="key_prefix", limit=limit)
+
+
+def with_prefix(service: Service, topic: str, found: Messages, prefix: str) -> Messages:
+    """Those whose key begins so. Keys lie beside the payloads and are read for it."""
+    if not len(found.ids):
+        return found
+    keys = gather(service, topic, found, ("key",)).column("key")
+    return only_rows(found, begins_with(keys, prefix))
 
 
 def metadata(found: Messages) -> pa.RecordBatch:
@@ -224,7 +271,11 @@ def _named(found: Messages, name: str) -> pa.Array:
 
 def _within(found: Messages, partition: int) -> Messages:
     """Only the messages of one partition."""
-    keep = found.ids >> SEQUENCE_BITS == partition
+    return only_rows(found, found.ids >> SEQUENCE_BITS == partition)
+
+
+def only_rows(found: Messages, keep: NDArray[np.bool_]) -> Messages:
+    """Some of the messages of a page."""
     if keep.all():
         return found
     columns = {name: values[keep] for name, values in found.columns.items()}

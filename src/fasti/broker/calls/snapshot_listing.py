@@ -126,7 +126,7 @@ class SnapshotListing:
             names.add("owner")
         if self._fields["reason"]:
             names.add("lease")
-        if self._contents or self._keys:
+        if self._contents or self._keys or self._fields["key_prefix"]:
             names.add("location")
         if self._ranked and PRIORITY in self.schema.names:
             names.add(PRIORITY)
@@ -152,6 +152,8 @@ class SnapshotListing:
         columns = only(columns, keep)
         if self._keys and len(columns["flags"]):
             columns = self._topic.with_keys(columns, pa.array(self._keys, pa.string()))
+        if self._fields["key_prefix"] and len(columns["flags"]):
+            columns = self._topic.with_prefix(columns, self._fields["key_prefix"])
         return columns
 
     def _numbers(self, kind: str, given: list[str]) -> list[int]:

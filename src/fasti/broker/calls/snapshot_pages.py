@@ -136,6 +136,18 @@ class SnapshotTopic:
         keys = self.gather(columns["location"], ("key",)).column("key")
         return only(columns, pc.is_in(keys, value_set=wanted).to_numpy(zero_copy_only=False))
 
+    def with_prefix(self, columns: Columns, prefix: str) -> Columns:
+        """Of these rows those whose key begins so."""
+        keys = self.gather(columns["location"], ("key",)).column("key")
+        return only(columns, begins_with(keys, prefix))
+
+
+def begins_with(keys: pa.Array, prefix: str) -> NDArray[np.bool_]:
+    """Of each key whether it begins so; a message without a key has none."""
+    found = pc.starts_with(keys, pattern=prefix).fill_null(False)
+    begins: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
+    return begins
+
 
 def by_place(columns: Columns) -> Columns:
     """In the order in which contents lie, so that each block is read once."""

@@ -72,12 +72,16 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     partition, sequence = partition_of(command.after_id), sequence_of(command.after_id) + 1
     if partition >= len(topic.partitions):
         return _messages(work, np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64), {})
-    columns, end = _read(work, topic, snapshot, partition, sequence)
+    now_us = work.now_us if snapshot is None else snapshot.at_us
+    # A frame is often enough for a small page; where few rows fit, many are looked at in one go.
+    columns, end = _read(work, topic, snapshot, partition, sequence, FRAME_ROWS)
+    rows = _filter(work, command, wanted, columns, now_us, snapshot)
+    if 2 * len(rows) < limit and end is not None:
+        columns, end = _read(work, topic, snapshot, partition, sequence, _SCANNED_ROWS)
+        rows = _filter(work, command, wanted, columns, now_us, snapshot)
     if topic.settings.kind != "priority":
         # Nobody wrote it.
         columns.pop(PRIORITY, None)
-    now_us = work.now_us if snapshot is None else snapshot.at_us
-    rows = _filter(work, command, wanted, columns, now_us, snapshot)
     more = len(rows) > limit
     rows = rows[:limit]
     columns = {name: values[rows] for name, values in columns.items()}
@@ -168,10 +172,10 @@ def _wanted_state(command: List) -> int | None:
 
 
 def _read(
-    work: Work, topic: Topic, snapshot: Snapshot | None, partition: int, first: int
+    work: Work, topic: Topic, snapshot: Snapshot | None, partition: int, first: int, span: int
 ) -> tuple[Columns, int | None]:
     """Rows from a sequence on, and where the reading ended (None: there is no more)."""
-    last = (first | (FRAME_ROWS - 1)) + _SCANNED_ROWS - FRAME_ROWS
+    last = (first | (FRAME_ROWS - 1)) + span - FRAME_ROWS
     if snapshot is None:
         view = topic.partitions[partition].ledger.view()
         columns = read_range(view, live_rows_of(work.state.memory.arena), first, last)
