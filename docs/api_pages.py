@@ -247,8 +247,11 @@ INTERNAL = {
     "fasti.Producer": ("outbox", "cut"),
     "fasti.Consumer": ("session",),
     "fasti.App": ("address_for_others", "in_worker_process", "reference", "finish"),
-    "fasti.app.handler.Handler": ("place", "label", "source"),
-    "fasti.app.codec.JsonCodec": ("converter",),
+    "fasti.app.handler.Handler": ("place", "label", "source", "encode"),
+    "fasti.app.codec.JsonCodec": (
+        "encode_for",
+        "type_of",
+    ),
     "fasti.aio.Consumer": ("session", "close_session"),
     "fasti.aio.Message": (
         "segment",

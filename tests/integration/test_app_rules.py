@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import threading
 from typing import Any
@@ -14,6 +15,11 @@ from fasti.errors import AlreadyExists, InvalidArgument, NotFound, TopicMismatch
 from fasti.testing.virtual import VirtualBroker
 
 WAIT_S = 30.0
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
 
 
 class Gate:
@@ -128,10 +134,29 @@ def test_a_payload_that_does_not_fit_is_dead_at_once(
     def send(order: dict[str, int]) -> None:
         raise AssertionError("it must not be called")
 
-    send.later({"id": "seven"}).result(WAIT_S)
+    with pytest.raises(InvalidArgument, match="id: expected a valid integer, not 'seven'"):
+        send.later({"id": "seven"})  # type: ignore[dict-item]
+    # From elsewhere, without the handler's types.
+    client.create_topic("emails")
+    client.producer("emails").send(b'{"id": "seven"}').result(WAIT_S)
     with app:
         fasti_broker.settle()
-    assert reasons(client) == ["the payload does not fit: id: expected a whole number, not 'seven'"]
+    assert reasons(client) == [
+        "the payload does not fit: id: expected a valid integer, not 'seven'"
+    ]
+
+
+def test_keys_that_are_not_text_come_back(fasti_broker: VirtualBroker, app: fasti.App) -> None:
+    got: list[dict[Level, int]] = []
+
+    @app.on("levels")
+    def take(levels: dict[Level, int]) -> None:
+        got.append(levels)
+
+    take.later({Level.LOW: 1, Level.HIGH: 2}).result(WAIT_S)
+    with app:
+        fasti_broker.settle()
+    assert got == [{Level.LOW: 1, Level.HIGH: 2}]
 
 
 def test_what_a_handler_has_finished_is_not_finished_again(

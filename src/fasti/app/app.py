@@ -5,7 +5,7 @@
     @app.on("emails", concurrency=8, retry=fasti.Backoff("1s", factor=2, limit="1h"), time_limit="5m")
     def send(order: Order) -> None: ...
 
-    send.later({"id": 7}, delay="5m", key="order-7")
+    send.later(Order(7), delay="5m", key="order-7")
 
 Nothing is connected until something is sent or the app runs: `app.run()`, `app.start()`, or
 `fasti run module:app --workers 4`. Declaring is for one thread; everything else may be called by any.
@@ -20,11 +20,11 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from fasti.app.calls import Middleware
 from fasti.app.codec import Codec, JsonCodec
-from fasti.app.handler import Handler, Kind, settings_of
+from fasti.app.handler import AnyHandler, Declaration, Handler, Kind, settings_of
 from fasti.app.running import Running
 from fasti.app.stats import HandlerStats
 from fasti.app.topics import ensure_topic
@@ -39,8 +39,6 @@ from fasti.errors import AlreadyExists, FastiError, InvalidArgument, RowsFailed,
 
 logger = logging.getLogger("fasti.app")
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Hook = TypeVar("Hook", bound=Callable[[], Any])
 Wrapper = TypeVar("Wrapper", bound=Middleware)
 
@@ -68,7 +66,7 @@ class App:
         self.owner = owner
         self.codec: Codec = codec or JsonCodec()
         self.grace_s = duration_us(grace, "grace") / 1_000_000
-        self.handlers: list[Handler[Any, Any]] = []
+        self.handlers: list[AnyHandler] = []
         self.middlewares: list[Middleware] = []
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
@@ -99,7 +97,7 @@ class App:
         create: bool | Mapping[str, Any] = True,
         name: str | None = None,
         group: str | None = None,
-    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
+    ) -> Declaration:
         """Declares a function to be the handler of a topic's messages.
 
         At most `concurrency` run at a time, by `kind`: `threads`, `asyncio` (for `async def`, and its
@@ -116,7 +114,7 @@ class App:
         Raises `invalid_argument`, and `already_exists` if the topic, or its group, has a handler.
         """
 
-        def declare(function: Callable[P, R]) -> Handler[P, R]:
+        def declare(function: Callable[..., Any]) -> Any:
             settings = settings_of(
                 topic,
                 inspect.iscoroutinefunction(function),
@@ -130,13 +128,13 @@ class App:
                 name=name,
                 group=group,
             )
-            handler = Handler(self, function, settings, codec or self.codec)
+            handler: AnyHandler = Handler(self, function, settings, codec or self.codec)
             self._add(handler)
             return handler
 
         return declare
 
-    def _add(self, handler: Handler[Any, Any]) -> None:
+    def _add(self, handler: AnyHandler) -> None:
         for other in self.handlers:
             if other.topic == handler.topic and other.settings.group == handler.settings.group:
                 of_group = f"group {other.settings.group!r} of " if other.settings.group else ""

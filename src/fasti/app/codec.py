@@ -14,23 +14,15 @@ raises makes the message dead: trying again would not help.
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from datetime import date, time, timedelta
-from decimal import Decimal
-from enum import Enum
-from pathlib import PurePath
-from typing import Any, Protocol, runtime_checkable
-from uuid import UUID
+from typing import Any, Protocol, get_args, runtime_checkable
 
-from fasti.app.convert import Mismatch, converter
+from fasti.app.json_type import JsonType, StructType, is_struct, plain, shown
 from fasti.app.verdicts import Undecodable
 from fasti.errors import InvalidArgument
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
+BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
 @runtime_checkable
@@ -45,55 +37,63 @@ class Codec(Protocol):
 
 
 class JsonCodec:
-    """JSON, both ways.
+    """JSON, both ways, by the handler's annotation: what `later` takes comes back as it was.
 
-    Dates and times become ISO 8601, lengths of time seconds, UUIDs and decimals text, bytes base64,
-    dataclasses and models objects, sets arrays; with an annotation they come back as they were.
-    Bytes alone travel as they are. Text that somebody sent without saying that it is JSON is read as
-    text by a handler that takes `str`.
+    Dates, times and lengths of time become ISO 8601, UUIDs and decimals text, bytes base64,
+    dataclasses and models objects, sets arrays, keys of dictionaries text. Bytes alone are a payload
+    that is ready, and travel as they are. Text that was sent without saying that it is JSON is read
+    as text by a handler that takes `str`.
     """
 
     def __init__(self) -> None:
-        self._converters: dict[Any, Callable[[Any], Any]] = {}
+        self._types: dict[Any, JsonType | StructType] = {}
 
     def encode(self, value: Any) -> tuple[bytes, str]:
-        """Raises `invalid_argument` on what JSON can't hold."""
-        if isinstance(value, (bytes, bytearray, memoryview)):
+        """Whatever JSON holds. Raises `invalid_argument` on what it can't."""
+        if isinstance(value, BYTES_LIKE):
             return bytes(value), BYTES
+        from pydantic_core import PydanticSerializationError, to_json
+
         try:
-            text = json.dumps(
-                value,
-                default=_plain,
-                ensure_ascii=False,
-                allow_nan=False,
-                separators=(",", ":"),
-            )
-            return text.encode(), JSON
-        except (TypeError, ValueError, RecursionError) as error:
+            payload = to_json(value, by_alias=True, bytes_mode="base64", fallback=plain)
+        except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"no JSON can be made of it: {error}", field="value") from error
+        return payload, JSON
+
+    def encode_for(self, annotation: Any, value: Any) -> tuple[bytes, str]:
+        """For a handler with this annotation, which gets the value as it was.
+
+        Raises `invalid_argument` if it would not: then the value has another type.
+        """
+        if isinstance(value, BYTES_LIKE) and bytes not in (annotation, *get_args(annotation)):
+            return self._checked(bytes(value), annotation), BYTES
+        return self.type_of(annotation).encode(value), JSON
+
+    def _checked(self, payload: bytes, annotation: Any) -> bytes:
+        try:
+            self.decode(payload, BYTES, annotation)
+        except Undecodable as error:
+            raise InvalidArgument(
+                f"{shown(payload)} is sent as it is, and the handler could not read it: {error}",
+                field="value",
+            ) from None
+        return payload
 
     def decode(self, payload: bytes, content_type: str | None, annotation: Any = Any) -> Any:
         """Raises `Undecodable` with what is wrong and where."""
         if annotation is str and not is_json(content_type):
             return _text(payload)
-        try:
-            value = json.loads(payload)
-        except ValueError as error:
-            kind = f" ({content_type})" if content_type else ""
-            raise Undecodable(f"the payload{kind} is no JSON: {error}") from error
-        try:
-            return self.converter(annotation)(value)
-        except Mismatch as error:
-            raise Undecodable(f"the payload does not fit: {error}") from error
+        return self.type_of(annotation).decode(payload)
 
-    def converter(self, annotation: Any) -> Callable[[Any], Any]:
-        """How a JSON value becomes what is annotated; made once. Raises `invalid_argument`."""
+    def type_of(self, annotation: Any) -> JsonType | StructType:
+        """How an annotation is written and read; made once. Raises `invalid_argument`."""
         try:
-            found = self._converters.get(annotation)
+            found = self._types.get(annotation)
         except TypeError:
-            return converter(annotation)
+            return JsonType(annotation)
         if found is None:
-            found = self._converters[annotation] = converter(annotation)
+            made = StructType(annotation) if is_struct(annotation) else JsonType(annotation)
+            found = self._types.setdefault(annotation, made)
         return found
 
 
@@ -110,30 +110,3 @@ def _text(payload: bytes) -> str:
         return payload.decode()
     except UnicodeDecodeError as error:
         raise Undecodable(f"the payload is no text: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no form for, as something that it has one for."""
-    if isinstance(value, (date, time)):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, (UUID, Decimal, PurePath)):
-        return str(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(value).decode()
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if hasattr(value, "model_dump"):  # pydantic
-        return value.model_dump(mode="json")
-    if hasattr(value, "__struct_fields__"):  # msgspec
-        return {name: getattr(value, name) for name in value.__struct_fields__}
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy scalar
-        return value.item()
-    raise TypeError(f"{type(value).__name__} has no form in JSON")

@@ -10,12 +10,26 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from fasti.app.codec import Codec, JsonCodec
-from fasti.app.signature import shape_of
+from fasti.app.signature import payload_of, shape_of
+from fasti.client.arguments import Moment
 from fasti.client.consumer import checked_group
 from fasti.client.durations import Duration, optional_duration_us
+from fasti.client.message import Message
 from fasti.client.outcomes import Outcome
 from fasti.client.producer import OnConflict
 from fasti.client.receipts import Receipt
@@ -25,6 +39,7 @@ from fasti.errors import InvalidArgument
 if TYPE_CHECKING:
     from fasti.app.app import App
 
+V = TypeVar("V")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -77,8 +92,20 @@ class Place:
         return found
 
 
-class Handler(Generic[P, R]):
-    """Made by `app.on`. Any thread may call."""
+class LaterOptions(TypedDict, total=False):
+    """What `later` takes besides the value: as for `Producer.send`."""
+
+    delay: Duration | None
+    at: Moment | None
+    key: str | None
+    headers: Mapping[str, str] | None
+    priority: int | None
+    subject: str | None
+    on_conflict: OnConflict
+
+
+class Handler(Generic[V, P, R]):
+    """Made by `app.on`: takes a `V`, and is called as the function that it was. Any thread may call."""
 
     def __init__(
         self, app: App, function: Callable[P, R], settings: HandlerSettings, codec: Codec
@@ -91,7 +118,7 @@ class Handler(Generic[P, R]):
         self.shape = shape_of(function)
         _check(self.label, settings, self.shape.is_async)
         if self.shape.takes == "value" and isinstance(codec, JsonCodec):
-            codec.converter(self.shape.annotation)
+            codec.type_of(self.shape.annotation)
 
     @property
     def topic(self) -> str:
@@ -117,41 +144,33 @@ class Handler(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
-    def __get__(self, instance: object, owner: type | None = None) -> Handler[P, R]:
+    def __get__(self, instance: object, owner: type | None = None) -> Handler[V, P, R]:
         return self
 
+    @overload
     def later(
-        self,
-        value: Any = None,
-        *,
-        delay: Duration | None = None,
-        at: Any = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        priority: int | None = None,
-        subject: str | None = None,
-        on_conflict: OnConflict = "reject",
-    ) -> Receipt:
+        self: Handler[None, P, R], value: None = None, **options: Unpack[LaterOptions]
+    ) -> Receipt: ...
+    @overload
+    def later(self, value: V, **options: Unpack[LaterOptions]) -> Receipt: ...
+
+    def later(self, value: Any = None, **options: Unpack[LaterOptions]) -> Receipt:
         """Puts a message that this handler will get: after `delay`, `at` a moment, or now.
 
-            send.later({"id": 7}, delay="5m", key="order-7")
+            send.later(Order(7), delay="5m", key="order-7")
 
-        Returns at once, as `producer.send` does; `receipt.result()` waits until it is durable.
-        Connects if the app is not connected. Raises what `connect` and `send` raise, and
-        `invalid_argument` if the codec can't encode the value.
+        Options are those of `Producer.send`: `delay`, `at`, `key`, `headers`, `priority`, `subject`
+        and `on_conflict`. Returns at once; `receipt.result()` waits until it is durable. Connects if
+        the app is not connected. Raises what `connect` and `send` raise, and
+        `invalid_argument` if the handler would not get the value as it is: it has another type.
         """
-        payload, content_type = self.codec.encode(value)
-        return self.app.producer(self.topic).send(
-            payload,
-            delay=delay,
-            at=at,
-            key=key,
-            headers=headers,
-            content_type=content_type,
-            priority=priority,
-            subject=subject,
-            on_conflict=on_conflict,
-        )
+        payload, content_type = self.encode(value)
+        producer = self.app.producer(self.topic)
+        return producer.send(payload, content_type=content_type, **options)
+
+    def encode(self, value: Any) -> tuple[bytes, str]:
+        """The payload from which this handler gets the value, and its content type."""
+        return payload_of(self.label, self.shape, self.codec, value)
 
     def cancel(self, *, key: str, version: int | None = None) -> Outcome:
         """Cancels the pending message with this key; after `ok` it is never handled."""
@@ -174,6 +193,23 @@ class Handler(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Handler {self.label} of {self.topic!r}>"
+
+
+# Whatever it takes and returns: for those who only run it.
+AnyHandler = Handler[Any, ..., Any]
+
+
+class Declaration(Protocol):
+    """What `app.on` gives, to be called with the function: as a decorator."""
+
+    @overload
+    def __call__(self, function: Callable[[Message], R], /) -> Handler[Any, [Message], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[V, P], R], /
+    ) -> Handler[V, Concatenate[V, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[[], R], /) -> Handler[None, [], R]: ...
 
 
 def settings_of(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from fasti.app.calls import call_of
 from fasti.app.feed import Feed
-from fasti.app.handler import Handler
+from fasti.app.handler import AnyHandler
 from fasti.app.processes import Remote
 from fasti.app.slots import Here, Line, Slots
 from fasti.app.stats import HandlerStats, Tally, total
@@ -77,7 +77,7 @@ class Running:
         self._worker = worker
         self._loop: LoopThread | None = None
         self._consumers: list[Consumer] = []
-        self._runners: list[tuple[Handler[Any, Any], Consumer, Runner]] = []
+        self._runners: list[tuple[AnyHandler, Consumer, Runner]] = []
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._stopper: threading.Thread | None = None
@@ -125,7 +125,7 @@ class Running:
             assert self._loop is not None
             self._loop.run(made)
 
-    def _add(self, handler: Handler[Any, Any]) -> None:
+    def _add(self, handler: AnyHandler) -> None:
         settings = handler.settings
         concurrency = self._concurrency or settings.concurrency
         prefetch = settings.prefetched(concurrency)
@@ -146,7 +146,7 @@ class Running:
     def _consumer_name(self, name: str | None) -> str | None:
         return name if name is None or self._worker is None else f"{name}-{self._worker}"
 
-    def _runner(self, handler: Handler[Any, Any], feed: Feed, concurrency: int) -> Runner:
+    def _runner(self, handler: AnyHandler, feed: Feed, concurrency: int) -> Runner:
         settings, label = handler.settings, handler.label
         told: Told = {
             "ended": self._look_again,

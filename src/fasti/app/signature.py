@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
-from fasti.app.codec import Codec
+from fasti.app.codec import BYTES_LIKE, Codec, JsonCodec
+from fasti.app.json_type import shown
 from fasti.client.message import Message
 from fasti.errors import InvalidArgument
 
@@ -82,20 +83,37 @@ def arguments_of(shape: Shape, codec: Codec) -> Arguments:
         return lambda message: ()
     if shape.takes == "message":
         return lambda message: (message,)
-    decode, annotation = codec.decode, shape.annotation
-    if shape.takes == "bytes":
-
-        def first(message: Any) -> Any:
-            return message.payload
-
-    else:
-
-        def first(message: Any) -> Any:
-            return decode(message.payload, message.content_type, annotation)
-
+    first = _first(shape, codec)
     if shape.with_message:
         return lambda message: (first(message), message)
     return lambda message: (first(message),)
+
+
+def _first(shape: Shape, codec: Codec) -> Callable[[Any], Any]:
+    if shape.takes == "bytes":
+        return lambda message: message.payload
+    annotation = shape.annotation
+    if type(codec) is JsonCodec and annotation is not str:
+        read = codec.type_of(annotation).decode
+        return lambda message: read(message.payload)
+    return lambda message: codec.decode(message.payload, message.content_type, annotation)
+
+
+def payload_of(label: str, shape: Shape, codec: Codec, value: Any) -> tuple[bytes, str]:
+    """The payload, and its content type, from which the handler gets this value.
+
+    Raises `invalid_argument` that names the handler if it would not, or would get another.
+    """
+    try:
+        if type(codec) is not JsonCodec or shape.takes in ("message", "nothing"):
+            return codec.encode(value)
+        if shape.takes == "value":
+            return codec.encode_for(shape.annotation, value)
+        if not isinstance(value, BYTES_LIKE):
+            raise InvalidArgument(f"expected bytes, not {shown(value)}", field="value")
+        return codec.encode(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{label}.later: {error.message}", field="value") from error
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -25,7 +25,7 @@ class Opaque:
     pass
 
 
-def declared(function: Any, **settings: Any) -> Handler[Any, Any]:
+def declared(function: Any, **settings: Any) -> Handler[Any, Any, Any]:
     return fasti.App().on("emails", **settings)(function)
 
 
@@ -82,7 +82,7 @@ def test_a_payload_that_cannot_be_decoded_is_rejected_with_a_reason() -> None:
         raise AssertionError("it must not be called")
 
     verdict = called(handle, FakeMessage(b'{"id": "x"}', JSON))
-    reason = "the payload does not fit: id: expected a whole number, not 'x'"
+    reason = "the payload does not fit: id: expected a valid integer, not 'x'"
     assert verdict == Verdict("reject", reason)
 
 
@@ -138,7 +138,14 @@ def test_parameters_that_nobody_would_fill_are_refused() -> None:
 
     def unknown(value: Opaque) -> None: ...
 
-    for function, why in ((two, "'other'"), (named, "'other'"), (unknown, "Opaque can't be made")):
+    def keyed(value: dict[tuple[int, int], str]) -> None: ...
+
+    for function, why in (
+        (two, "'other'"),
+        (named, "'other'"),
+        (unknown, "Opaque can't be made"),
+        (keyed, "can't come back from JSON: keys of JSON objects are text"),
+    ):
         with pytest.raises(InvalidArgument, match=why):
             declared(function)
 
@@ -253,3 +260,22 @@ def test_an_app_without_handlers_is_not_started() -> None:
 def test_workers_need_an_app_that_can_be_imported() -> None:
     with pytest.raises(InvalidArgument, match="at the top of a module"):
         fasti.App().run(workers=2)
+
+
+def test_later_refuses_a_value_of_another_type_and_names_the_handler() -> None:
+    # Nobody listens at this address: nothing is connected or sent.
+    app = fasti.App("fasti://127.0.0.1:1")
+
+    @app.on("orders")
+    def ship(order: Order) -> None: ...
+
+    @app.on("blobs")
+    def store(payload: bytes) -> None: ...
+
+    with pytest.raises(InvalidArgument, match=r"ship.later: id: expected a valid integer, not '7'"):
+        ship.later(Order("7"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"ship.later: expected an object, not None"):
+        ship.later()  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match=r"store.later: expected bytes, not 'text'") as caught:
+        store.later("text")  # type: ignore[arg-type]
+    assert (caught.value.code, caught.value.field) == ("invalid_argument", "value")
