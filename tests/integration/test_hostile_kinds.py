@@ -134,8 +134,10 @@ TICKETS: dict[str, Header] = {
     "log": {"topic": "log", "partition": 0, "offset": 0, "end_offset": 1, "limit": 1},
     "kv": {"topic": "kv", "prefix": "", "limit": 1, "value": True},
     "list": {"topic": "timeline", "reason": "x", "limit": 1, "key_prefix": "k", "after_id": 0},
+    "changes": {"after": 0, "ids": [1], "key": "k", "known": [["timeline", 1]]},
 }
 EXCHANGES: dict[str, Header] = {
+    "changes": {"after": 0, "ids": [1], "key": "k", "known": [["timeline", 1]]},
     "follow": {"topic": "log", "partition": 0, "offset": 0},
     "watch": {"topic": "kv", "prefix": "", "position": 0},
     "consume": {"topic": "log", "consumer": "c", "group": "g"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -311,6 +311,8 @@ class Client:
         *,
         start: Any = "earliest",
         topic: str | None = None,
+        key: str | None = None,
+        id: int | Sequence[int] | None = None,
         payload: bool = False,
         follow: bool = False,
         timeout: Duration | None = None,
@@ -326,6 +328,8 @@ class Client:
             self._client.changes,
             start=start,
             topic=topic,
+            key=key,
+            id=id,
             payload=payload,
             follow=follow,
             timeout=timeout,

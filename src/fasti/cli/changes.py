@@ -33,6 +33,13 @@ def changes(
         ),
     ] = "earliest",
     topic: Annotated[str | None, typer.Option(help="One topic only.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only messages that have, or get, this key.")
+    ] = None,
+    ids: Annotated[
+        list[int] | None,
+        typer.Option("--id", min=0, help="Only the message with this id. May be repeated."),
+    ] = None,
     follow: Annotated[bool, options.follow("Go on with what happens later.")] = False,
     count: options.Count = None,
     timeout: Annotated[
@@ -47,6 +54,8 @@ def changes(
 
     [dim]fasti changes --topic emails --from -1h[/dim]
 
+    [dim]fasti changes --topic emails --key user-7[/dim]
+
     [dim]fasti changes -f --json | jq 'select(.op == "rejected")'[/dim]
     """
     shown = _as_json if as_json else _as_text
@@ -54,7 +63,13 @@ def changes(
     with (
         terminated_softly(),
         client.changes(
-            start=_start(start), topic=topic, payload=payload, follow=follow, timeout=timeout
+            start=_start(start),
+            topic=topic,
+            key=key,
+            id=ids or None,
+            payload=payload,
+            follow=follow,
+            timeout=timeout,
         ) as found,
     ):
         for table in found:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -30,6 +30,8 @@ from fasti.errors import Closed, FastiError, InvalidArgument
 
 # A read that doesn't follow is given up when nothing came for so long.
 _PATIENCE_S = 30.0
+# So many messages of a key are remembered for the broker.
+_MET_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -100,6 +102,8 @@ class Changes:
         *,
         start: Start,
         topic: str | None,
+        key: str | None = None,
+        id: int | Sequence[int] | None = None,
         payload: bool,
         follow: bool,
         timeout: Duration | None,
@@ -110,6 +114,15 @@ class Changes:
         self._fields: Header = {"call": "changes", "payload": payload}
         if topic is not None:
             self._fields["topic"] = topic
+        if key is not None:
+            if not key:
+                raise InvalidArgument("a key has at least one character", field="key")
+            self._fields["key"] = key
+        # Messages met under the key, the latest last: when the connection was lost, the broker is
+        # told of them.
+        self._met: dict[tuple[str, int], None] = {}
+        if id is not None:
+            self._fields["ids"] = [id] if isinstance(id, int) else [int(each) for each in id]
         self.position = resolve(transport, start)
         # Without following it ends where the feed does now.
         self._end: Position | None = None if follow else feed_bounds(transport).last
@@ -152,6 +165,7 @@ class Changes:
                 for batch in self._plain:
                     if batch.num_rows:
                         self._moved(batch.column("position")[-1].as_py())
+                        self._remember(batch)
                         return batch
                 self._moved(self._end.frame)
             except FastiError as error:
@@ -161,7 +175,17 @@ class Changes:
         return None
 
     def _place(self) -> Header:
-        return {**self._fields, "shard": self.position.shard, "after": self.position.frame}
+        place = {"shard": self.position.shard, "after": self.position.frame}
+        known = {"known": [[*each] for each in self._met]} if self._met else {}
+        return {**self._fields, **place, **known}
+
+    def _remember(self, batch: pa.RecordBatch) -> None:
+        if "key" not in self._fields:
+            return
+        met = zip(batch.column("topic").to_pylist(), batch.column("id").to_pylist(), strict=True)
+        self._met.update(dict.fromkeys(each for each in met if None not in each))
+        for oldest in list(self._met)[: max(0, len(self._met) - _MET_MAX)]:
+            del self._met[oldest]
 
     def _moved(self, frame: int) -> None:
         self.position = Position(self.position.shard, frame)
@@ -183,6 +207,7 @@ class Changes:
                 header, batch = found
                 self._moved(int(header["position"]))
                 if batch is not None and batch.num_rows:
+                    self._remember(batch)
                     return batch
             except FastiError as error:
                 following.end()

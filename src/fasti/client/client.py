@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -491,6 +491,8 @@ class Client:
         *,
         start: Any = "earliest",
         topic: str | None = None,
+        key: str | None = None,
+        id: int | Sequence[int] | None = None,
         payload: bool = False,
         follow: bool = False,
         timeout: Duration | None = None,
@@ -498,6 +500,11 @@ class Client:
         """Everything that happened to every message, in order, as Arrow tables.
 
             for table in client.changes(topic="emails"): ...
+            for table in client.changes(topic="emails", key="user-7"): ...    # the life of one
+
+        `topic`, `key` and `id` (one or several) choose, on the broker's side: a `key` means all
+        messages that come to have it while reading, and the one that has it now; an `id` is of any
+        topic unless one is named.
 
         `start` is `"earliest"`, `"latest"`, an aware datetime, or a position as `changes.position`
         gives it (or its text). Without `follow` it ends with what has happened by now; with it, it
@@ -511,6 +518,8 @@ class Client:
             self.transport,
             start=start,
             topic=topic,
+            key=key,
+            id=id,
             payload=payload,
             follow=follow,
             timeout=timeout,

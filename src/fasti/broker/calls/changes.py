@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from fasti.broker.calls import requests
+from fasti.broker.calls.change_filter import NEEDED, change_filter
 from fasti.broker.calls.follower import IDLE_S, Follower, Written
 from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
@@ -33,6 +34,9 @@ _FIELDS: Header = {
     "topic": "",
     "topics": [],
     "ops": [],
+    "ids": [],
+    "key": "",
+    "known": [],
     "columns": [],
     "payload": False,
 }
@@ -72,6 +76,7 @@ class Span:
         self.columns = tuple(words(fields, "columns"))
         if self.columns:
             columns_of(WITH_PAYLOADS, list(self.columns))
+        self._filter = change_filter(service, fields, topics, self.ops)
 
     @property
     def schema(self) -> pa.Schema:
@@ -80,12 +85,15 @@ class Span:
 
     def pages(self, through: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Pages from where it is; it moves on with each."""
-        pages = self.feed.pages(
-            self.after, through, self.payload, self.topics, self.ops, self.columns
-        )
+        wanted = self.schema.names
+        ops, columns = self.ops, self.columns
+        if self._filter is not None:
+            # A message is known by rows of other ops too, and by columns that nobody asked for.
+            ops, columns = None, (*wanted, *(name for name in NEEDED if name not in wanted))
+        pages = self.feed.pages(self.after, through, self.payload, self.topics, ops, columns)
         for position, batch in pages:
             self.after = position
-            yield position, batch
+            yield position, batch if self._filter is None else self._filter.apply(batch, wanted)
 
 
 def _numbers(service: Service, topics: list[str]) -> frozenset[int]:
@@ -108,6 +116,8 @@ class ChangeReads:
             raise InvalidArgument(
                 f"splits is 1 to {_SPLITS_MAX}", field="splits", limit=_SPLITS_MAX
             )
+        if fields["key"] and fields["splits"] > 1:
+            raise InvalidArgument("a key is followed by one reader: splits is 1", field="splits")
         span = Span(self._service, fields)
         through = _through(span, fields)
         base = {
