@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -69,11 +70,19 @@ class Groups:
         to: str | None = None,
         reason: str | None = None,
         delay: Duration | None = None,
-        due: Any = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
     ) -> Any:
         """Has the group get dead rows again, or another topic; as `fasti.Groups.redrive`."""
         return await self._home.run(
-            self._groups.redrive, group, id, to=to, reason=reason, delay=delay, due=due
+            self._groups.redrive,
+            group,
+            id,
+            to=to,
+            reason=reason,
+            delay=delay,
+            at=at,
+            due=due,
         )
 
     async def purge(self, group: str, id: Any = None, *, reason: str | None = None) -> Any:

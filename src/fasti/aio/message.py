@@ -8,6 +8,7 @@ needs no `await`, and may be called by any thread. Awaiting it does no harm. Wit
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Mapping
+from datetime import datetime
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from fasti.aio.session import LoopSession, LoopWaiter
 from fasti.client import message as sync
 from fasti.client.durations import Duration, duration_us
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.returns import Return
+from fasti.client.returns import Return, release_argument
 
 
 class _Told:
@@ -68,14 +69,16 @@ class Message(sync.Message):
         self,
         delay: Duration | None = None,
         *,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Awaitable[Outcome | None]:
-        """Gives it back: due again at once, or after `delay`, whatever its due time was.
+        """Gives it back: due again at once, after `delay`, or `at` (`due`), whatever its due time was.
 
         The attempt doesn't count.
         """
-        return self._finished("release", duration_us(delay or 0, "delay"), wait, timeout)
+        return self._finished("release", release_argument(delay, at, due), wait, timeout)
 
     def extend(  # type: ignore[override]
         self, length: Duration, *, wait: bool = False, timeout: Duration | None = None
@@ -170,11 +173,13 @@ class Batch(sync.Batch):
         mask: Any = None,
         delay: Duration | None = None,
         *,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Awaitable[Outcomes | None]:
-        """Given back: due again at once, or after `delay`."""
-        return self._finish("release", duration_us(delay or 0, "delay"), mask, wait, timeout)
+        """Given back: due again at once, after `delay`, or `at` (`due`)."""
+        return self._finish("release", release_argument(delay, at, due), mask, wait, timeout)
 
     def _finish(  # type: ignore[override]
         self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None

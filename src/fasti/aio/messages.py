@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -315,7 +316,8 @@ class Messages:
         *,
         to: str | None = None,
         delay: Duration | None = None,
-        due: Any = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         reason: str | None = None,
         owner: str | None = None,
         due_from: Any = None,
@@ -331,6 +333,7 @@ class Messages:
             id,
             to=to,
             delay=delay,
+            at=at,
             due=due,
             reason=reason,
             owner=owner,

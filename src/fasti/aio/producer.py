@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sized
 from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -74,7 +75,8 @@ class Producer:
         payload: bytes,
         *,
         delay: Duration | None = None,
-        at: Any = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
@@ -83,7 +85,8 @@ class Producer:
         partition: int | None = None,
         on_conflict: sync.OnConflict = "reject",
     ) -> Receipt:
-        """Puts one message: after `delay`, `at` an aware datetime, or now.
+        """Puts one message: after `delay`, `at` an aware datetime, or now. One of them, or `due`: the
+        same moment as UTC microseconds.
 
         Returns when the message is in the buffer: at once, unless that is full. `await receipt`
         waits until it is durable. `key` is your own name for it, by which it can be changed until
@@ -106,6 +109,7 @@ class Producer:
             payload,
             delay=delay,
             at=at,
+            due=due,
             key=key,
             headers=headers,
             content_type=content_type,
@@ -137,6 +141,7 @@ class Producer:
         self,
         payloads: Any,
         *,
+        at: Any = ...,
         due: Any = ...,
         delay: Any = ...,
         key: Any = ...,
@@ -157,6 +162,7 @@ class Producer:
         self,
         payloads: Any,
         *,
+        at: Any = ...,
         due: Any = ...,
         delay: Any = ...,
         key: Any = ...,
@@ -176,6 +182,7 @@ class Producer:
         self,
         payloads: Any,
         *,
+        at: Any = None,
         due: Any = None,
         delay: Any = None,
         key: Any = None,
@@ -203,7 +210,7 @@ class Producer:
 
         def cut() -> list[pa.RecordBatch]:
             batch = message_batch(
-                payloads, due, delay, key, headers, content_type, priority, subject
+                payloads, due, delay, key, headers, content_type, priority, subject, at
             )
             sync.checked_partition(partition)
             return self._producer.cut(batch, on_conflict, atomic)

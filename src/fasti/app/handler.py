@@ -10,6 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -96,7 +97,8 @@ class LaterOptions(TypedDict, total=False):
     """What `later` takes besides the value: as for `Producer.send`."""
 
     delay: Duration | None
-    at: Moment | None
+    at: datetime | None
+    due: Moment | None
     key: str | None
     headers: Mapping[str, str] | None
     priority: int | None
@@ -155,12 +157,12 @@ class Handler(Generic[V, P, R]):
     def later(self, value: V, **options: Unpack[LaterOptions]) -> Receipt: ...
 
     def later(self, value: Any = None, **options: Unpack[LaterOptions]) -> Receipt:
-        """Puts a message that this handler will get: after `delay`, `at` a moment, or now.
+        """Puts a message that this handler will get: after `delay`, `at` (or `due`) a moment, or now.
 
             send.later(Order(7), delay="5m", key="order-7")
 
-        Options are those of `Producer.send`: `delay`, `at`, `key`, `headers`, `priority`, `subject`
-        and `on_conflict`. Returns at once; `receipt.result()` waits until it is durable. Connects if
+        Options are those of `Producer.send`: `delay`, `at`, `due`, `key`, `headers`, `priority`,
+        `subject` and `on_conflict`. Returns at once; `receipt.result()` waits until it is durable. Connects if
         the app is not connected. Raises what `connect` and `send` raise, and
         `invalid_argument` if the handler would not get the value as it is: it has another type.
         """
@@ -182,12 +184,13 @@ class Handler(Generic[V, P, R]):
         *,
         key: str,
         delay: Duration | None = None,
-        at: Any = None,
+        at: datetime | None = None,
+        due: Moment | None = None,
         version: int | None = None,
     ) -> Outcome:
         """Gives the pending message with this key another due time."""
         outcome: Outcome = self.app.messages(self.topic).move(
-            key=key, delay=delay, at=at, version=version
+            key=key, delay=delay, at=at, due=due, version=version
         )
         return outcome
 

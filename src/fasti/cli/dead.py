@@ -15,6 +15,7 @@ from fasti.cli.options import (
     After,
     AsJson,
     AsJsonLines,
+    At,
     Delay,
     From,
     Ids,
@@ -176,20 +177,22 @@ def redrive(
         str | None, typer.Option(metavar="TOPIC", help="Into another topic instead of their own.")
     ] = None,
     delay: Delay = None,
+    at: At = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead messages another life: they fall due again, now or after `--delay`.
+    """Give dead messages another life: they fall due again, now, after `--delay`, or `--at` a time.
 
     [dim]fasti dead redrive emails --reason "connection refused" --delay 5m[/dim]
     [dim]fasti dead redrive emails --all --to emails-by-hand[/dim]
     """
     _check_chosen(dead, every, ids)
+    only_one(delay=delay is not None, at=at is not None)
     if dry_run:
         _tell_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
         return
     total = len(ids) if ids else sum(dead.counts().values())
-    conclude_bulk("redrive", dead.change("redrive", total, ids, to=to, delay=delay), as_json)
+    conclude_bulk("redrive", dead.change("redrive", total, ids, to=to, delay=delay, at=at), as_json)
 
 
 @app.command()

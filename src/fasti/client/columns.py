@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.client.durations import duration_us, moment_us
+from fasti.client.durations import aware_us, check_one_moment, duration_us, moment_us
 from fasti.errors import InvalidArgument
 from fasti.protocol.schemas import PRODUCE_TYPES
 
@@ -57,8 +57,10 @@ def message_batch(
     content_type: Any = None,
     priority: Any = None,
     subject: Any = None,
+    at: Any = None,
 ) -> pa.RecordBatch:
     """Columns, or one value for all rows, as a batch. `payloads` may be a whole table."""
+    check_one_moment(at, delay, due)
     if isinstance(payloads, (pa.Table, pa.RecordBatch)):
         columns = {name: payloads.column(name) for name in payloads.schema.names}
     else:
@@ -77,6 +79,8 @@ def message_batch(
         raise InvalidArgument("a batch needs a column payload", field="payload")
     payload = _column("payload", columns.pop("payload"), pa.binary())
     found = {"payload": payload}
+    if at is not None:
+        columns["at"] = at
     for name, values in columns.items():
         wire, array = _converted(name, values, len(payload))
         if wire in found:
@@ -99,7 +103,7 @@ def _checked_batch(found: dict[str, pa.Array]) -> pa.RecordBatch:
 
 
 def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
-    if name in ("due", "due_us"):
+    if name in ("at", "due", "due_us"):
         return "due_us", _moments(name, values, rows)
     if name in ("delay", "delay_us"):
         return "delay_us", _lengths(name, values, rows)
@@ -127,10 +131,13 @@ def moments(values: Any, rows: int, field: str = "due") -> pa.Array:
 
 
 def _moments(name: str, values: Any, rows: int) -> pa.Array:
+    one = aware_us if name == "at" else moment_us
     if isinstance(values, (datetime, int)):
-        return pa.array(np.full(rows, moment_us(values, name)))
+        return pa.array(np.full(rows, one(values, name)))
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         kind = values.type
+        if name == "at" and not pa.types.is_timestamp(kind):
+            raise _not_aware(kind)
         if pa.types.is_timestamp(kind):
             if kind.tz is None:
                 raise InvalidArgument(
@@ -142,12 +149,20 @@ def _moments(name: str, values: Any, rows: int) -> pa.Array:
     if isinstance(values, np.ndarray):
         if values.dtype.kind == "M":
             raise InvalidArgument(f"{name}: datetime64 has no time zone", field=name)
+        if name == "at":
+            raise _not_aware(values.dtype)
         return _column(name, values, pa.int64())
     if not isinstance(values, Sequence) or isinstance(values, str):
-        return pa.array([moment_us(values, name)] * rows, type=pa.int64())
-    plain = all(type(value) is int for value in values)
-    found = values if plain else [None if v is None else moment_us(v, name) for v in values]
+        return pa.array([one(values, name)] * rows, type=pa.int64())
+    plain = name != "at" and all(type(value) is int for value in values)
+    found = values if plain else [None if v is None else one(v, name) for v in values]
     return _column(name, found, pa.int64())
+
+
+def _not_aware(kind: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"at must be aware datetimes, not {kind}; microseconds go into due=", field="at"
+    )
 
 
 def lengths(values: Any, rows: int, field: str = "delay") -> pa.Array:

@@ -9,7 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.client.bulk import FAILED_MAX, BulkOutcomes, Progress, each_piece
-from fasti.client.durations import Duration, optional_duration_us, optional_moment_us
+from fasti.client.durations import (
+    Duration,
+    aware_us,
+    check_one_moment,
+    optional_duration_us,
+    optional_moment_us,
+)
 from fasti.client.transport import Header, Transport
 
 _PIECE_ROWS = 5_000
@@ -45,12 +51,13 @@ def filters(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def moved(to: str | None, delay: Duration | None, due: Any) -> Header:
+def moved(to: str | None, delay: Duration | None, at: Any, due: Any) -> Header:
     """Where redriven messages go, and when they are due there."""
+    check_one_moment(at, delay, due)
     found = {
         "to": to,
         "delay_us": optional_duration_us(delay, "delay"),
-        "due_us": optional_moment_us(due, "due"),
+        "due_us": optional_moment_us(due, "due") if at is None else aware_us(at),
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -3,6 +3,9 @@
 A length is `"5m"`, `"1h30m"`, `"100ms"`, a `timedelta`, or a number of seconds. A moment is an aware
 `datetime`; a naive one is refused, because nobody can tell which moment it means. Where a name ends
 in `_us`, and for `due=`, a whole number is microseconds since the Unix epoch.
+
+When a message is to be due has the same three names in every call: `at` (an aware `datetime`), `delay`
+(a length) and `due` (microseconds, or an aware `datetime`). One of them may be given.
 """
 
 from __future__ import annotations
@@ -123,6 +126,19 @@ def aware_us(value: Any, field: str = "at") -> int:
             field=field,
         )
     return moment_us(value, field)
+
+
+def check_one_moment(at: Any, delay: Any, due: Any) -> None:
+    """Refuses two of the names for when a message is due."""
+    given = [
+        name for name, value in (("at", at), ("delay", delay), ("due", due)) if value is not None
+    ]
+    if len(given) > 1:
+        raise InvalidArgument(
+            f"either {' or '.join(given)}, not {'both' if len(given) == 2 else 'all'}: "
+            "they are names for one thing",
+            field=given[0],
+        )
 
 
 def as_datetime(at_us: int) -> datetime:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -194,7 +195,8 @@ class Groups:
         to: str | None = None,
         reason: str | None = None,
         delay: Duration | None = None,
-        due: Any = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         progress: Progress | None = None,
     ) -> Any:
         """Has the group get dead rows again, now or later, with no attempts counted.
@@ -203,7 +205,7 @@ class Groups:
         instead, each with headers that tell of its death. `Outcome` for one, else the answer has
         `counts()` and `all_ok`.
         """
-        header: Header = {"topic": self.topic, "group": group, **moved(to, delay, due)}
+        header: Header = {"topic": self.topic, "group": group, **moved(to, delay, at, due)}
         if id is None:
             header |= filters(reason=reason)
             return each_dead(self._transport, "redrive_dead", header, progress)

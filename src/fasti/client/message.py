@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fasti.client.durations import Duration, as_datetime, duration_us, seconds
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.replies import REPLY_TO, Reply, answer_headers, asked, checked_payload
-from fasti.client.returns import Return, Segment, Waiter
+from fasti.client.returns import Return, Segment, Waiter, release_argument
 from fasti.client.run import Run
 from fasti.errors import IllegalTransition, InvalidArgument, TimedOut
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
@@ -204,14 +204,16 @@ class Message:
         self,
         delay: Duration | None = None,
         *,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Outcome | None:
-        """Gives it back: due again at once, or after `delay`, whatever its due time was.
+        """Gives it back: due again at once, after `delay`, or `at` (`due`), whatever its due time was.
 
         The attempt doesn't count.
         """
-        return self._finish("release", duration_us(delay or 0, "delay"), wait, timeout)
+        return self._finish("release", release_argument(delay, at, due), wait, timeout)
 
     def extend(
         self, length: Duration, *, wait: bool = False, timeout: Duration | None = None
@@ -388,11 +390,13 @@ class Batch:
         mask: Any = None,
         delay: Duration | None = None,
         *,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Outcomes | None:
-        """Given back: due again at once, or after `delay`."""
-        return self._finish("release", duration_us(delay or 0, "delay"), mask, wait, timeout)
+        """Given back: due again at once, after `delay`, or `at` (`due`)."""
+        return self._finish("release", release_argument(delay, at, due), mask, wait, timeout)
 
     def _finish(
         self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None

@@ -6,6 +6,7 @@ Made by `client.messages(topic)`; any thread may call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from fasti.client.dead import each_dead, filters, moved, named
 from fasti.client.durations import (
     Duration,
     aware_us,
+    check_one_moment,
     duration_us,
     moment_us,
     optional_moment_us,
@@ -85,8 +87,9 @@ class Messages:
         for lists `Outcomes`. With `dry_run` these are what would become of them: nothing changes.
         """
         target = Target(id, key, version)
-        if (at is not None) + (due is not None) + (delay is not None) != 1:
-            raise InvalidArgument("a move needs one of at, due and delay", field="due")
+        check_one_moment(at, delay, due)
+        if at is None and delay is None and due is None:
+            raise InvalidArgument("a move needs one of at, delay and due", field="due")
         if delay is not None:
             column = {"delay_us": lengths(delay, target.rows)}
         else:
@@ -226,6 +229,7 @@ class Messages:
             state=state,
             everything=everything,
         )
+        check_one_moment(at, delay, due)
         if sum(given is not None for given in (at, due, delay, by)) != 1:
             raise InvalidArgument("a move needs one of at, due, delay and by", field="due")
         if by is not None:
@@ -386,14 +390,15 @@ class Messages:
         *,
         to: str | None = None,
         delay: Duration | None = None,
-        due: Any = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         reason: str | None = None,
         owner: str | None = None,
         due_from: Any = None,
         due_to: Any = None,
         progress: Progress | None = None,
     ) -> Any:
-        """Makes dead messages live again, now or later, with no attempts counted.
+        """Makes dead messages live again, now or later (`delay`, `at`, `due`), with no attempts counted.
 
             emails.redrive(17).status                             # one: an `Outcome`
             emails.redrive(reason="refused", delay="5m").counts()
@@ -405,7 +410,7 @@ class Messages:
         whose key is taken stays where it is (`conflict`). For lists and filters the answer has
         `counts()`, `all_ok` and `failed`.
         """
-        header = {"topic": self.topic, **moved(to, delay, due)}
+        header = {"topic": self.topic, **moved(to, delay, at, due)}
         chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
         if id is None:
             return each_dead(self._transport, "redrive_dead", header | chosen, progress)

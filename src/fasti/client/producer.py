@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -16,7 +17,14 @@ from typing import Any, Literal, overload
 import pyarrow as pa
 
 from fasti.client.columns import as_bytes, as_headers, message_batch, pieces
-from fasti.client.durations import Duration, aware_us, duration_us, seconds
+from fasti.client.durations import (
+    Duration,
+    aware_us,
+    check_one_moment,
+    duration_us,
+    moment_us,
+    seconds,
+)
 from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.outbox import GATHER_BYTES, GATHER_ROWS, Outbox
 from fasti.client.outcomes import Outcomes
@@ -114,7 +122,8 @@ class Producer:
         payload: bytes,
         *,
         delay: Duration | None = None,
-        at: Any = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
@@ -123,7 +132,8 @@ class Producer:
         partition: int | None = None,
         on_conflict: OnConflict = "reject",
     ) -> Receipt:
-        """Puts one message: after `delay`, `at` an aware datetime, or now.
+        """Puts one message: after `delay`, `at` an aware datetime, or now. One of them, or `due`: the
+        same moment as UTC microseconds, as `send_batch` takes a column of them.
 
         Returns at once; `receipt.result()` waits until the message is durable. `key` is your own
         name for it, by which it can be changed until it is delivered; when a live message has the
@@ -147,12 +157,13 @@ class Producer:
             delay is not None
             or key is not None
             or at is not None
+            or due is not None
             or headers is not None
             or content_type is not None
             or priority is not None
             or subject is not None
         ):
-            extras = self._extras(delay, at, key, headers, content_type, priority, subject)
+            extras = self._extras(delay, at, due, key, headers, content_type, priority, subject)
             # About: it only has to keep a batch far below its limit.
             size_bytes += 64
             if headers is not None or content_type is not None or subject is not None:
@@ -181,6 +192,7 @@ class Producer:
         self,
         delay: Any,
         at: Any,
+        due: Any,
         key: Any,
         headers: Any,
         content_type: Any,
@@ -189,12 +201,11 @@ class Producer:
     ) -> list[tuple[str, Any]]:
         """The columns that this message uses, checked: one bad row would spoil its batch."""
         found: list[tuple[str, Any]] = []
-        if delay is not None:
-            if at is not None:
-                raise InvalidArgument("either at or delay, not both", field="at")
+        if at is not None or due is not None:
+            check_one_moment(at, delay, due)
+            found.append(("due_us", aware_us(at) if due is None else moment_us(due, "due")))
+        elif delay is not None:
             found.append(("delay_us", duration_us(delay, "delay")))
-        elif at is not None:
-            found.append(("due_us", aware_us(at, "at")))
         if key is not None:
             found.append(("key", self._text("key", key, self._limits.key_bytes_max)))
         if headers is not None:
@@ -243,6 +254,7 @@ class Producer:
         self,
         payloads: Any,
         *,
+        at: Any = ...,
         due: Any = ...,
         delay: Any = ...,
         key: Any = ...,
@@ -263,6 +275,7 @@ class Producer:
         self,
         payloads: Any,
         *,
+        at: Any = ...,
         due: Any = ...,
         delay: Any = ...,
         key: Any = ...,
@@ -282,6 +295,7 @@ class Producer:
         self,
         payloads: Any,
         *,
+        at: Any = None,
         due: Any = None,
         delay: Any = None,
         key: Any = None,
@@ -302,8 +316,8 @@ class Producer:
         with the columns `payload`, and any of `due` (timestamp with a time zone) or `due_us`, `delay`
         (duration) or `delay_us`, `key`, `headers` (map), `content_type`, `priority`, `subject`.
         Other columns may be given
-        beside it: `due` as whole microseconds or aware datetimes, `delay` as lengths of time; each
-        a column or one value for all.
+        beside it: `at` as aware datetimes, `due` as whole microseconds or aware datetimes, `delay`
+        as lengths of time, one of the three; each a column or one value for all.
 
             producer.send_batch([b"a", b"b"], delay="1h").all_ok
             pending = producer.send_batch(table, wait=False)      # more while it is under way
@@ -313,7 +327,9 @@ class Producer:
         the other. Raises what `send` raises, and with `wait` the error that refused the batch or
         `timed_out`.
         """
-        batch = message_batch(payloads, due, delay, key, headers, content_type, priority, subject)
+        batch = message_batch(
+            payloads, due, delay, key, headers, content_type, priority, subject, at
+        )
         checked_partition(partition)
         cut = self.cut(batch, on_conflict, atomic)
         box = self._box

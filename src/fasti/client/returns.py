@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fasti.client.durations import Duration, aware_us, check_one_moment, duration_us, moment_us
 from fasti.client.outcomes import Outcomes
 from fasti.client.run import Run
 from fasti.client.transport import Header
@@ -42,6 +43,21 @@ _HAD_HAPPENED = {
     "release": _WENT_BACK,
     "extend": (),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class DueAt:
+    """When released rows are due, where that is no delay."""
+
+    due_us: int
+
+
+def release_argument(delay: Duration | None, at: Any, due: Any) -> int | DueAt:
+    """When released rows are due, checked: at once if nothing is given."""
+    check_one_moment(at, delay, due)
+    if at is not None or due is not None:
+        return DueAt(aware_us(at) if due is None else moment_us(due, "due"))
+    return duration_us(delay or 0, "delay")
 
 
 class Waiter:
@@ -159,22 +175,27 @@ class Return:
             return {"op": self.op, "reason": self.argument}
         if self.op == "extend":
             return {"op": self.op, "length_us": self.argument}
-        if self.op == "release" and self.argument is not None:
+        if self.op == "release" and isinstance(self.argument, int):
             return {"op": self.op, "delay_us": self.argument}
         return {"op": self.op}
 
     def batch(self) -> pa.RecordBatch:
         """The request's rows."""
-        own_due = self.op == "release" and self.argument is None
         arrays = [
             pa.array(_joined([run.ids[rows] for run, rows in self.segments])),
             pa.array(_joined([run.tokens_of(rows) for run, rows in self.segments])),
             pa.array(_joined([run.started_of(rows) for run, rows in self.segments])),
-            pa.array(_joined([run.due_us[rows] for run, rows in self.segments]))
-            if own_due
-            else pa.nulls(self.rows, pa.int64()),
+            self._due(),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=RETURNED)
+
+    def _due(self) -> pa.Array:
+        """When each row is due, if it says so itself."""
+        if self.op == "release" and self.argument is None:
+            return pa.array(_joined([run.due_us[rows] for run, rows in self.segments]))
+        if isinstance(self.argument, DueAt):
+            return pa.array(np.full(self.rows, self.argument.due_us))
+        return pa.nulls(self.rows, pa.int64())
 
     def outcomes(self, header: Header) -> Outcomes:
         """The answer, with the ids that the broker left out."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
 from fasti.client.columns import as_bytes, message_batch
-from fasti.client.durations import Duration, aware_us, duration_us
+from fasti.client.durations import Duration
 from fasti.client.kv_columns import names_batch, put_batch
 from fasti.client.message import Message, check_reason
 from fasti.client.messages import Messages, Target
 from fasti.client.outcomes import NAMED_MAX, Outcomes
 from fasti.client.producer import checked_partition
-from fasti.client.returns import Return
+from fasti.client.returns import Return, release_argument
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, IllegalTransition, InvalidArgument, TransactionAborted
 
@@ -64,9 +65,16 @@ class Transaction:
         """Failed for good."""
         self._return(message, Return("reject", reason, []))
 
-    def release(self, message: Message, delay: Duration | None = None) -> None:
-        """Given back."""
-        self._return(message, Return("release", duration_us(delay or 0, "delay"), []))
+    def release(
+        self,
+        message: Message,
+        delay: Duration | None = None,
+        *,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
+    ) -> None:
+        """Given back: due again at once, after `delay`, or `at` (`due`)."""
+        self._return(message, Return("release", release_argument(delay, at, due), []))
 
     def _return(self, message: Message, returned: Return) -> None:
         if message.finished or any(message.same_as(each) for each in self._messages):
@@ -85,7 +93,8 @@ class Transaction:
         payload: bytes,
         *,
         delay: Duration | None = None,
-        at: Any = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
@@ -99,7 +108,8 @@ class Transaction:
         self.send_batch(
             topic,
             [payload],
-            due=None if at is None else [aware_us(at)],
+            at=at,
+            due=due,
             delay=delay,
             key=None if key is None else [key],
             headers=headers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import UTC, datetime
 
 import pytest
 from tests.unit.aio.stories import leased, soon, tell, until
@@ -11,6 +12,7 @@ from tests.unit.aio.test_aio_consumer import numbers, sent
 
 import fasti
 from fasti.aio import Client
+from fasti.client.durations import moment_us
 from fasti.errors import Closed, IllegalTransition, InvalidArgument, RowsFailed, TimedOut
 from fasti.testing.virtual import VirtualBroker
 
@@ -159,3 +161,29 @@ def test_an_answer_that_does_not_come_in_time() -> None:
 
     with pytest.raises(TimedOut):
         asyncio.run(story())
+
+
+def test_moments_have_the_same_names_as_in_the_synchronous_sdk() -> None:
+    at = datetime(2031, 5, 6, tzinfo=UTC)
+
+    async def story(broker: VirtualBroker, client: Client) -> None:
+        await sent(client, b"0")
+        pending = client.messages("t")
+        async with client.consumer("t", timeout=20) as consumer:
+            message = await soon(anext(consumer))
+            assert (await message.release(at=at, wait=True)).ok
+        assert (await pending.get(id=message.id))["due_us"] == moment_us(at)
+        assert (await pending.move(id=message.id, delay="0s")).ok
+        async with client.consumer("t", timeout=20) as consumer:
+            (batch,) = [await soon(anext(consumer.batches(1)))]
+            assert (await batch.reject(wait=True)).all_ok
+        assert (await pending.redrive(message.id, at=at)).ok
+        producer = client.producer("t")
+        (due,) = (await producer.send_batch([b""], at=[at])).ids
+        for found in (message.id, int(due), (await (await producer.send(b"", due=at))).id):
+            assert (await pending.get(id=found))["due_us"] == moment_us(at)
+        for wrong in (producer.send(b"", at=at, due=1), producer.send_batch([b""], at=at, due=1)):
+            with pytest.raises(InvalidArgument, match="either at or due"):
+                await wrong
+
+    tell(story)
