@@ -25,6 +25,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
     ├── Closed                      closed
     ├── RowsFailed                  rows_failed          gathered rows came out otherwise than asked
     ├── TransactionAborted          aborted              nothing of it happened; outcomes say why
+    ├── InternalError               internal             a fault of the broker; nothing changed
     ├── Overloaded                  overloaded           retryable
     ├── Unavailable                 unavailable          retryable: no broker answers
     ├── TimedOut                    timed_out            retryable: no answer in the time allowed
@@ -53,6 +54,7 @@ __all__ = [
     "Fenced",
     "Gone",
     "IllegalTransition",
+    "InternalError",
     "InvalidArgument",
     "NewerFormat",
     "NotFound",
@@ -251,6 +253,15 @@ class TransactionAborted(FastiError):
     def failures(self) -> list[Mapping[str, Any]]:
         """What stood in the way: command, row, operation, topic, id, status."""
         return list(self.details.get("failures", ()))
+
+
+class InternalError(FastiError):
+    """The broker failed on this very request: a fault of the program. Nothing of it happened.
+
+    The same request would fail again, so it is not to be repeated; the broker's log has the rest.
+    """
+
+    code = "internal"
 
 
 class Overloaded(FastiError):

@@ -18,6 +18,7 @@ PINNED = {
     "fenced": "Fenced",
     "gone": "Gone",
     "illegal_transition": "IllegalTransition",
+    "internal": "InternalError",
     "invalid_argument": "InvalidArgument",
     "locked": "DataDirLocked",
     "newer_format": "NewerFormat",

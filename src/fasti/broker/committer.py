@@ -173,8 +173,13 @@ class Committer:
                 return
             commit.settle(True)
             self.committed += any(work.frames for work in batch)
-            for work in batch:
-                self._answer(work)
+            try:
+                for work in batch:
+                    self._answer(work)
+            except Exception as error:
+                # It is durable; those who were not answered are told that nobody can say so.
+                self._give_up(StorageFailed(f"the committer failed: {error!r}"), batch)
+                return
 
     def _next(self, synced_at: float) -> list[Work] | None:
         """What to write now: [] when it is only time to sync or mark, None at the end."""
@@ -230,8 +235,9 @@ class Committer:
             # Answers have left before; who follows what is durable is told now.
             self._synced()
 
-    def _give_up(self, error: FastiError, batch: list[Work], commit: Commit) -> None:
-        commit.settle(False)
+    def _give_up(self, error: FastiError, batch: list[Work], commit: Commit | None = None) -> None:
+        if commit is not None:
+            commit.settle(False)
         with self._changed:
             self._failed = True
             undone = [*batch, *self._waiting]

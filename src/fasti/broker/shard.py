@@ -8,8 +8,13 @@ writes checkpoints, loads slices of runs and prepares journal segments.
 When an append or sync fails, nobody is told ok: everything that was decided and not yet durable
 answers `unknown` (or `storage_full`, if nothing of it was written), the engine is dropped, and a
 new one is loaded from the manifest and the journal as far as it was synced. Consumers' credits go
-with the engine; their sessions raise `closed` when they next receive, and may lease again. A step
-that raises is treated alike, for nobody knows what it left of the engine.
+with the engine; their sessions raise `closed` when they next receive, and may lease again.
+
+A step that raises, for nobody knows what it left of the engine, ends in the same recovery; but of it
+nothing was written, so nobody's outcome is unknown. The request that raised answers `internal`, the
+others of the step are decided by the next engine. Where it can't be told which one raised they are
+decided one at a time, and the one that raises again answers `internal`. A command that raises before
+anything of it was applied is refused by the engine itself, which goes on.
 
 Nothing here polls: the sequencer sleeps until a command comes or the next moment that the engine
 asked for.
@@ -34,6 +39,7 @@ from fasti.broker import reading
 from fasti.broker.clock import Clock, SystemClock
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.cron.fire_counts import FireCounts
+from fasti.broker.faults import Faults
 from fasti.broker.feed import Feed
 from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
@@ -42,7 +48,7 @@ from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
 from fasti.core.cron.commands import Fire, RunSchedule
-from fasti.core.engine import Engine
+from fasti.core.engine import Engine, internal_error
 from fasti.core.keys import Rows
 from fasti.core.kv.commands import KvDelete, KvExpire, KvPut
 from fasti.core.replies import (
@@ -56,6 +62,7 @@ from fasti.core.replies import (
 )
 from fasti.core.sinks.commands import Carry, SinkChanged
 from fasti.core.timeline.bury import Bury
+from fasti.core.work import StepFailed
 from fasti.errors import (
     Closed,
     FastiError,
@@ -80,6 +87,8 @@ _FULL_RETRY_US = 1_000_000
 _SLEEP_MAX_S = 86_400.0
 # So many recoveries in a row that led to nothing, and the shard gives up.
 _FAILURES_MAX = 8
+# So often a request is decided anew because its step was void.
+_RERUNS_MAX = 4
 
 Int64s = NDArray[np.int64]
 
@@ -94,6 +103,9 @@ class Request:
     size_bytes: int
     # For inputs that mean something to one engine only: to be refused by the one after it.
     engine: Engine | None = None
+    # How often its step was void; and whether it may be what raised: then it has a step of its own.
+    reruns: int = 0
+    suspect: bool = False
 
 
 class Shard:
@@ -126,6 +138,7 @@ class Shard:
         self.sessions: dict[int, Session] = {}
         self._next_session = 1
         self.recoveries = 0
+        self.faults = Faults(self.clock)
         # What became durable, for those who follow; and who is told when schedules change.
         self.feed = Feed()
         self.on_schedules: Callable[[int], None] | None = None
@@ -166,6 +179,8 @@ class Shard:
         """Hands commands over; the future holds their replies once they are durable."""
         for command in inputs:
             self._route(command)
+            if engine is None:
+                self.faults.check(command)
         rows = sum(_rows_of(command) for command in inputs)
         size_bytes = sum(_payload_bytes(command) for command in inputs)
         bulk = any(isinstance(command, _BULK) for command in inputs)
@@ -328,7 +343,7 @@ class Shard:
             rows = 0
             bulk = self._bulk if self._closing or self._may_take_bulk() else ()
             for queue in (self._urgent, bulk):
-                while queue and (not taken or rows + queue[0].rows <= _STEP_ROWS):
+                while queue and _fits(taken, rows, queue[0]):
                     taken.append(queue.popleft())
                     rows += taken[-1].rows
             self._inbox_rows -= rows
@@ -369,6 +384,8 @@ class Shard:
         inputs = [command for request in admitted for command in request.inputs]
         try:
             step = self.engine.step(inputs, self.clock.now_us(), tick)
+            for fault in step.faults:
+                self.faults.note_refused(fault)
             for frame in step.frames:
                 if frame.rows is not None:
                     self.store.payloads.keep(frame.sequence, frame.rows, frame.events[-1].at_us)
@@ -378,11 +395,46 @@ class Shard:
             if admitted or step.frames or step.effects:
                 self.committer.take(Work(step, admitted))
         except Exception as error:
-            reason = FastiError(f"the engine failed: {error!r}")
-            reason.__cause__ = error
-            self._fail(reason, [Work(Step(), admitted)])
+            self._void(error, admitted)
             return Step()
         return step
+
+    def _void(self, error: Exception, requests: list[Request]) -> None:
+        """A step raised: the engine is to be dropped, and nothing of the step was written.
+
+        What raised is told so. The others are decided again, by the next engine.
+        """
+        failed = error if isinstance(error, StepFailed) else StepFailed()
+        cause = error.__cause__ if isinstance(error, StepFailed) and error.__cause__ else error
+        culprit, command = _find_culprit(requests, failed.place)
+        known = culprit is not None or bool(failed.serving)
+        if not known and len(requests) == 1 and requests[0].suspect:
+            culprit, command = requests[0], requests[0].inputs[0] if requests[0].inputs else None
+        if culprit is not None:
+            culprit.answer.set_exception(internal_error(command, cause))
+        self.faults.note_dropped(command, cause, failed.serving)
+        self._decide_again([each for each in requests if each is not culprit], suspect=not known)
+        reason = FastiError(f"the engine failed: {cause!r}")
+        reason.__cause__ = cause
+        self._fail(reason, [])
+
+    def _decide_again(self, requests: list[Request], suspect: bool) -> None:
+        """They come first, in their order. Sessions are lost, and so is what they asked for."""
+        again = []
+        for request in requests:
+            request.reruns += 1
+            request.suspect |= suspect
+            asks = any(isinstance(command, commands.Lease) for command in request.inputs)
+            if asks or request.reruns > _RERUNS_MAX:
+                unknown = OutcomeUnknown("the engine failed on something else: ask again")
+                request.answer.set_exception(unknown)
+            else:
+                again.append(request)
+        with self._wakeup:
+            for request in reversed(again):
+                bulk = any(isinstance(command, _BULK) for command in request.inputs)
+                (self._bulk if bulk else self._urgent).appendleft(request)
+                self._inbox_rows += request.rows
 
     def _admit(self, request: Request) -> bool:
         """Refuses payloads while the disk has no room, so that the rest can still be written."""
@@ -454,6 +506,8 @@ class Shard:
         definite = isinstance(error, StorageFull)
         for work in undone:
             for request in work.requests:
+                if request.answer.done():
+                    continue
                 if definite:
                     request.answer.set_exception(_full(error))
                 else:
@@ -519,6 +573,23 @@ class Shard:
         if self._failure is not None:
             for session in list(self.sessions.values()):
                 session.lose()
+
+
+def _fits(taken: list[Request], rows: int, request: Request) -> bool:
+    """Whether a request may share the step with those that are taken."""
+    if not taken:
+        return True
+    return not (request.suspect or taken[-1].suspect) and rows + request.rows <= _STEP_ROWS
+
+
+def _find_culprit(requests: list[Request], place: int | None) -> tuple[Request | None, Any]:
+    """Whose command is the input at a place of the step, and which one."""
+    if place is not None:
+        for request in requests:
+            if place < len(request.inputs):
+                return request, request.inputs[place]
+            place -= len(request.inputs)
+    return None, None
 
 
 def _full(error: FastiError) -> StorageFull:

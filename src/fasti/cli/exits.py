@@ -40,6 +40,7 @@ ERROR_EXITS: dict[str, int] = {
     "timed_out": 25,
     "rows_failed": 26,
     "aborted": 27,
+    "internal": 28,
     "storage_error": 30,
     "storage_full": 31,
     "storage_failed": 32,

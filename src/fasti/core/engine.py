@@ -6,6 +6,10 @@ and does no I/O: `now_us` is the broker's wall time, which must not go back, and
 monotonic time, by which leases expire. Whoever drives it holds replies and deliveries back until
 the frames are durable.
 
+A command that raises anything but a `FastiError` met a fault of the program. If nothing of it was
+applied it is refused (`internal`) and the step goes on; otherwise, and if no command was at fault,
+`StepFailed` says that this engine is not to be used any more. Nothing of such a step was handed out.
+
 After a restart: `replay` every frame of the journal, then `start`. What replay does is the same
 `apply` as here, so both arrive at the same state.
 """
@@ -13,6 +17,7 @@ After a restart: `replay` every frame of the journal, then `start`. What replay 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +43,26 @@ from fasti.core.state import ShardState
 from fasti.core.timeline import produce, reads, staging
 from fasti.core.timeline.partition import FOREVER
 from fasti.core.topics import change_topic, create_topic, delete_topic
-from fasti.core.work import Work
-from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
+from fasti.core.work import Fault, StepFailed, Work
+from fasti.errors import FastiError, Gone, InternalError, InvalidArgument, Overloaded
 from fasti.model import Limits, OnConflict, Outcome
+
+# Commands besides those on topics whose handlers change nothing but by events.
+_BY_EVENTS_ONLY = (
+    *(commands.CreateTopic, commands.ChangeTopic, commands.DeleteTopic, commands.DropStage),
+    *(sink_commands.DropStages, sink_commands.ForgetSink, sink_commands.DescribeSinks),
+    *(sink_commands.Carry, commands.Transaction, Bind, Unbind, ReadBindings),
+)
+
+
+def internal_error(command: Any, fault: BaseException) -> InternalError:
+    """What the sender of a command is told that the engine failed on."""
+    name = type(command).__name__
+    return InternalError(
+        f"the broker failed on this {name}, and nothing of it happened: {fault!r}; "
+        "don't repeat it, and look into the broker's log",
+        details={"command": name, "topic": str(getattr(command, "topic", ""))},
+    )
 
 
 def _came_out(command: Any, reply: Reply) -> bool:
@@ -99,6 +121,8 @@ class Engine:
         self._in_transactions: set[type] = set()
         for kind in self.kinds:
             self._learn(kind)
+        # Those that can be refused when they raise, if nothing was applied.
+        self._refusable = frozenset({*_BY_EVENTS_ONLY, *self._by_kind})
         # Only those that have something to do there: every step passes here.
         self._before = [k for k in self.kinds if type(k).before is not Kind.before]
         self._after = [k for k in self.kinds if type(k).after is not Kind.after]
@@ -149,11 +173,20 @@ class Engine:
     # Steps
 
     def step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
-        """Decides everything that is to be decided now."""
+        """Decides everything that is to be decided now. Raises `StepFailed`, and nothing else."""
         # Time is held when the wall steps back: no event is older than the one before it.
         now_us = max(now_us, self.state.last_at_us)
         work = Work(self.state, self.limits, now_us, tick)
-        step = Step(frames=work.frames, effects=work.effects)
+        try:
+            return self._step(work, inputs)
+        except StepFailed:
+            raise
+        except Exception as fault:
+            raise StepFailed(serving=work.serving) from fault
+
+    def _step(self, work: Work, inputs: Sequence[Any]) -> Step:
+        now_us, tick = work.now_us, work.tick
+        step = Step(frames=work.frames, effects=work.effects, faults=work.faults)
         if tick >= self.memory.leases.expiry_bound:
             step.more |= self._grouped(work, leasing.expire)
         for kind in self._before:
@@ -162,7 +195,7 @@ class Engine:
         if len(inputs) > 1:
             step.replies += self._execute_all(work, inputs)
         else:
-            step.replies += [self._execute(work, command) for command in inputs]
+            step.replies += [self._execute(work, command, 0) for command in inputs]
         if self.state.stages:
             step.more |= self._grouped(work, staging.land)
         if self.snapshots:
@@ -187,33 +220,75 @@ class Engine:
     def _execute_all(self, work: Work, inputs: Sequence[Any]) -> list[Any]:
         """The replies to commands, of which some may be decided together."""
         replies: list[Any] = [None] * len(inputs)
-        together = find_acks(inputs, self._is_credit)
+        together = self._find_acks(work, inputs)
         for place, command in enumerate(inputs):
             if place in together:
                 places = together[place]
-                work.begin_group()
-                answers = ack_together(work, [inputs[its] for its in places])
-                work.end_group()
-                for its, reply in zip(places, answers or (), strict=False):
+                answers = self._ack_together(work, [inputs[its] for its in places])
+                for its, reply in zip(places, answers, strict=False):
                     replies[its] = reply
             if replies[place] is None:
-                replies[place] = self._execute(work, command)
+                replies[place] = self._execute(work, command, place)
         return replies
+
+    def _find_acks(self, work: Work, inputs: Sequence[Any]) -> dict[int, list[int]]:
+        try:
+            return find_acks(inputs, self._is_credit)
+        except Exception as fault:
+            # It only looks: each command is decided by itself then.
+            work.faults.append(Fault(None, fault))
+            return {}
 
     def _is_credit(self, command: commands.Lease) -> bool:
         return self.turns.is_credit(command) or any(kind.is_credit(command) for kind in self.kinds)
 
-    def _execute(self, work: Work, command: Any) -> Any:
+    def _ack_together(self, work: Work, acks: Sequence[commands.Ack]) -> Sequence[Reply]:
+        """The replies of acks; none if each is to be decided by itself."""
+        topic = self.state.by_name.get(acks[0].topic)
+        if topic is None or topic.settings.kind not in self._by_kind[commands.Ack]:
+            return ()
+        mark = work.mark()
+        work.begin_group()
+        try:
+            answers = ack_together(work, acks)
+        except Exception as fault:
+            if not work.take_back(mark):
+                raise
+            if not isinstance(fault, FastiError):
+                work.faults.append(Fault(acks[0], fault))
+            return ()
+        work.end_group()
+        return answers or ()
+
+    def _execute(self, work: Work, command: Any, place: int) -> Any:
         """One command; if it is refused nothing of it remains."""
+        mark = work.mark(touched=type(command) not in self._refusable)
         work.begin_group()
         try:
             reply = self._handler(work, command)(work, command)
+            work.end_group()
+            return reply
         except FastiError as error:
-            assert not work.group_has_events, "a command is refused before it does anything"
+            if work.applying or work.group_has_events or self.memory.undo.active:
+                # A command is refused before it does anything: this is a fault like any other.
+                return self._refuse(work, command, place, mark, error)
             work.abandon_group()
             return Reply.refused(error)
-        work.end_group()
-        return reply
+        except Exception as fault:
+            return self._refuse(work, command, place, mark, fault)
+
+    def _refuse(
+        self, work: Work, command: Any, place: int, mark: tuple[int, int], fault: Exception
+    ) -> Reply:
+        """The command raised by a fault of the program. Raises `StepFailed` if it left something."""
+        try:
+            untouched = work.take_back(mark)
+        except Exception as worse:
+            raise StepFailed(place) from worse
+        if not untouched:
+            raise StepFailed(place) from fault
+        work.faults.append(Fault(command, fault))
+        return Reply.refused(internal_error(command, fault))
 
     def _handler(self, work: Work, command: Any) -> Handler:
         """Who decides a command. Raises `not_found`, and `invalid_argument` on another kind's."""
@@ -240,8 +315,8 @@ class Engine:
             if topic.bindings or topic.settings.relay:
                 return fanout.produce(work, command)
             return self.produce_into(work, command)
-        command.atomic = False
-        reply = self._transaction(work, commands.Transaction([command]))
+        alone = commands.Transaction([replace(command, atomic=False)])
+        reply = self._transaction(work, alone)
         if reply.error is not None:
             raise reply.error
         whole: Reply = reply.replies[0]
@@ -264,7 +339,7 @@ class Engine:
             if isinstance(part, commands.Produce) and part.stage:
                 raise InvalidArgument("staging can't be part of a transaction", field="stage")
         undo = self.memory.undo
-        undo.begin()
+        work.begin_undo()
         replies: list[Any] = []
         error = None
         try:
@@ -276,6 +351,8 @@ class Engine:
                 undo.commit()
                 return TransactionReply(True, replies)
         except FastiError as reason:
+            if work.applying:
+                raise
             error = reason
         undo.rollback()
         work.abandon_group()

@@ -188,3 +188,5 @@ class Step:
     wake_at_us: int | None = None
     wake_at_tick: int | None = None
     more: bool = False
+    # Commands that raised by a fault of the program, and were refused for it.
+    faults: list[Any] = field(default_factory=list)

@@ -2,11 +2,17 @@
 
 `emit` applies an event at once, so that the next decision sees it, and puts it into the frame
 that is open. A command's frames form a group: the journal holds all of them or none.
+
+A command that raises by a fault of the program is refused alone if nothing of it was applied, which
+is known from here (`Work.mark`, `Work.take_back`): state changes by `emit`, under undo notes or not,
+and whatever else changes something says so (`touched`, `change_hints`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +27,27 @@ from fasti.errors import InvalidArgument, NotFound
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, SEQUENCE_MASK, Limits
 
 Int64s = NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something that a step got over: a command that raised, and was refused."""
+
+    command: Any
+    error: Exception
+
+
+class StepFailed(Exception):
+    """A step raised, and what it left of the engine is not known: the engine must be dropped.
+
+    `place` is the input that raised, if it was one; `serving` the topic whose messages were handed
+    out, if that raised. The cause is what was raised.
+    """
+
+    def __init__(self, place: int | None = None, serving: str = "") -> None:
+        super().__init__("the step failed")
+        self.place, self.serving = place, serving
 
 
 class Work:
@@ -33,6 +60,43 @@ class Work:
         self.effects: list[Any] = []
         self._group: list[Frame] = []
         self._open: Frame | None = None
+        self.faults: list[Fault] = []
+        # An event is being applied; something changed that is no event; who is being served.
+        self.applying = self.touched = False
+        self.serving = ""
+
+    # Faults of the program
+
+    def mark(self, touched: bool = False) -> tuple[int, int]:
+        """Where a command begins. `touched`: it may change what is not told by events."""
+        self.touched = touched
+        return len(self.frames), len(self.effects)
+
+    def take_back(self, mark: tuple[int, int]) -> bool:
+        """Whether nothing of the command that broke off remains; its undo notes are carried out."""
+        frames, effects = mark
+        undo = self.state.memory.undo
+        if self.applying or self.touched or len(self.frames) != frames:
+            return False
+        if undo.active:
+            undo.rollback()
+        elif self.group_has_events:
+            return False
+        self.abandon_group()
+        del self.effects[effects:]
+        return True
+
+    def begin_undo(self) -> None:
+        """What is decided from here to the undo's end can be taken back: the whole group, so far."""
+        assert not self.group_has_events, "undo notes begin before the first event of their group"
+        self.state.memory.undo.begin()
+
+    def change_hints(self, change: Callable[..., T], *arguments: Any) -> T:
+        """Carries out a change of what no event tells of. If it breaks off, the engine must go."""
+        before, self.touched = self.touched, True
+        result = change(*arguments)
+        self.touched = before
+        return result
 
     # Frames
 
@@ -68,8 +132,10 @@ class Work:
         """Decided: applied now, journaled with its group. `slots`: of the event's sequences."""
         if self._open is None:
             self._open = self._new_frame(None)
+        self.applying = True
         self.state.apply(event, self._open.sequence, self.tick, slots)
         self._open.events.append(event)
+        self.applying = False
 
     def _drop_empty(self) -> None:
         """A frame that brings payloads nobody wants is not written; its number serves the next."""

@@ -21,6 +21,7 @@ from fasti.broker.calls.requests import check_columns
 from fasti.broker.service import Service
 from fasti.errors import (
     FastiError,
+    InternalError,
     InvalidArgument,
     PermissionDenied,
     Unauthenticated,
@@ -228,7 +229,7 @@ def _refusals() -> Iterator[None]:
         raise
     except Exception as error:
         _log.exception("a call failed")
-        raise _as_flight(FastiError(f"the broker failed: {error!r}")) from error
+        raise _as_flight(InternalError(f"the broker failed on this call: {error!r}")) from error
 
 
 def _as_flight(error: FastiError) -> Exception:

@@ -23,7 +23,15 @@ from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
 from fasti.core.commands import Detach, Heartbeat, Lease
 from fasti.core.replies import ConsumerReplaced, Deliver, Reply
-from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
+from fasti.core.work import Fault
+from fasti.errors import (
+    Closed,
+    FastiError,
+    Fenced,
+    InternalError,
+    InvalidArgument,
+    OutcomeUnknown,
+)
 from fasti.protocol import outcomes
 from fasti.protocol.problems import error_to_json
 from fasti.protocol.schemas import CONTENT_NAMES, LEASED
@@ -76,6 +84,7 @@ class Subscription:
         self._group: str = fields["group"]
         service.require_topic(self._topic)
         self._shard = service.shard
+        self._engine = self._shard.engine
         self._life = (self._topic, self._group, self._consumer, fields["life"])
         self._attempt: int = fields["attempt"]
         attempts = service.attempts
@@ -219,9 +228,18 @@ class Subscription:
             return self._next()
         except Exception as error:
             # Told, because a session that says nothing more would be waited for for ever.
-            _log.warning("a session of %r on %r ended: %r", self._consumer, self._topic, error)
             self._ended = True
-            return self._stamped(_problem(None, Closed(f"the session failed: {error}"))), None
+            return self._stamped(_problem(None, self._failed(error))), None
+
+    def _failed(self, error: Exception) -> FastiError:
+        """Why this session ends: what the same messages would do to the next one too, or trouble."""
+        shard = self._shard
+        recovers = shard.failure is not None or shard.engine is not self._engine
+        if isinstance(error, (FastiError, OSError)) or recovers or self._service.stopping:
+            _log.warning("a session of %r on %r ended: %r", self._consumer, self._topic, error)
+            return Closed(f"the session failed: {error}")
+        shard.faults.note_refused(Fault(Lease(self._topic, 0, self._consumer, 0), error))
+        return InternalError(f"the broker failed on what it hands out: {error!r}")
 
     def _next(self) -> Written | None:
         while True:

@@ -220,8 +220,18 @@ def _journal(shard: Shard) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily("fasti_inbox_rows_max", "How many may.", shard.settings.inbox_rows_max)
     yield CounterMetricFamily(
-        "fasti_recoveries", "Failed writes or syncs that the shard got over.", shard.recoveries
+        "fasti_recoveries",
+        "Failed writes, syncs and steps that the shard got over.",
+        shard.recoveries,
     )
+    faults = CounterMetricFamily(
+        "fasti_faults",
+        "Commands that the engine failed on, and whether it was kept (only the command is refused).",
+        labels=["command", "engine"],
+    )
+    for (command, engine), count in sorted(shard.faults.counts().items()):
+        faults.add_metric([command, engine], count)
+    yield faults
 
 
 def _checkpoints(shard: Shard) -> Iterator[Metric]:

@@ -100,13 +100,9 @@ class RouteBook:
         """
         parts = command.commands if isinstance(command, Transaction) else [command]
         produced = [part for part in parts if isinstance(part, Produce)]
-        atomic = [part.atomic for part in produced]
         tries = 0
         while True:
             tries += 1
-            for part, whole in zip(produced, atomic, strict=True):
-                # The engine takes it off when it begins.
-                part.atomic = whole
             self.route(command)
             reply = self._shard.call(command)
             if not produced or tries == _TRIES or not self.learn(reply.error):

@@ -338,7 +338,7 @@ class CronKind(Kind):
     def _read(self, work: Work, command: co.ReadSchedules) -> Done:
         topic = work.topic(command.topic)
         book: CronBook = topic.body
-        book.forget(work.now_us)
+        work.change_hints(book.forget, work.now_us)
         size = book.size
         if command.name:
             found = np.array([self._find(topic, command.name)])
@@ -405,7 +405,7 @@ class CronKind(Kind):
         """Messages for the good rows, except those that are passed over: their ids."""
         book: CronBook = topic.body
         numbers, due = command.numbers[good], command.due_us[good]
-        book.forget(work.now_us)
+        work.change_hints(book.forget, work.now_us)
         states = self._states(book.last_target[numbers], book.last_id[numbers])
         open_ones = (states == State.SCHEDULED) | (states == State.LEASED)
         skipped = skipped | ((book.overlap[numbers] == _SKIP) & open_ones)
@@ -443,7 +443,7 @@ class CronKind(Kind):
         assert definition is not None
         target = self._target(work, Schedule.from_json(definition).target)
         one, yes = np.array([number]), np.ones(1, dtype=np.bool_)
-        book.forget(work.now_us)
+        work.change_hints(book.forget, work.now_us)
         reply = blank(1)
         reply.ids[:], reply.versions[:] = book.last_id[one], book.version[one]
         states = self._states(book.last_target[one], book.last_id[one])

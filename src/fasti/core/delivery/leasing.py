@@ -61,6 +61,8 @@ def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
     if before is not None and before > command.session:
         # Written before it could hear that a newer one has the name: it doesn't take it back.
         raise Fenced(f"another session took the name {command.consumer!r}")
+    # From here on sessions have changed, which no undo note takes back.
+    work.touched = True
     if before != command.session:
         if before is not None:
             line.leave(before)

@@ -47,8 +47,10 @@ def find_acks(inputs: Sequence[Any], is_credit: Callable[[Lease], bool]) -> dict
 def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
     """The replies of several acks on one topic, or in one group of a log.
 
-    None, and nothing done, if a row is not ok.
+    None, and nothing done, if a row is not ok, or if there is none: no event is about nothing.
     """
+    if not any(len(ack.ids) for ack in acks):
+        return None
     try:
         topic = work.topic(acks[0].topic)
         tokens = np.concatenate([column(ack.tokens, len(ack.ids), "token") for ack in acks])

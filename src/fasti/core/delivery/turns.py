@@ -129,9 +129,11 @@ class Turns:
         line, topic = self._lines[number], self._state.topics[number]
         handed, busy = 0, False
         if line:
+            work.serving = topic.name
             work.begin_group()
             handed, busy = leasing.serve(work, topic, line, budget)
             work.end_group()
+            work.serving = ""
         wake_us = _next_turn_us(topic) if line else FOREVER
         if busy or wake_us <= work.now_us:
             if handed:

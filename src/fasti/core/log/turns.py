@@ -119,7 +119,7 @@ class LogTurns:
     def is_credit(self, command: Lease) -> bool:
         """Whether the command does no more than add to its session's credit."""
         topic = self._state.by_name.get(command.topic)
-        if topic is None or topic.partitions or not command.wait:
+        if topic is None or topic.settings.kind != "log" or not command.wait:
             return False
         groups: Groups = topic.body.groups
         group = groups.by_name.get(command.group)
@@ -284,7 +284,9 @@ class LogTurns:
     def _turn(self, work: Work, key: Key, budget: int) -> tuple[int, bool]:
         topic, waiters = self._state.topics[key[0]], self._waiters[key]
         group = self._find(key)
+        work.serving = topic.name
         handed = _serve(self, work, topic, group, waiters, budget)
+        work.serving = ""
         del self._due[key]
         if waiters.line and waiters.ready:
             # Whoever got something comes last next time, so that no group starves another.

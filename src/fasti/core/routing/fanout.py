@@ -102,7 +102,7 @@ def _put_what_can_be(fan: _Fan) -> Reply:
 def _tried(fan: _Fan, wanted: Mask | None) -> Reply:
     """Puts rows; if one of them can't be, nothing has happened when this returns."""
     undo = fan.work.state.memory.undo
-    undo.begin()
+    fan.work.begin_undo()
     try:
         reply = fan.put(wanted)
     except FastiError:

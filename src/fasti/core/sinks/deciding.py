@@ -244,7 +244,7 @@ def _carried_out(work: Work, command: Carry, handle: Handle) -> list[Reply]:
         # Refused before it does anything, or not at all.
         return [handle(work, part) for part in command.commands]
     undo = work.state.memory.undo
-    undo.begin()
+    work.begin_undo()
     try:
         replies = [handle(work, part) for part in command.commands]
     except FastiError:

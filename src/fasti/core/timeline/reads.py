@@ -118,7 +118,7 @@ def count(work: Work, command: Count) -> Counts:
     totals = np.zeros(8, dtype=np.int64)
     ready = 0
     for partition in topic.partitions:
-        while partition.advance(work.now_us):
+        while work.change_hints(partition.advance, work.now_us):
             pass
         totals += partition.counts
         ready += partition.ready_count(work.now_us)

@@ -129,7 +129,6 @@ class OneTopic:
                 return Done(error=NotFound("there is no such topic"))
             return Done((self.version, self.bindings))
         self.seen.append((command.routes and command.routes.version, command.atomic))
-        command.atomic = False
         if command.routes is None or command.routes.version != self.version:
             details = {"bindings_of": "s", "bindings_version": self.version}
             return Done(error=Overloaded("changed", details=details))
