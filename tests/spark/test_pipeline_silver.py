@@ -3,18 +3,22 @@
 import itertools
 import random
 import re
-from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.lives import SHARD, Feed, Row, as_expected, as_table, at, folded, stories
+from tests.spark.plain_delta import assert_every_version_is_true, assert_tables_are_true
+from tests.spark.plain_delta import states as plain_states
 
-from fasti.pipeline import silver, silver_stage, topics
+from fasti.pipeline import silver, silver_open, silver_stage, topics
 from fasti.pipeline.bronze import remember_shard, transaction
+from fasti.pipeline.files import DataFile
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.runner import Pipeline, run
 
@@ -116,37 +120,116 @@ def cut(rows: list[Row], pieces: int) -> list[list[Row]]:
     return [[r for r in rows if low < r["position"] <= high] for low, high in spans]
 
 
+@pytest.fixture
+def many_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open messages are never few, and a file has few of them."""
+    monkeypatch.setattr(silver_open, "FEW_ROWS", -1)
+    monkeypatch.setattr(silver_open, "SMALL_FILES_MAX", 6)
+    monkeypatch.setattr(silver_stage, "divide", lambda files, _: silver_open.divide(files, -1))
+    for module in (silver_open, silver_stage):
+        monkeypatch.setattr(module, "FOLD_ROWS", 16)
+
+
+@pytest.mark.usefixtures("many_open")
 def test_step_by_step_it_is_the_same(
     bronze: Bronze, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Everything is large, and three levels are many.
-    monkeypatch.setattr(silver_stage, "SMALL_ROWS", 0)
-    monkeypatch.setattr(silver_stage, "LEVELS_MAX", 3)
-    monkeypatch.setattr(silver_stage, "to_merge", _eager(silver_stage.to_merge))
     rows = stories(seed=3, messages=120)
-    levels = set()
+    kept: set[str] = set()
+    before: set[str] = set()
     for n, piece in enumerate(pieces := cut(rows, 6)):
         bronze.bring(piece)
         assert bronze.run(spark) == len(piece)
-        levels.add(len(silver_stage.open_levels(bronze.lake.messages.files())))
+        files = {each.path for each in bronze.lake.messages.files() if silver_open.is_open(each)}
+        kept |= before & files
+        before = files
+        assert_tables_are_true(bronze.lake)
         if n in (2, len(pieces) - 1):
             assert_equal(bronze.lake.silver(spark), list(itertools.chain(*pieces[: n + 1])))
-    assert max(levels) == 3
-    assert len(silver_stage.open_levels(bronze.lake.messages.files())) > 1
+    assert assert_every_version_is_true(bronze.lake) == 7
+    # Not all were written anew by each step.
+    assert kept
+    assert bronze.run(spark) == 0
     # Many messages are told apart in shares, without a broadcast that takes the driver's memory.
     monkeypatch.setattr(silver_stage, "_NAMES_SENT", 0)
+    names = bronze.lake.silver(spark).select("id")
+    assert silver_stage.few_or_hashed(names, 120).count() == names.distinct().count()
+
+
+@pytest.mark.usefixtures("many_open")
+def test_a_file_stays_in_which_nothing_goes_on(bronze: Bronze, spark: SparkSession) -> None:
+    feed = Feed(random.Random(1))
+    message = {"topic": "a", "partition": 0, "version": 1}
+    feed.tell("topic_created", topic="a", details='{"settings": {"kind": "timeline"}}')
+    ranges = [range(low, low + 20) for low in (1, 21, 41)]
+    for numbers in ranges:
+        for number in numbers:
+            feed.tell("produced", **message, id=number, due=at(10))
+        bronze.bring(feed.rows)
+        bronze.run(spark)
+        feed.rows.clear()
+    ids = {each.path: (each.low["id"], each.high["id"]) for each in bronze.lake.messages.files()}
+    feed.tell("leased", **message, id=25, consumer="c")
+    feed.tell("acked", **message, id=25, started=at(20))
+    bronze.bring(feed.rows)
+    bronze.run(spark)
+    after = {each.path for each in bronze.lake.messages.files()}
+    gone = [bounds for path, bounds in ids.items() if path not in after]
+    assert gone
+    assert all(low <= 25 <= high for low, high in gone)
+    assert len(gone) < len(ids)
+    assert_tables_are_true(bronze.lake)
+    assert bronze.lake.messages.rows() == 60
+    assert plain_states(bronze.lake) == {("a", "pending"): 59, ("a", "done"): 1}
+
+
+def test_what_an_earlier_version_left_becomes_one_row_per_message(
+    bronze: Bronze, spark: SparkSession
+) -> None:
+    rows = stories(seed=5, messages=60)
+    bronze.bring(rows)
+    bronze.run(spark)
+    table, transitions = bronze.lake.messages, with_numbers(rows)
+    middle = rows[-1]["position"] // 2
+    position = pc.field("position")
+    halves = [transitions.filter(position <= middle), transitions.filter(position > middle)]
+    levels = [silver.merged(silver.parts_of(each)).to_pylist() for each in halves]
+    left = [{**row, "level": n} for n, level in enumerate(levels, 3) for row in level]
+    old = pa.Table.from_pylist(left, silver_stage.SCHEMA)
+    table.overwrite(old)
+    # Our own reader knows of it; others see each part until the pipeline has run.
     assert_equal(bronze.lake.silver(spark), rows)
-    monkeypatch.setattr(silver_stage, "FOLD_ROWS", 10)
-    assert_equal(bronze.lake.silver(spark), rows)
+    assert table.rows() > len(folded(rows))
     assert bronze.run(spark) == 0
+    assert_tables_are_true(bronze.lake)
+    assert_equal(bronze.lake.silver(spark), rows)
+    version = table.version()
+    assert bronze.run(spark) == 0
+    assert table.version() == version
 
 
-def _eager(to_merge: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    """Only the depth decides: steps of this test are all of one size."""
-    return lambda sizes, new: to_merge(sizes, min(new, sum(sizes.values()) - 1))
+@pytest.mark.parametrize("seed", range(20))
+def test_names_are_found(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Few topics and ids, so that one name has the topic of another and the id of a third.
+    spans = (4, 30) if seed % 2 else (2**40, 2**62)
+    sought, looked_in = ([rng.integers(0, span, 40) for span in spans] for _ in range(2))
+    looked_in = [np.concatenate([a, b[:10]]) for a, b in zip(looked_in, sought, strict=True)]
+    found = silver_open.Names(*sought).among(
+        pa.RecordBatch.from_arrays([pa.array(each) for each in looked_in], ["topic_no", "id"])
+    )
+    names = set(zip(*(each.tolist() for each in sought), strict=True))
+    expected = [name in names for name in zip(*(each.tolist() for each in looked_in), strict=True)]
+    assert found.tolist() == expected
+    assert any(expected)
 
 
-def test_a_topic_made_anew_has_other_messages(bronze: Bronze, spark: SparkSession) -> None:
+@pytest.mark.parametrize("few", [True, False])
+def test_a_topic_made_anew_has_other_messages(
+    bronze: Bronze, spark: SparkSession, few: bool, request: pytest.FixtureRequest
+) -> None:
+    if not few:
+        request.getfixturevalue("many_open")
     feed = Feed(random.Random(1))
     made = {"topic": "a", "details": '{"settings": {"kind": "timeline"}}'}
     message = {"topic": "a", "partition": 0, "version": 1}
@@ -169,6 +252,7 @@ def test_a_topic_made_anew_has_other_messages(bronze: Bronze, spark: SparkSessio
     assert_equal(bronze.lake.silver(spark), feed.rows)
     states = {row["state"] for row in shown(bronze.lake.silver(spark)).values()}
     assert states == {"purged", "done", "leased"}
+    assert_tables_are_true(bronze.lake)
 
 
 def test_what_lies_before_the_feed_is_not_invented(spark: SparkSession, tmp_path: Path) -> None:
@@ -199,13 +283,32 @@ def test_logs_and_entries_are_no_messages(spark: SparkSession, tmp_path: Path) -
     assert [name[0] for name in shown(bronze.lake.silver(spark))] == ["timeline"]
 
 
-def test_which_levels_are_put_together() -> None:
-    assert silver_stage.to_merge({}, 10) == []
-    assert silver_stage.to_merge({1: 1_000, 2: 10}, 10) == [1, 2]
-    assert silver_stage.to_merge({1: 20_000_000}, 1_000_000) == []
-    many = dict.fromkeys(range(2, 9), 1000000)
-    assert silver_stage.to_merge({1: 20_000_000, **many}, 1_000_000) == [8, 7, 6, 5, 4, 3, 2]
-    assert silver_stage.to_merge({1: 9_000_000, **many}, 1_000_000)[-1] == 1
+def test_which_files_are_folded_with_a_step() -> None:
+    def files(*rows: int) -> list[DataFile]:
+        return [DataFile(str(n), 1, each) for n, each in enumerate(rows)]
+
+    assert silver_open.divide([], 10) == ([], [])
+    few = files(1_000, 10)
+    assert silver_open.divide(few, 10) == (few, [])
+    many = files(*[250_000] * 80)
+    assert silver_open.divide(many, 1_000_000) == ([], many)
+    assert silver_open.divide(many, 30_000_000) == (many, [])
+    # Small ones are made into large ones when there are many.
+    assert silver_open.divide([*many, *few], 10) == ([], [*many, *few])
+    small = files(*[500] * 32)
+    assert silver_open.divide([*many, *small], 10) == (small, many)
+
+
+def test_files_of_open_messages_are_not_joined(tmp_path: Path) -> None:
+    """They have the size at which few rows are written again."""
+    table = Lake(tmp_path).messages
+    for number in range(1, 5):
+        ended = date(2026, 1, 1) if number % 2 else None
+        row = {"id": number, "level": 0 if ended else 1, "day": ended}
+        table.append(pa.Table.from_pylist([row], silver_stage.SCHEMA))
+    assert table.compact() == 2
+    assert [silver_open.is_open(each) for each in table.files()].count(True) == 2
+    assert sorted(table.arrow(["id"]).column("id").to_pylist()) == [1, 2, 3, 4]
 
 
 def test_the_reference_names_all_columns() -> None:

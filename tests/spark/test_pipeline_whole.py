@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -98,23 +99,6 @@ def traffic(address: str, rounds: int) -> Iterator[None]:
         thread.join()
 
 
-def states(lake: Lake, spark: SparkSession) -> dict[tuple[str, str], int]:
-    counted = lake.silver(spark).groupBy("topic", "state").count().collect()
-    return {(row["topic"], row["state"]): row["count"] for row in counted}
-
-
-def as_the_broker_says(client: Client) -> dict[tuple[str, str], int]:
-    told = {}
-    for topic in client.topics():
-        counts = topic.counts
-        pending = counts["scheduled"] + counts["ready"]
-        words = {"pending": pending} | {s: counts[s] for s in ("leased", "dead", "done")}
-        for state, number in {**words, "cancelled": counts["cancelled"]}.items():
-            if number:
-                told[topic.name, state] = number
-    return told
-
-
 def through_the_pipeline(spark: SparkSession, tmp_path: Path, count: int) -> None:
     settings = {"feed_size": "20GiB"}
     with (
@@ -134,7 +118,8 @@ def through_the_pipeline(spark: SparkSession, tmp_path: Path, count: int) -> Non
         assert lake.gold("audit").rows() == 0, lake.gold("audit").arrow().to_pylist()[:5]
         assert State.of(lake).compared["mail"] > state.compared["mail"]
         told = as_the_broker_says(client)
-        assert states(lake, spark) == told
+        assert states(lake) == told
+        assert_tables_are_true(lake)
         figures_agree(lake, told)
         differences_are_found(lake, spark, broker.address)
 
@@ -197,12 +182,9 @@ def test_ten_million_messages(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_days_that_are_computed_anew_are_as_if_all_were(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A lake that grew in rounds has the same gold as one that was made at once.
-
-    Also when messages are put together once for all tables, as where there are many.
-    """
+    """A lake that grew in rounds has the same gold as one that was made at once."""
     with (
         BrokerProcess(tmp_path / "data") as broker,
         fasti.connect(broker.address) as client,
@@ -211,12 +193,8 @@ def test_days_that_are_computed_anew_are_as_if_all_were(
         grown, fresh = Lake(tmp_path / "grown"), Lake(tmp_path / "fresh", "parquet")
         runner.run(pipeline(grown, broker.address, audit=False), spark)
         consume(client, 0.5)
-        monkeypatch.setattr(runner, "_FEW_PARTS", -1)
-        kept = set(spark.sparkContext._jsc.getPersistentRDDs())
         runner.run(pipeline(grown, broker.address, audit=False), spark)
-        # Nothing more is kept beyond the round.
-        assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= kept
-        monkeypatch.undo()
+        assert_tables_are_true(grown)
         runner.run(pipeline(fresh, broker.address, audit=False), spark)
     for name in ("lateness", "throughput", "consumers", "retries", "attempts", "backlog"):
         assert rows_of(grown, name) == rows_of(fresh, name)

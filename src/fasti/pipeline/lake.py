@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasti.errors import DataDirLocked, InvalidArgument
+from fasti.pipeline.files import DataFile
 from fasti.pipeline.tables import Format, Table
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class Lake:
 
     @property
     def messages(self) -> Table:
-        """The table behind `silver`: some of its rows are parts of a message's life."""
-        return self._at("silver/messages", "level", "day")
+        """`messages`: one row per message, with what the pipeline needs to go on besides."""
+        # Files of open messages are kept at a size at which few rows are written again.
+        return self._at("silver/messages", "level", "day", joins=is_finished)
 
     @property
     def topics(self) -> Table:
@@ -72,10 +74,13 @@ class Lake:
         """A table of a pipeline of one's own."""
         return self._at(f"tables/{_checked(name)}", *partition_by)
 
-    def _at(self, place: str, *partition_by: str) -> Table:
+    def _at(
+        self, place: str, *partition_by: str, joins: Callable[[DataFile], bool] = lambda _: True
+    ) -> Table:
         found = self._tables.get(place)
         if found is None or found.partition_by != partition_by:
-            found = self._tables[place] = Table(self.root / place, self.format, partition_by)
+            found = Table(self.root / place, self.format, partition_by, joins)
+            self._tables[place] = found
         return found
 
     def tidy(self, keep_hours: float = 24) -> None:
@@ -112,6 +117,11 @@ class Lake:
             yield
         finally:
             os.close(handle)
+
+
+def is_finished(file: DataFile) -> bool:
+    """Of a file of `messages`: none of its rows changes any more."""
+    return int(file.partition["level"] or 0) == 0
 
 
 def _checked(name: str) -> str:

@@ -11,18 +11,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
-
-from pyspark import StorageLevel
 
 from fasti.client.client import Client
 from fasti.errors import InvalidArgument
 from fasti.pipeline import shared
 from fasti.pipeline.bronze import parallelism
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.silver_stage import parts_beside_the_largest
 from fasti.spark.connection import client_of
 
 if TYPE_CHECKING:
@@ -35,8 +32,6 @@ _NEEDED = (
     *("produced_at", "due_last", "first_leased_at", "started_at", "finished_at"),
     *("lateness_us", "early", "leases", "releases"),
 )
-# Where more parts of messages than these have to be put together, it is done once a round.
-_FEW_PARTS = 200_000
 # Files are joined, and old ones deleted, when a run begins and so often.
 _TIDY_S = 3600.0
 
@@ -90,25 +85,11 @@ class Run:
         self._messages: tuple[int | None, DataFrame] | None = None
 
     def messages(self) -> DataFrame:
-        """All messages, of silver as it is now, with the columns that gold and the audit look at.
-
-        To put parts of messages together is work. Where there are many it is done once, and kept on
-        disk until the round ends.
-        """
+        """All messages, of silver as it is now, with the columns that gold and the audit look at."""
         version = self.lake.messages.version()
         if self._messages is None or self._messages[0] != version:
-            self.close()
-            frame = self.lake.silver(self.spark).select(*_NEEDED)
-            if parts_beside_the_largest(self.lake) > _FEW_PARTS:
-                frame = frame.persist(StorageLevel.DISK_ONLY)
-            self._messages = version, frame
+            self._messages = version, self.lake.silver(self.spark).select(*_NEEDED)
         return self._messages[1]
-
-    def close(self) -> None:
-        """The round is over: what was kept for it goes."""
-        if self._messages is not None:
-            self._messages[1].unpersist()
-            self._messages = None
 
     @property
     def client(self) -> Client:
@@ -186,14 +167,14 @@ def run(
             if begun - tidied >= _TIDY_S:
                 pipeline.lake.tidy()
                 tidied = begun
-            with closing(Run(pipeline, spark, stop, progress)) as this:
-                for stage in pipeline.stages:
-                    if stop.is_set():
-                        break
-                    this.begin(name_of(stage))
-                    done = stage(this)
-                    rows[name_of(stage)] += done
-                    this.end(done)
+            this = Run(pipeline, spark, stop, progress)
+            for stage in pipeline.stages:
+                if stop.is_set():
+                    break
+                this.begin(name_of(stage))
+                done = stage(this)
+                rows[name_of(stage)] += done
+                this.end(done)
             rounds += 1
             if interval is None:
                 break

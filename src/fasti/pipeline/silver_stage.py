@@ -1,16 +1,14 @@
 """Silver as a table: from bronze, step by step, at a cost that grows with what is new.
 
-The table `messages` has levels. Level 0 are messages whose life is over: one row each, written once,
-by the day on which they ended. The others are *open* levels: parts of lives, at most one of a message
-in each level, higher levels after lower ones in the feed. A step makes parts of what is new, puts
-those that are whole and over into level 0 and the rest into a new level. Nothing old is read for
-that, however many messages are open.
+The table `messages` has one row per message, at every version, for every reader of Delta tables.
+Level 0 are messages whose life is over: written once, by the day on which they ended. The other level
+are open ones, in files that are written anew when something happens to one of their messages.
 
-Levels are put together when there are too many, or when all of them are small beside what is new. So
-there is mostly one open level, with a row per message; a lake with many millions of open messages has
-a few more, and a row is written again a few times in its life.
+A step folds what is new. Messages that it knows from their first transition are rows; parts of
+others are put together with the row that an open file has, see `silver_open`. Where open messages are
+few, all of them are folded with what is new, in one go.
 
-A step is one commit: levels that were read go, the new ones come, and the position in bronze moves.
+A step is one commit: files that were read go, the new ones come, and the position in bronze moves.
 """
 
 from __future__ import annotations
@@ -29,24 +27,31 @@ from pyspark.sql import functions as F
 from fasti.pipeline import silver
 from fasti.pipeline.bronze import parallelism, shards, transaction
 from fasti.pipeline.files import DataFile, folder_of
+from fasti.pipeline.silver_open import (
+    FOLD_ROWS,
+    PARTIAL,
+    SPLIT_ROW,
+    Split,
+    attempt_id,
+    divide,
+    is_open,
+    may_go_on,
+    open_levels,
+)
 from fasti.pipeline.topics import Told, Topics
 
 if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
     from fasti.pipeline.runner import Run
+    from fasti.pipeline.tables import Table
 
 # A step is at most about so many transitions.
 STEP_ROWS = 4_000_000
-# Open levels with fewer rows than this together, or than the step has, are put together at once.
-SMALL_ROWS = 200_000
-LEVELS_MAX = 8
-# What a task puts together in memory is at most about so many rows.
-FOLD_ROWS = 250_000
+# More tasks than one are worth it for so many rows each.
+_TASK_ROWS = 20_000
 # Names of so many messages are sent to all executors.
 _NAMES_SENT = 200_000
 SCHEMA = silver.PARTS.append(pa.field("level", pa.int32())).append(pa.field("day", pa.date32()))
-# When there are too many: a level goes with the newer ones if it isn't much larger than they are.
-_MUCH_LARGER = 2
 
 _READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_since")]
 
@@ -54,6 +59,7 @@ _READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_
 def silver_messages(run: Run) -> int:
     """Brings silver up to bronze. Returns how many transitions were new."""
     total = done = 0
+    one_level(run)
     plans = {shard: Steps(run, shard) for shard in shards(run.lake)}
     total = sum(each.waiting for each in plans.values())
     for steps in plans.values():
@@ -126,31 +132,22 @@ class Step:
         self._told = Told.by(self._lake.bronze, files, shard, after, through)
         self._topics = Topics(self._lake.topics)
         self._deleted = self._topics.learn(shard, self._told, lambda: run.client)
-        self._levels = open_levels(self._lake.messages.files())
+        self._open = [each for each in self._lake.messages.files() if is_open(each)]
 
     def commit(self, txn: tuple[str, int]) -> None:
         """Does it, whole or not at all."""
         self._topics.save()
         table = self._lake.messages
-        whole = bool(self._deleted)
-        taken = list(self._levels) if whole else to_merge(self._sizes(), self.rows)
-        old = [file for level in taken for file in self._levels[level]]
+        near, far = divide(self._open, self.rows)
         rows = self._new_rows()
-        if old:
-            rows = rows.unionByName(_opened(table, self._spark, old), allowMissingColumns=True)
-        count = self.rows + sum(each.rows for each in old)
-        everything = len(taken) == len(self._levels)
-        level = max(self._levels, default=0) + 1
+        if near:
+            rows = rows.unionByName(_parts(table, self._spark, near), allowMissingColumns=True)
         with table.staging() as staged:
-            work = Fold(str(staged), level, everything)
-            partitions = max(parallelism(self._spark), -(-count // FOLD_ROWS))
-            together = rows.repartition(partitions, *silver.NAME)
-            written = together.mapInArrow(work, "path string").collect()
-            files = table.adopt(staged, [staged / each.path for each in written])
-            table.replace(files, old, txn, SCHEMA)
-
-    def _sizes(self) -> dict[int, int]:
-        return {level: sum(f.rows for f in files) for level, files in self._levels.items()}
+            fold = Folding(self._spark, table, staged, _level(self._open))
+            fold.run(rows, self.rows + sum(each.rows for each in near), whole=not far)
+            gone = fold.go_on(far)
+            files = table.adopt(staged, [staged / path for path in fold.written])
+            table.replace(files, [*near, *gone], txn, SCHEMA)
 
     def _new_rows(self) -> DataFrame:
         rows = self._transitions()
@@ -187,44 +184,77 @@ class Step:
             "topic_no long, position long, row int, at timestamp",
         )
         found = rows.where(F.col("topic_no").isin(numbers)).select(*_NAMES)
-        opened = self._open_rows()
-        if opened is not None:
+        if self._open:
+            opened = _parts(self._lake.messages, self._spark, self._open)
             found = found.unionByName(opened.where(F.col("topic_no").isin(numbers)).select(*_NAMES))
         ended = found.distinct().join(F.broadcast(ends), "topic_no")
         return ended.withColumn("op", F.lit("topic_deleted"))
-
-    def _open_rows(self) -> DataFrame | None:
-        files = [file for level in self._levels.values() for file in level]
-        return _opened(self._lake.messages, self._spark, files) if files else None
 
 
 _NAMES = ["shard", "topic", "topic_no", "topic_since", "partition", "id"]
 
 
-def open_levels(files: Sequence[DataFile]) -> dict[int, list[DataFile]]:
-    """The files of each open level, older levels first."""
-    levels: dict[int, list[DataFile]] = {}
-    for each in files:
-        level = int(each.partition["level"] or 0)
-        if level:
-            levels.setdefault(level, []).append(each)
-    return dict(sorted(levels.items()))
+def _level(files: Sequence[DataFile]) -> int:
+    """Where open messages lie; a lake keeps the number that it has."""
+    return max(open_levels(files), default=1)
 
 
-def to_merge(sizes: dict[int, int], new: int) -> list[int]:
-    """The levels that are put together with a step of so many rows: the newest ones, or none."""
-    if sum(sizes.values()) <= max(SMALL_ROWS, new):
-        return list(sizes)
-    if len(sizes) < LEVELS_MAX:
-        return []
-    taken: list[int] = []
-    rows = new
-    for level in sorted(sizes, reverse=True):
-        if len(taken) >= 2 and sizes[level] > _MUCH_LARGER * rows:
-            break
-        taken.append(level)
-        rows += sizes[level]
-    return taken
+def one_level(run: Run) -> None:
+    """Makes one row per message of what earlier versions left: parts of open ones in several levels."""
+    table = run.lake.messages
+    old = [each for each in table.files() if is_open(each)]
+    if len(open_levels(old)) < 2:
+        return
+    with table.staging() as staged:
+        fold = Folding(run.spark, table, staged, _level(old))
+        fold.run(_parts(table, run.spark, old), sum(each.rows for each in old), whole=True)
+        table.replace(table.adopt(staged, [staged / path for path in fold.written]), old)
+
+
+class Folding:
+    """The jobs of one step, and the files that they have written below its staging directory."""
+
+    def __init__(self, spark: SparkSession, table: Table, staged: Path, level: int) -> None:
+        self._spark, self._table, self._staged, self._level = spark, table, staged, level
+        # Of the table to be, and those with parts whose message may have a row already.
+        self.written: list[str] = []
+        self._partial: list[tuple[str, int]] = []
+
+    def run(self, rows: DataFrame, count: int, whole: bool) -> None:
+        """Folds about so many rows. Not `whole`: parts without their beginning are left aside."""
+        work = Fold(str(self._staged), self._level, whole)
+        tasks = min(parallelism(self._spark), -(-count // _TASK_ROWS))
+        together = rows.repartition(max(tasks, -(-count // FOLD_ROWS), 1), *silver.NAME)
+        self._take(together.mapInArrow(work, "path string, rows long").collect())
+
+    def go_on(self, files: Sequence[DataFile]) -> list[DataFile]:
+        """Puts what was left aside together with the rows in these files. Returns those that go."""
+        parts = [path for path, _ in self._partial]
+        if not parts:
+            return []
+        gone = []
+        files = may_go_on(files, [self._staged / path for path in parts])
+        if files:
+            sources = tuple(each.path for each in files)
+            place, staged = str(self._table.path), str(self._staged)
+            work = Split(place, staged, self._level, sources, tuple(parts))
+            numbers = self._spark.range(0, len(files), 1, len(files))
+            split = numbers.mapInArrow(work, SPLIT_ROW).collect()
+            gone = [files[number] for number in sorted({row.source for row in split})]
+            self._take(split)
+        below = self._staged.relative_to(self._table.path)
+        found = [DataFile(str(below / path), 0, rows) for path, rows in self._partial]
+        rows = _parts(self._table, self._spark, found)
+        self._partial = []
+        self.run(rows, sum(each.rows for each in found), whole=True)
+        return gone
+
+    def _take(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            if row.path.startswith(f"{PARTIAL}/"):
+                self._partial.append((row.path, row.rows))
+            else:
+                self.written.append(row.path)
 
 
 @dataclass(frozen=True)
@@ -233,54 +263,61 @@ class Fold:
 
     staged: str
     level: int
-    # No part of a message lies elsewhere.
-    everything: bool
+    # No row of these messages lies elsewhere.
+    whole: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Of `mapInArrow`: gives the paths of files."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        name = "0" if context is None else f"{context.partitionId():05}-{context.taskAttemptId()}"
+        """Of `mapInArrow`: gives the paths of files and their rows."""
+        name = f"fold-{attempt_id()}"
         messages = silver.folded(batches)
+        known = messages.column("seen_from_start")
+        if self.whole:
+            known = pa.repeat(pa.scalar(True), messages.num_rows)
         over = pc.is_in(messages.column("state"), pa.array(silver.FINAL))
-        if not self.everything:
-            over = pc.and_(over, messages.column("seen_from_start"))
-        over = pc.fill_null(over, False)
-        paths = [self._write(messages.filter(pc.invert(over)), self.level, None, name)]
-        ended = messages.filter(over)
+        opened = folder_of({"level": str(self.level), "day": None})
+        paths = [
+            self._write(messages.filter(pc.and_(known, pc.invert(over))), opened, name),
+            self._write(messages.filter(pc.invert(known)), f"{PARTIAL}/", name),
+        ]
+        ended = messages.filter(pc.and_(known, over))
         days = ended.column("finished_at").cast(pa.date32())
         for day in pc.unique(days).to_pylist():
-            paths.append(self._write(ended.filter(pc.equal(days, day)), 0, str(day), name))
-        found = pa.array([each for each in paths if each], pa.string())
-        yield pa.RecordBatch.from_pydict({"path": found})
+            folder = folder_of({"level": "0", "day": str(day)})
+            paths.append(self._write(ended.filter(pc.equal(days, day)), folder, name))
+        found = [each for each in paths if each[1]]
+        columns = {"path": [path for path, _ in found], "rows": [rows for _, rows in found]}
+        kinds = pa.schema([("path", pa.string()), ("rows", pa.int64())])
+        yield pa.RecordBatch.from_pydict(columns, kinds)
 
-    def _write(self, rows: pa.Table, level: int, day: str | None, name: str) -> str:
-        """Returns where, below the staging directory; nothing if there are no rows."""
-        if not rows.num_rows:
-            return ""
-        folder = folder_of({"level": str(level), "day": day})
-        (Path(self.staged) / folder).mkdir(parents=True, exist_ok=True)
+    def _write(self, rows: pa.Table, folder: str, name: str) -> tuple[str, int]:
+        """Returns where, below the staging directory, and how many; nothing if there are no rows."""
         path = f"{folder}{name}.parquet"
-        pq.write_table(rows, Path(self.staged) / path, compression="zstd", compression_level=1)
-        return path
+        if rows.num_rows:
+            (Path(self.staged) / folder).mkdir(parents=True, exist_ok=True)
+            pq.write_table(rows, Path(self.staged) / path, compression="zstd", compression_level=1)
+        return path, rows.num_rows
 
 
-def _opened(table: Any, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-    rows: DataFrame = table.read(spark, files)
-    return rows.select(*silver.PARTS.names)
+def _parts(table: Table, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+    return table.read(spark, files).select(*silver.PARTS.names)
 
 
 def messages_now(lake: Lake, spark: SparkSession) -> DataFrame:
     """One row per message, finished or not, as of the last step."""
     table = lake.messages
     files = table.files()
-    levels = open_levels(files)
-    over = [each for each in files if int(each.partition["level"] or 0) == 0]
-    settled = table.read(spark, over).select(*silver.COLUMNS)
-    if not levels:
-        return settled
-    return settled.unionByName(_together(lake, spark, levels).select(*silver.COLUMNS))
+    opened = [each for each in files if is_open(each)]
+    if len(open_levels(opened)) < 2:
+        return table.read(spark, files).select(*silver.COLUMNS)
+    # As an earlier version left it, before the first run of this one.
+    over = [each for each in files if not is_open(each)]
+    tasks = max(parallelism(spark), -(-sum(each.rows for each in opened) // FOLD_ROWS))
+    together = silver.fold(_parts(table, spark, opened), tasks)
+    return (
+        table.read(spark, over)
+        .select(*silver.COLUMNS)
+        .unionByName(together.select(*silver.COLUMNS))
+    )
 
 
 def few_or_hashed(names: DataFrame, count: int) -> DataFrame:
@@ -293,27 +330,3 @@ def few_or_hashed(names: DataFrame, count: int) -> DataFrame:
         return F.broadcast(names.distinct())
     shares = max(parallelism(names.sparkSession), -(-count // FOLD_ROWS))
     return names.repartition(shares, *names.columns).distinct().hint("shuffle_hash")
-
-
-def parts_beside_the_largest(lake: Lake) -> int:
-    """How many parts of messages a reader has to put together with others."""
-    rows = [sum(f.rows for f in files) for files in open_levels(lake.messages.files()).values()]
-    return sum(rows) - max(rows, default=0)
-
-
-def _together(lake: Lake, spark: SparkSession, levels: dict[int, list[DataFile]]) -> DataFrame:
-    """Open messages: those of the largest level that no other level knows need no merging."""
-    table = lake.messages
-    if len(levels) == 1:
-        return _opened(table, spark, next(iter(levels.values())))
-    largest = max(levels, key=lambda level: sum(each.rows for each in levels[level]))
-    others = [file for level, files in levels.items() if level != largest for file in files]
-    parts, base = _opened(table, spark, others), _opened(table, spark, levels[largest])
-    count = sum(each.rows for each in others)
-    names = few_or_hashed(parts.select(*silver.NAME), count)
-    touched = base.join(names, silver.NAME, "left_semi")
-    untouched = base.join(names, silver.NAME, "left_anti")
-    together = silver.fold(
-        parts.unionByName(touched), max(parallelism(spark), -(-2 * count // FOLD_ROWS))
-    )
-    return untouched.unionByName(together)

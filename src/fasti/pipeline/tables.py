@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +48,11 @@ class Table:
     """A table at a place. It comes to be with its first write."""
 
     def __init__(
-        self, path: str | Path, format: Format = "delta", partition_by: Sequence[str] = ()
+        self,
+        path: str | Path,
+        format: Format = "delta",
+        partition_by: Sequence[str] = (),
+        joins: Callable[[DataFile], bool] = lambda _: True,
     ) -> None:
         if format not in ("delta", "parquet"):
             raise InvalidArgument(
@@ -60,6 +64,8 @@ class Table:
             format,
             tuple(partition_by),
         )
+        # Which files `compact` may join; a writer can care for the size of others itself.
+        self._joins = joins
         kind = DeltaCommits if format == "delta" else PlainCommits
         self._commits: Commits = kind(self.path)
 
@@ -253,7 +259,7 @@ class Table:
         """
         small: dict[tuple[Any, ...], list[DataFile]] = {}
         for each in self.files():
-            if each.size_bytes < small_bytes:
+            if each.size_bytes < small_bytes and self._joins(each):
                 small.setdefault(tuple(each.partition.values()), []).append(each)
         gone = 0
         for files in small.values():
