@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from fasti.errors import AlreadyExists, DataDirLocked, FastiError, InvalidArgument, NotFound
 from fasti.pipeline.commits import Commit
 from fasti.pipeline.files import folder_of, partition_of
+from fasti.pipeline.inventory import first_rows, tables
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.tables import Format, Table
 
@@ -149,6 +150,21 @@ def test_small_files_are_joined_without_spark(tmp_path: Path, format: Format) ->
     assert len(on_disk(table)) == 54
     lake.tidy(keep_hours=0)
     assert on_disk(table) == {each.path for each in table.files()}
+
+
+def test_a_user_s_table_is_joined_and_shown_with_its_partition_columns(
+    tmp_path: Path, format: Format
+) -> None:
+    """The command line knows of its columns only what lies on disk."""
+    for number in range(3):
+        Lake(tmp_path, format).table("mine", "day").append(rows(number))
+    lake = Lake(tmp_path, format)
+    assert first_rows(lake, "tables/mine", 5).column("day").to_pylist() == ["monday"] * 3
+    table = tables(lake)["tables/mine"]
+    assert table.compact() == 3
+    assert (len(table.files()), numbers(table)) == (1, [0, 1, 2])
+    lake.table("none", "day").replace([], [], schema=rows(1).schema)
+    assert first_rows(lake, "tables/none", 5).num_rows == 0
 
 
 def test_moments_are_what_other_readers_expect(tmp_path: Path, spark: SparkSession) -> None:

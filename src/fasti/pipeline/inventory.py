@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from fasti.errors import NotFound
 from fasti.pipeline.lake import Lake
@@ -29,8 +28,14 @@ def tables(lake: Lake) -> dict[str, Table]:
     for place in sorted((lake.root / "gold").glob("*/")):
         known[place.name] = lake.gold(place.name)
     for place in sorted((lake.root / "tables").glob("*/")):
-        known[f"tables/{place.name}"] = lake.table(place.name)
+        known[f"tables/{place.name}"] = _of_user(lake, place.name)
     return {name: table for name, table in known.items() if table.exists()}
+
+
+def _of_user(lake: Lake, name: str) -> Table:
+    """With the partition columns that its writer gave it, as its files tell."""
+    written = next(iter(lake.table(name).files()), None)
+    return lake.table(name, *(written.partition if written is not None else ()))
 
 
 def inventory(lake: Lake) -> list[Held]:
@@ -49,8 +54,4 @@ def first_rows(lake: Lake, name: str, limit: int) -> pa.Table:
     known = tables(lake)
     if name not in known:
         raise NotFound(f"there is no table {name!r} in {lake.root}: {', '.join(known) or 'none'}")
-    table = known[name]
-    paths = [str(table.path / each.path) for each in table.files()]
-    if not paths:
-        return table.schema().empty_table()
-    return ds.dataset(paths, format="parquet").head(limit)
+    return known[name].dataset().head(limit)

@@ -236,16 +236,19 @@ class Table:
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows, without Spark: for tables that fit into memory."""
+        return self.dataset().to_table(columns=None if columns is None else list(columns))
+
+    def dataset(self) -> ds.Dataset:
+        """All rows, without Spark, to be read as one likes."""
         schema = self.schema()
         by = pa.schema([schema.field(name) for name in self.partition_by])
-        found = ds.dataset(
+        return ds.dataset(
             [str(self.path / each.path) for each in self.files()],
             schema=schema,
             format="parquet",
             partitioning=ds.HivePartitioning(by, segment_encoding="uri"),
             partition_base_dir=str(self.path),
         )
-        return found.to_table(columns=None if columns is None else list(columns))
 
     # Care
 
