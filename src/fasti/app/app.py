@@ -20,15 +20,17 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from fasti.app.calls import Middleware
 from fasti.app.codec import Codec, JsonCodec
+from fasti.app.cron import CronOptions, handler_options, timetable_of
 from fasti.app.handler import AnyHandler, Declaration, Handler, Kind, settings_of
 from fasti.app.running import Running
 from fasti.app.stats import HandlerStats
 from fasti.app.topics import ensure_topic
 from fasti.client.address import parse_address
+from fasti.client.arguments import ScheduleOptions
 from fasti.client.client import Client, connect
 from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import OnFailure, checked_callback
@@ -129,6 +131,49 @@ class App:
                 group=group,
             )
             handler: AnyHandler = Handler(self, function, settings, codec or self.codec)
+            self._add(handler)
+            return handler
+
+        return declare
+
+    def cron(
+        self, expression: str, *, timezone: str = "UTC", **options: Unpack[CronOptions]
+    ) -> Declaration:
+        """Declares a function to be called at times like "at nine in Paris, on weekdays".
+
+            @app.cron("0 9 * * MON-FRI", timezone="Europe/Paris")
+            def report() -> None: ...
+
+        When the app starts, everything that it needs is made, or changed to what is declared here:
+        a topic and a schedule with the function's name (or `name`), in the cron topic `schedules`
+        (default: `cron.<owner>`, or `cron` without an owner). Any number of workers may do that at
+        once; each occurrence has one message, handled by one worker.
+
+        A parameter annotated `datetime` gets the moment of the occurrence, `date` the day in
+        `timezone`, `Message` the message; any other gets `payload`. `start`, `end`, `jitter`, `gap`,
+        `fold`, `misfire`, `overlap` and so on are those of `Schedules.put`; `paused` pauses or resumes
+        the schedule at each start. How the handler is run is said as for `on`.
+
+        Raises `invalid_argument`, and `already_exists` if the topic has a handler.
+        """
+        return self._timed({"cron": expression, "timezone": timezone}, options)
+
+    def every(self, interval: Duration, **options: Unpack[CronOptions]) -> Declaration:
+        """Declares a function to be called again and again: `@app.every("5m")`.
+
+        As `cron`. The interval is counted from `start`, or from midnight UTC: `every="15m"` happens
+        at :00, :15, :30 and :45, whenever the app was started.
+        """
+        duration_us(interval, "interval")
+        return self._timed({"every": interval}, options)
+
+    def _timed(self, timing: ScheduleOptions, options: CronOptions) -> Declaration:
+        def declare(function: Callable[..., Any]) -> Any:
+            name, topic, how = handler_options(function, options)
+            codec = how.pop("codec", None) or self.codec
+            settings = settings_of(topic, inspect.iscoroutinefunction(function), **how)
+            handler: AnyHandler = Handler(self, function, settings, codec)
+            handler.timetable = timetable_of(handler, name, timing, options)
             self._add(handler)
             return handler
 

@@ -39,6 +39,7 @@ from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from fasti.app.app import App
+    from fasti.app.cron import Timetable
 
 V = TypeVar("V")
 P = ParamSpec("P")
@@ -93,6 +94,19 @@ class Place:
         return found
 
 
+class HandlerOptions(TypedDict, total=False):
+    """What `app.on`, `app.cron` and `app.every` take alike: how a handler is run."""
+
+    concurrency: int
+    kind: Kind | None
+    retry: Backoff | None
+    max_attempts: int | None
+    time_limit: Duration | None
+    prefetch: int | None
+    codec: Codec | None
+    create: bool | Mapping[str, Any]
+
+
 class LaterOptions(TypedDict, total=False):
     """What `later` takes besides the value: as for `Producer.send`."""
 
@@ -117,6 +131,8 @@ class Handler(Generic[V, P, R]):
         self.function = function
         self.settings = settings
         self.codec = codec
+        # Of `app.cron` and `app.every`: when it is called.
+        self.timetable: Timetable | None = None
         self.shape = shape_of(function)
         _check(self.label, settings, self.shape.is_async)
         if self.shape.takes == "value" and isinstance(codec, JsonCodec):
@@ -219,15 +235,15 @@ def settings_of(
     topic: str,
     is_async: bool,
     *,
-    kind: Kind | None,
-    concurrency: int,
-    prefetch: int | None,
-    time_limit: Duration | None,
-    retry: Backoff | None,
-    max_attempts: int | None,
-    create: bool | Mapping[str, Any],
-    name: str | None,
-    group: str | None,
+    kind: Kind | None = None,
+    concurrency: int = 1,
+    prefetch: int | None = None,
+    time_limit: Duration | None = None,
+    retry: Backoff | None = None,
+    max_attempts: int | None = None,
+    create: bool | Mapping[str, Any] = True,
+    name: str | None = None,
+    group: str | None = None,
 ) -> HandlerSettings:
     """The arguments of `app.on`, checked. Raises `invalid_argument`."""
     if kind is not None and kind not in KINDS:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from fasti.app.calls import call_of
+from fasti.app.cron import check_timetables, ensure_timetables
 from fasti.app.feed import Feed
 from fasti.app.handler import AnyHandler
 from fasti.app.processes import Remote
@@ -90,10 +91,14 @@ class Running:
     def start(self) -> None:
         """Raises what the broker refuses or a hook raises; nothing is left running then."""
         try:
-            for handler in self.app.handlers:
+            handlers = self.app.handlers
+            for handler in handlers:
                 if handler.settings.kind == "processes":
                     handler.place.find()
+            check_timetables(self.client, handlers)
+            for handler in handlers:
                 ensure_topic(self.client, handler.settings)
+            ensure_timetables(self.client, handlers, alone=bool(self.app.owner))
             if self._needs_loop():
                 self._loop = LoopThread()
             for hook in self.app.start_hooks:
