@@ -29,6 +29,7 @@ LEASED = {
     "version": pa.int64(),
     "attempts": pa.int32(),
     "priority": pa.int32(),
+    "last_reason": pa.string(),
     "created_us": pa.int64(),
     "key": pa.string(),
     "headers": pa.map_(pa.string(), pa.string()),

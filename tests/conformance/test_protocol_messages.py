@@ -31,6 +31,9 @@ METADATA = [
     "consumer",
     "reason",
     "priority",
+    "leased_us",
+    "lease_until_us",
+    "died_us",
 ]
 
 

@@ -24,6 +24,9 @@ METADATA = {
     "consumer": pa.string(),
     "reason": pa.string(),
     "priority": pa.int32(),
+    "leased_us": pa.int64(),
+    "lease_until_us": pa.int64(),
+    "died_us": pa.int64(),
 }
 CONTENTS = {
     "key": pa.string(),

@@ -231,7 +231,8 @@ def _dump_topic(shard: LocalShard, topic: Any, now_us: int) -> dict[str, Any]:
 
 def _message(found: Any, row: int) -> dict[str, Any]:
     columns = {name: int(values[row]) for name, values in found.columns.items()}
-    del columns["location"]
+    # A restart arms leases anew.
+    del columns["location"], columns["lease_until_us"]
     return columns | {name: names[columns[name]] for name, names in found.names.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -174,3 +175,19 @@ def test_the_shell_completes_names(broker: BrokerProcess, topic: str) -> None:
     assert topic in complete(broker, "fasti consume test_the_shell")
     nobody = {"FASTI_ADDRESS": "fasti://127.0.0.1:1"}
     assert complete(broker, "fasti consume test_the_shell", **nobody) == []
+
+
+def test_what_is_known_of_a_message_that_came_back(broker: BrokerProcess, topic: str) -> None:
+    with fasti.connect(broker.address) as client:
+        id = client.producer(topic).send(b"a").result(60).id
+        with client.consumer(topic, name="printer-1") as consumer:
+            message = next(consumer)
+            got = run(broker, "messages", "get", topic, "--id", str(id), "--json")
+            (leased,) = json.loads(got.stdout)
+            message.nack("out of paper", wait=True)
+    assert (leased["state"], leased["consumer"]) == ("leased", "printer-1")
+    assert leased["leased"] < leased["lease_until"]
+    got = run(broker, "messages", "get", topic, "--id", str(id))
+    assert got.returncode == 0
+    assert b"out of paper" in got.stdout
+    assert b"out of paper" in run(broker, "messages", "list", topic).stdout

@@ -8,6 +8,7 @@ whole state. An operation is a name and its arguments in plain Python, `("move",
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -334,6 +335,9 @@ class Rig:
             assert int(effect.attempts[row]) == message.attempts
             assert (0 if effect.priority is None else int(effect.priority[row])) == message.priority
             assert self.payload(int(effect.location[row])) == message.payload
+            assert (None if effect.reasons is None else effect.reasons[row]) == (
+                message.reason or None
+            )
             self.tokens_used.setdefault(message_id, []).append(effect.token)
 
     def _check_nothing_waits(
@@ -412,7 +416,17 @@ class Rig:
         )
         leases = self.engine.memory.leases
         assert leases.active == held == len(leases.live())
+        self._check_reasons()
         self.runs.check_marks(self.engine)
+
+    def _check_reasons(self) -> None:
+        """A reason is known as long as a message has it."""
+        reasons = self.engine.memory.reasons
+        everybody = [m for t in self.model.topics.values() for m in t.messages.values()]
+        uses = Counter(message.reason for message in everybody if message.reason)
+        assert uses == {
+            name: reasons.uses(number) for number, name in enumerate(reasons.all()) if name
+        }
 
     def _rows_of(self, partition: Partition) -> dict[int, dict[str, Any]]:
         view = partition.ledger.view()
@@ -441,8 +455,12 @@ class Rig:
             assert memory.leases.until[held] == message.until_tick
             assert memory.leases.hold_until[held] == message.hold_tick
             assert memory.leases.expiry_bound <= message.until_tick
-        elif message.state == State.DEAD:
+            assert memory.leases.since[held] == message.leased_us
+            assert memory.reasons.name(int(memory.leases.reason[held])) == message.reason
+        else:
             assert memory.reasons.name(row["lease"]) == message.reason
+        if message.state == State.DEAD:
+            assert row["moment"] == message.died_us
 
     def _check_partition(self, name: str, partition: Partition) -> None:
         topic = self.model.topics[name]
@@ -503,9 +521,11 @@ class Rig:
         assert [Outcome(s) for s in reply.status.tolist()] == [status for status, _ in expected]
         for row, (_, message) in enumerate(expected):
             if message is not None:
-                self._check_shown(reply, row, message, self.model.now_us)
+                self._check_shown(reply, row, message, self.model.now_us, self.model.tick)
 
-    def _check_shown(self, reply: Messages, row: int, message: Message, now_us: int) -> None:
+    def _check_shown(
+        self, reply: Messages, row: int, message: Message, now_us: int, tick: int
+    ) -> None:
         columns = {name: column[row].item() for name, column in reply.columns.items()}
         assert int(reply.ids[row]) == message.id
         assert columns["due_us"] == message.due_us
@@ -517,8 +537,11 @@ class Rig:
         assert reply.names["owner"][columns["owner"]] == message.owner
         consumer = message.consumer if message.state == State.LEASED else ""
         assert reply.names["consumer"][columns["consumer"]] == consumer
-        reason = message.reason if message.state == State.DEAD else ""
-        assert reply.names["reason"][columns["reason"]] == reason
+        assert reply.names["reason"][columns["reason"]] == message.reason
+        leased = message.state == State.LEASED
+        assert columns["leased_us"] == (message.leased_us if leased else 0)
+        assert columns["lease_until_us"] == (now_us + message.until_tick - tick if leased else 0)
+        assert columns["died_us"] == (message.died_us if message.state == State.DEAD else 0)
         assert self.payload(columns["location"]) == message.payload
 
     # Lists and snapshots
@@ -554,7 +577,7 @@ class Rig:
         expected = model.listed(topic, now_us, **filters)
         assert [int(reply.ids[row]) for reply, row in rows] == [m.id for m in expected]
         for (reply, row), message in zip(rows, expected, strict=True):
-            self._check_shown(reply, row, message, now_us)
+            self._check_shown(reply, row, message, now_us, model.tick)
 
     def apply_read(self, step: Step, keep: list[Model] | None = None) -> None:
         """After a step of the engine alone that only read: the model's time goes on too.

@@ -119,8 +119,11 @@ class Session:
         self.arrived.put(None)
 
 
+# Columns that not every delivery has.
+_OPTIONAL = ("priority", "reasons")
+
+
 def _rows_of(leased: Deliver, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Deliver:
     columns: tuple[str, ...] = ("ids", "due_us", "version", "attempts", "location")
-    if leased.priority is not None:
-        columns += ("priority",)
+    columns += tuple(name for name in _OPTIONAL if getattr(leased, name) is not None)
     return replace(leased, **{name: getattr(leased, name)[rows] for name in columns})

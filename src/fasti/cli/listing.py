@@ -25,6 +25,9 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "attempts": str,
     "owner": str,
     "consumer": str,
+    "leased_us": moments.shown_moment,
+    "lease_until_us": moments.shown_moment,
+    "died_us": moments.shown_moment,
     "reason": lambda reason: payloads.as_cell(reason.encode()),
     "created_us": moments.shown_moment,
     "content_type": str,
@@ -39,7 +42,10 @@ _NOT_IN_TABLES = ("created_us",)
 _TABLE_ROWS = 50
 _PAGE_ROWS = 4_096
 # Left out where no row has a value.
-_OPTIONAL = ("key", "priority", "owner", "consumer", "reason", "content_type", "subject", "headers")
+_OPTIONAL = (
+    *("key", "priority", "owner", "consumer", "leased_us", "lease_until_us", "died_us"),
+    *("reason", "content_type", "subject", "headers"),
+)
 
 
 def print_messages(

@@ -126,6 +126,14 @@ class Message:
         return self._run.value("attempts", self._row)
 
     @property
+    def last_reason(self) -> str | None:
+        """Why it last came back: what a nack said, or that its lease expired; None if it never did.
+
+        The groups of a log don't keep it.
+        """
+        return self._run.value("last_reason", self._row)
+
+    @property
     def version(self) -> int:
         """How often it was changed."""
         return self._run.value("version", self._row)

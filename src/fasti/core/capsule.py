@@ -96,6 +96,11 @@ def dead_rows(capsule: Capsule) -> dict[int, NDArray[np.uint8]]:
 def restore_leases(state: ShardState, capsule: Capsule) -> None:
     """Leases, once the rows are there. They have no deadline yet: `Engine.start` arms them."""
     leases, columns = state.memory.leases, capsule.columns
+    # Older ones knew neither since when leases run nor why their messages came back before.
+    none = np.zeros(len(columns["lease.token"]), dtype=np.int64)
+    since, reasons = columns.get("lease.since", none), columns.get("lease.reason", none)
+    for reason, uses in zip(*np.unique(reasons, return_counts=True), strict=True):
+        state.memory.reasons.use(int(reason), int(uses))
     names = capsule.head["consumers"]
     for number, name in enumerate(names):
         mine = np.flatnonzero(columns["lease.consumer"] == number)
@@ -106,7 +111,8 @@ def restore_leases(state: ShardState, capsule: Capsule) -> None:
             rows = mine[(places[0] == topic) & (places[1] == partition)]
             sequences = columns["lease.sequence"][rows]
             tokens, lengths = columns["lease.token"][rows], columns["lease.length"][rows]
-            held = leases.open(sequences, topic, partition, consumer, tokens, lengths)
+            terms = (tokens, lengths, since[rows], reasons[rows])
+            held = leases.open(sequences, topic, partition, consumer, *terms)
             owner = state.topics[topic]
             if owner.partitions:
                 ledger = owner.partitions[partition].ledger

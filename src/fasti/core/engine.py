@@ -90,6 +90,8 @@ class Engine:
         self.state = ShardState(self.memory)
         self.snapshots: dict[int, Snapshot] = {}
         self._next_snapshot = 1
+        # The broker's clock less its tick, as of the last step.
+        self._ahead_us = 0
         self.turns = Turns(self.state)
         self.slices = Slices(self.state)
         self.idle = Idle(self)
@@ -176,6 +178,7 @@ class Engine:
         """Decides everything that is to be decided now. Raises `StepFailed`, and nothing else."""
         # Time is held when the wall steps back: no event is older than the one before it.
         now_us = max(now_us, self.state.last_at_us)
+        self._ahead_us = now_us - tick
         work = Work(self.state, self.limits, now_us, tick)
         try:
             return self._step(work, inputs)
@@ -422,7 +425,7 @@ class Engine:
             position,
             now_us,
             deadline_us,
-            self.memory.leases.holders(),
+            self.memory.leases.view(self._ahead_us),
             self.memory.names(),
         )
         self.snapshots[number] = snapshot

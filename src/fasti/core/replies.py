@@ -120,6 +120,8 @@ class Deliver:
     leased_us: int
     # Of priority topics.
     priority: NDArray[np.uint16] | None = None
+    # Why each last came back, where there is one that did.
+    reasons: NDArray[np.object_] | None = None
     # Of logs.
     group: str = ""
 

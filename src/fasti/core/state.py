@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.columns.reductions import every
+from fasti.core.columns.reductions import every, some
 from fasti.core.directory import NAMING, Directory
 from fasti.core.lifecycle import Verb
 from fasti.core.producers import Producer, Producers, Receipt
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fasti.core.routing.matching import Matcher
 
 Int64s = NDArray[np.int64]
+
+# The reason of an attempt whose lease ran out.
+LEASE_EXPIRED = "the lease expired"
 
 
 class Topic:
@@ -186,6 +189,7 @@ class ShardState:
         mine = leases.live()
         mine = mine[leases.topic[mine] == event.topic]
         self.memory.consumers.unuse_all(leases.consumer[mine])
+        self.memory.reasons.unuse_all(leases.reason[mine])
         leases.close(mine)
         self.sinks.topic_gone(event.topic)
         for partition in topic.partitions:
@@ -233,7 +237,8 @@ class ShardState:
         partition = self.partition(event)
         slots = self.slots_of(partition, event.sequence)
         values = {"due": event.due_us, "version": event.version, "attempts": 0, **columns}
-        partition.turn(slots, Verb.REPLACE, **values)
+        self._unuse_reasons(partition, slots)
+        partition.turn(slots, Verb.REPLACE, lease=0, **values)
         partition.relocate(slots, in_frame(frame, event.row))
         partition.schedule(event.sequence, slots, event.due_us)
 
@@ -249,6 +254,8 @@ class ShardState:
         partition.schedule(event.sequence, slots, event.due_us)
 
     def _cancelled(self, event: ev.Cancelled, _: int) -> None:
+        partition = self.partition(event)
+        self._unuse_reasons(partition, self.slots_of(partition, event.sequence))
         self._finish(event, Verb.CANCEL)
 
     def _finish(self, event: Any, verb: Verb) -> None:
@@ -268,7 +275,10 @@ class ShardState:
         consumer = self.memory.consumers.number(event.consumer)
         self.memory.consumers.use(consumer, len(slots))
         place = (event.topic, event.partition, consumer)
-        held = leases.open(event.sequence, *place, event.token, event.length_us)
+        # The row's last reason waits in its lease.
+        reasons = partition.arena.lease.take(slots, mode="clip")
+        terms = (event.token, event.length_us, event.at_us)
+        held = leases.open(event.sequence, *place, *terms, reasons)
         settings = self.topics[event.topic].settings
         start: Int64s | int = self._tick
         if settings.lookahead_us:
@@ -306,25 +316,30 @@ class ShardState:
             self.memory.leases.renew(held, self._tick)
 
     def _released(self, event: ev.Released, _: int) -> None:
-        self._return(event, Verb.RELEASE, event.due_us, uncount=True)
+        self._return(event, Verb.RELEASE, event.due_us)
 
     def _nacked(self, event: ev.Nacked, _: int) -> None:
-        self._return(event, Verb.NACK, event.due_us)
+        self._return(event, Verb.NACK, event.due_us, event.reason)
 
     def _expired(self, event: ev.Expired, _: int) -> None:
         partition = self.partition(event)
         slots = self.slots_of(partition, event.sequence)
-        self._return(event, Verb.EXPIRE, partition.arena.due.take(slots, mode="clip"))
+        due = partition.arena.due.take(slots, mode="clip")
+        self._return(event, Verb.EXPIRE, due, LEASE_EXPIRED)
 
-    def _return(self, event: Any, verb: Verb, due: Int64s, uncount: bool = False) -> None:
+    def _return(self, event: Any, verb: Verb, due: Int64s, reason: str | None = None) -> None:
+        """Rows wait again: for the reason that is given, or the one that they had before."""
         partition = self.partition(event)
-        slots = self._close_leases(partition, event.sequence)
-        values: dict[str, Any] = {}
+        slots, reasons = self._close_leases(partition, event.sequence, reason is None)
+        values: dict[str, Any] = {"lease": reasons}
+        if reason is not None:
+            values["lease"] = self._use_reason(reason, len(slots))
         if verb is not Verb.EXPIRE:
-            values = {"due": due, "version": partition.arena.version.take(slots, mode="clip") + 1}
-        if uncount:
+            version = partition.arena.version.take(slots, mode="clip") + 1
+            values |= {"due": due, "version": version}
+        if verb is Verb.RELEASE:
             values["attempts"] = partition.arena.attempts.take(slots, mode="clip") - 1
-        partition.turn(slots, verb, lease=0, **values)
+        partition.turn(slots, verb, **values)
         partition.schedule(event.sequence, slots, due)
 
     def _acked(self, event: ev.Acked, _: int) -> None:
@@ -332,20 +347,21 @@ class ShardState:
         self._finish(event, Verb.ACK)
 
     def _died(self, event: ev.Died, _: int) -> None:
-        partition, reasons = self.partition(event), self.memory.reasons
-        slots = self._close_leases(partition, event.sequence)
-        reason = reasons.number(event.reason)
-        reasons.use(reason, len(slots))
-        self.memory.undo.note(lambda: reasons.use(reason, -len(slots)))
-        partition.turn(slots, Verb.EXHAUST if event.exhausted else Verb.REJECT, lease=reason)
+        partition = self.partition(event)
+        slots, _reasons = self._close_leases(partition, event.sequence)
+        verb = Verb.EXHAUST if event.exhausted else Verb.REJECT
+        self._bury(partition, slots, verb, event)
+
+    def _bury(self, partition: Partition, slots: Int64s, verb: Verb, event: Any) -> None:
+        partition.keep_moments()
+        reason = self._use_reason(event.reason, len(slots))
+        partition.turn(slots, verb, lease=reason, moment=event.at_us)
 
     def _redriven(self, event: ev.Redriven, _: int) -> None:
         partition = self.partition(event)
         slots = self.slots_of(partition, event.sequence)
-        self._unuse_reasons(partition, slots)
-        partition.turn(
-            slots, Verb.REDRIVE, lease=0, attempts=0, due=event.due_us, version=event.version
-        )
+        # It keeps its reason: that it died, and of what, is still the last that is known of it.
+        partition.turn(slots, Verb.REDRIVE, attempts=0, due=event.due_us, version=event.version)
         partition.schedule(event.sequence, slots, event.due_us)
         hashes = np.stack([event.hash_first, event.hash_last], axis=1)
         partition.claim_keys(hashes, event.sequence)
@@ -356,29 +372,43 @@ class ShardState:
         self._finish(event, Verb.PURGE)
 
     def _lapsed(self, event: ev.Lapsed, _: int) -> None:
-        partition, reasons = self.partition(event), self.memory.reasons
+        partition = self.partition(event)
         slots = self.slots_of(partition, event.sequence)
-        reason = reasons.number(event.reason)
-        reasons.use(reason, len(slots))
-        self.memory.undo.note(lambda: reasons.use(reason, -len(slots)))
-        partition.turn(slots, Verb.LAPSE, lease=reason)
+        self._unuse_reasons(partition, slots)
+        self._bury(partition, slots, Verb.LAPSE, event)
+
+    def _use_reason(self, reason: str, rows: int) -> int:
+        """The number of a reason that so many rows have from now on."""
+        reasons = self.memory.reasons
+        number = reasons.number(reason)
+        reasons.use(number, rows)
+        self.memory.undo.note(lambda: reasons.use(number, -rows))
+        return number
 
     def _unuse_reasons(self, partition: Partition, slots: Int64s) -> None:
-        """The dead are dead no more. Reasons are let go when a transaction stands."""
-        numbers, reasons = partition.arena.lease.take(slots, mode="clip"), self.memory.reasons
-        self.memory.undo.once_settled(lambda: reasons.unuse_all(numbers))
+        """Rows that are not leased lose their reasons, which go when a transaction stands."""
+        self._unuse(partition.arena.lease.take(slots, mode="clip"))
+
+    def _unuse(self, numbers: NDArray[Any]) -> None:
+        if some(numbers):
+            self.memory.undo.once_settled(lambda: self.memory.reasons.unuse_all(numbers))
 
     def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
         slots = self.slots_of(partition, sequences)
         return partition.arena.lease.take(slots, mode="clip").astype(np.int64)
 
-    def _close_leases(self, partition: Partition, sequences: Int64s) -> Int64s:
+    def _close_leases(
+        self, partition: Partition, sequences: Int64s, keep_reasons: bool = False
+    ) -> tuple[Int64s, NDArray[np.int32]]:
+        """The rows' slots, and the reasons that they had before they were leased."""
         slots = self.slots_of(partition, sequences)
         held = partition.arena.lease.take(slots, mode="clip").astype(np.int64)
         leases, consumers = self.memory.leases, self.memory.consumers
         assert every(leases.sequence[held] == sequences), "the lease is this message's"
-        tokens = leases.token[held]
+        tokens, reasons = leases.token[held], leases.reason.take(held, mode="clip")
         leases.token[held] = 0
+        if not keep_reasons:
+            self._unuse(reasons)
 
         def let_go() -> None:
             consumers.unuse_all(leases.consumer[held])
@@ -388,7 +418,7 @@ class ShardState:
             leases.token[held] = tokens
 
         self.memory.undo.when_settled(let_go, take_back)
-        return slots
+        return slots, reasons
 
     # Stages
 

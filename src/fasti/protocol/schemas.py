@@ -47,6 +47,7 @@ LEASED = pa.schema(
         pa.field("version", pa.int64()),
         pa.field("attempts", pa.int32()),
         pa.field("priority", pa.int32()),
+        pa.field("last_reason", pa.string()),
         *_CONTENTS,
     ]
 )
@@ -65,8 +66,13 @@ METADATA = pa.schema(
         pa.field("consumer", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("priority", pa.int32()),
+        pa.field("leased_us", pa.int64()),
+        pa.field("lease_until_us", pa.int64()),
+        pa.field("died_us", pa.int64()),
     ]
 )
+# Moments that only some messages have: null for the others.
+SOME_MOMENTS = ("leased_us", "lease_until_us", "died_us")
 MESSAGES = pa.schema([*METADATA, *_CONTENTS])
 STATUS = pa.field("status", pa.string())
 

@@ -242,9 +242,10 @@ class CheckpointWriter:
     ) -> Columns:
         selected = {name: columns[name][rows] for name in _KEPT}
         selected["state"] = columns["flags"][rows] & STATE_MASK
-        # What a lease's slot is called means nothing after a restart; a dead row's reason does.
-        dead = selected["state"] == State.DEAD
-        selected["lease"] = np.where(dead, columns["lease"][rows], 0).astype(np.uint32)
+        # What a lease's slot is called means nothing after a restart; a reason does.
+        leased, dead = selected["state"] == State.LEASED, selected["state"] == State.DEAD
+        selected["lease"] = np.where(leased, 0, columns["lease"][rows]).astype(np.uint32)
+        selected["moment"] = np.where(dead, columns["moment"][rows], 0)
         if self._plan.snapshot.topics[topic][1].kind != "priority":
             # Nobody wrote it.
             selected["priority"] = np.zeros(len(dead), dtype=np.uint16)

@@ -236,8 +236,8 @@ def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
             partition.loaded_until_us = 0
             for frame in partition.ledger.frames().tolist():
                 rows = slice(frame << 12, (frame + 1) << 12)
-                is_dead = memory.arena.flags[rows] & STATE_MASK == State.DEAD
-                if is_dead.any():
-                    numbers = memory.arena.lease[rows][is_dead]
-                    for number, uses in zip(*np.unique(numbers, return_counts=True), strict=True):
-                        memory.reasons.use(int(number), int(uses))
+                states = memory.arena.flags[rows] & STATE_MASK
+                numbers = memory.arena.lease[rows]
+                numbers = numbers[(numbers != 0) & (states != State.NONE)]
+                for number, uses in zip(*np.unique(numbers, return_counts=True), strict=True):
+                    memory.reasons.use(int(number), int(uses))

@@ -58,14 +58,18 @@ ROW_SCHEMA = pa.schema(
             "hash_last": pa.uint64(),
             "version": pa.uint32(),
             "owner": pa.uint32(),
-            "lease": pa.uint32(),  # the reason's number where the message is dead
+            "lease": pa.uint32(),  # the number of the last reason, unless the message is leased
             "attempts": pa.uint16(),
             "state": pa.uint8(),
         }.items()
     ]
 )
-# Where all have priority 0, as outside of priority topics, a block leaves the column out.
-PRIORITY = pa.field("priority", pa.uint16(), nullable=False)
+# Columns that a block leaves out where all are 0: priorities outside of priority topics, and when
+# messages died, where none is dead.
+RARE_FIELDS = (
+    pa.field("priority", pa.uint16(), nullable=False),
+    pa.field("moment", pa.int64(), nullable=False),
+)
 PAYLOAD_SCHEMA = pa.schema(list(FIELDS.values()))
 
 
@@ -159,8 +163,9 @@ def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
 def rows_batch(columns: Columns) -> pa.RecordBatch:
     """Metadata columns as a batch of the rows' schema."""
     schema = ROW_SCHEMA
-    if PRIORITY.name in columns and columns[PRIORITY.name].any():
-        schema = schema.append(PRIORITY)
+    for field in RARE_FIELDS:
+        if field.name in columns and columns[field.name].any():
+            schema = schema.append(field)
     arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -187,7 +187,7 @@ class Model(Leases):
         if holder.owner not in ("", new.owner):
             return Answer(Outcome.NOT_OWNER, holder.id, holder.version)
         holder.payload, holder.due_us, holder.attempts = new.payload, new.due_us, 0
-        holder.priority = new.priority
+        holder.priority, holder.reason = new.priority, ""
         holder.version += 1
         return Answer(Outcome.OK, holder.id, holder.version)
 
@@ -350,7 +350,7 @@ class Model(Leases):
                 answers.append(Answer(Outcome.CONFLICT, message_id, message.version))
             else:
                 message.state, message.due_us, message.attempts = State.SCHEDULED, dues[row], 0
-                message.reason, message.key = "", key
+                message.key = key
                 message.version += 1
                 if key is not None:
                     where.keys[key] = message_id

@@ -139,6 +139,7 @@ class Leases(Books):
             start = self.tick + max(0, message.due_us - self.now_us)
             message.state, message.token, message.consumer = State.LEASED, token, consumer
             message.attempts += 1
+            message.leased_us = self.now_us
             message.length_us = where.settings.lease_us
             message.until_tick = start + message.length_us
             message.hold_tick = start + where.settings.hold_us

@@ -50,10 +50,14 @@ class Message:
     attempts: int = 0
     # In priority topics; 0 comes first.
     priority: int = 0
+    # Why it is dead, or why it last came back.
     reason: str = ""
+    # When it died, if it is dead.
+    died_us: int = 0
     # While leased. The ticks say when the lease ends and how far heartbeats can carry it.
     consumer: str = ""
     token: int = 0
+    leased_us: int = 0
     length_us: int = 0
     until_tick: int = 0
     hold_tick: int = 0
@@ -170,11 +174,13 @@ class Books:
             self._die(message, reason)
             return True
         self._give_back(message, due_us)
+        message.reason = reason
         return False
 
     def _die(self, message: Message, reason: str) -> None:
         self._give_back(message, message.due_us)
         message.state, message.reason = State.DEAD, reason
+        message.died_us = self.now_us
 
     def _end(self, topic: Topic, message: Message, how: Outcome) -> None:
         del topic.messages[message.id]

@@ -122,6 +122,7 @@ class FakeStream:
             "version": np.ones(count, dtype=np.int64),
             "attempts": np.full(count, attempts, dtype=np.int32),
             "priority": np.zeros(count, dtype=np.int32),
+            "last_reason": pa.nulls(count, pa.string()),
             "subject": pa.nulls(count, pa.string()),
             "created_us": np.zeros(count, dtype=np.int64),
             "key": pa.nulls(count, pa.string()),

@@ -24,7 +24,14 @@ from fasti.core.commands import List, Target
 from fasti.core.replies import Messages
 from fasti.errors import InvalidArgument
 from fasti.model import SEQUENCE_BITS, Outcome
-from fasti.protocol.schemas import CONTENT_NAMES, MESSAGES, METADATA, STATUS, VERSION
+from fasti.protocol.schemas import (
+    CONTENT_NAMES,
+    MESSAGES,
+    METADATA,
+    SOME_MOMENTS,
+    STATUS,
+    VERSION,
+)
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -231,9 +238,18 @@ def metadata(found: Messages) -> pa.RecordBatch:
             pa.array(columns["attempts"].astype(np.int32)),
             *(_named(found, name) for name in ("owner", "consumer", "reason")),
             pa.array(_priorities(found)),
+            *(_moment(found, name) for name in SOME_MOMENTS),
         ],
         schema=METADATA,
     )
+
+
+def _moment(found: Messages, name: str) -> pa.Array:
+    """Null where there is none."""
+    given = found.columns.get(name)
+    if given is None:
+        return pa.nulls(len(found.ids), pa.int64())
+    return pa.array(given, mask=given == 0)
 
 
 def _priorities(found: Messages) -> NDArray[np.int32]:

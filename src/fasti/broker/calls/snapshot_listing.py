@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from fasti.broker.calls import requests
 from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.snapshot_pages import IdRange, SnapshotTopic, by_place, is_there, only
-from fasti.core.rows.arena import PRIORITY, STATE_MASK
+from fasti.core.rows.arena import MOMENT, PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns
 from fasti.core.timeline.reads import READY, STATE_WORDS
 from fasti.errors import InvalidArgument
 from fasti.model import SEQUENCE_BITS, State
-from fasti.protocol.schemas import CONTENT_NAMES, MESSAGES, METADATA
+from fasti.protocol.schemas import CONTENT_NAMES, MESSAGES, METADATA, SOME_MOMENTS
 
 if TYPE_CHECKING:
     from fasti.broker.calls.snapshots import Held
@@ -37,6 +37,9 @@ _MADE_OF = {
     "owner": ("owner",),
     "consumer": ("lease",),
     "reason": ("lease",),
+    "leased_us": ("lease",),
+    "lease_until_us": ("lease",),
+    "died_us": (MOMENT,),
 }
 # Filters that only snapshots have, and their default.
 FIELDS: Header = {
@@ -197,21 +200,40 @@ class SnapshotListing:
         if name in ("version", "attempts"):
             kind = np.int64 if name == "version" else np.int32
             return pa.array(columns[name].astype(kind))
+        if name in SOME_MOMENTS:
+            moments = self._moments(name, columns)
+            return pa.array(moments, mask=moments == 0)
         return self._name(name, columns)
 
+    def _moments(self, name: str, columns: Columns) -> Int64s:
+        """When it was leased, until when, or when it died; 0 for those that were or did not."""
+        states = columns["flags"] & STATE_MASK
+        if name == "died_us":
+            return np.where(states == State.DEAD, columns[MOMENT], 0)
+        leases = self._held.snapshot.leases
+        moments = leases.since_us if name == "leased_us" else leases.until_us
+        return _of_leases(states, columns, moments)
+
     def _name(self, name: str, columns: Columns) -> pa.Array:
-        """Who made it, who has it, or why it is dead."""
+        """Who made it, who has it, or why it is dead or came back."""
         snapshot = self._held.snapshot
         states = columns["flags"] & STATE_MASK
         if name == "owner":
             numbers = columns["owner"]
         elif name == "reason":
-            numbers = np.where(states == State.DEAD, columns["lease"], 0)
+            own = np.where(states == State.LEASED, 0, columns["lease"])
+            numbers = own + _of_leases(states, columns, snapshot.leases.reason)
         else:
-            numbers = np.zeros(len(states), dtype=np.int64)
-            leased = states == State.LEASED
-            numbers[leased] = snapshot.holders.take(columns["lease"][leased].astype(np.int64))
+            numbers = _of_leases(states, columns, snapshot.leases.consumer)
         if not numbers.any():
             return pa.nulls(len(numbers), pa.string())
         numbers = numbers.astype(np.int64)
         return pa.array(snapshot.names[name]).take(pa.array(numbers, mask=numbers == 0))
+
+
+def _of_leases(states: NDArray[np.uint8], columns: Columns, values: NDArray[Any]) -> Int64s:
+    """What the leases of the leased ones say; 0 for the others."""
+    found = np.zeros(len(states), dtype=np.int64)
+    leased = states == State.LEASED
+    found[leased] = values.take(columns["lease"][leased].astype(np.int64))
+    return found

@@ -361,6 +361,12 @@ def _priorities(leased: Deliver) -> pa.Array:
     return pa.array(leased.priority.astype(np.int32))
 
 
+def _reasons(leased: Deliver) -> pa.Array:
+    if leased.reasons is None:
+        return pa.nulls(len(leased.ids), pa.string())
+    return pa.array(leased.reasons, pa.string())
+
+
 def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
     leased, payloads = delivery.leased, delivery.payloads
     return pa.RecordBatch.from_arrays(
@@ -370,6 +376,7 @@ def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
             pa.array(leased.version.astype(np.int64)),
             pa.array(leased.attempts.astype(np.int32)),
             _priorities(leased),
+            _reasons(leased),
             *(payloads.column(name) for name in CONTENT_NAMES),
         ],
         schema=LEASED,

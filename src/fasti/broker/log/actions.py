@@ -177,13 +177,12 @@ def _dead(service: Service, header: Header, parts: Parts) -> Answer:
     )
     count = len(found.ids) if fields["limit"] else 0
     if not fields["payload"]:
-        batch = _with_died(metadata(found), found).slice(0, count)
-        return {"next_after_id": found.next_after_id}, [batch]
+        return {"next_after_id": found.next_after_id}, [metadata(found).slice(0, count)]
     count, contents = _contents(service, fields["topic"], found, count)
     if count < len(found.ids):
         found.next_after_id = int(found.ids[count - 1]) if count else 0
     batch = with_payloads(metadata(found).slice(0, count), contents)
-    return {"next_after_id": found.next_after_id}, [_with_died(batch, found)]
+    return {"next_after_id": found.next_after_id}, [batch]
 
 
 def _contents(
@@ -196,12 +195,6 @@ def _contents(
     except MOVED:
         _, contents = fetch(service.shard, topic, Target(ids=found.ids[:count]))
     return contents.num_rows, contents
-
-
-def _with_died(batch: pa.RecordBatch, found: Messages) -> pa.RecordBatch:
-    died = pa.array(found.columns["died_us"][: batch.num_rows].astype(np.int64))
-    schema = pa.schema([*batch.schema, pa.field("died_us", pa.int64())])
-    return pa.RecordBatch.from_arrays([*batch.columns, died], schema=schema)
 
 
 ACTIONS: dict[str, Action] = {

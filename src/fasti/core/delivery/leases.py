@@ -12,6 +12,7 @@ full length from the tick of the new start.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,32 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "until": np.int64,  # tick
     "hold_until": np.int64,  # tick: renewals by heartbeat end here
     "length": np.int64,  # microseconds, what a renewal gives
+    "since": np.int64,  # when it was given, on the broker's clock; 0: not known
     "topic": np.int32,
     "partition": np.int32,
     "consumer": np.int32,
+    "reason": np.int32,  # why the message last came back; 0: it never did, or nobody said
 }
+_DURABLE = ("token", "sequence", "length", "topic", "partition", "consumer", "reason", "since")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """Leases as they were at one moment, copied: slots and numbers of names serve others later."""
+
+    consumer: NDArray[np.int32]
+    reason: NDArray[np.int32]
+    since_us: Int64s
+    until_us: Int64s
+
+    def take(self, slots: Int64s) -> LeaseView:
+        """Those of some slots."""
+        return LeaseView(
+            self.consumer.take(slots),
+            self.reason.take(slots),
+            self.since_us.take(slots),
+            self.until_us.take(slots),
+        )
 
 
 class LeaseTable:
@@ -43,9 +66,11 @@ class LeaseTable:
     until: Int64s
     hold_until: Int64s
     length: Int64s
+    since: Int64s
     topic: NDArray[np.int32]
     partition: NDArray[np.int32]
     consumer: NDArray[np.int32]
+    reason: NDArray[np.int32]
 
     def __init__(self, capacity: int) -> None:
         for name, kind in _COLUMNS.items():
@@ -75,6 +100,8 @@ class LeaseTable:
         consumer: int,
         token: Int64s | int,
         length: Int64s | int,
+        since: Int64s | int = 0,
+        reason: NDArray[Any] | int = 0,
     ) -> Int64s:
         """Slots for new leases. Their deadlines are set by `arm`."""
         count = len(sequences)
@@ -92,6 +119,8 @@ class LeaseTable:
         self.consumer[rows] = consumer
         self.token[rows] = token
         self.length[rows] = length
+        self.since[rows] = since
+        self.reason[rows] = reason
         last_token = token if isinstance(token, int) else highest(token)
         self.next_token = max(self.next_token, last_token + 1)
         return slots
@@ -131,9 +160,13 @@ class LeaseTable:
         """Slots of all leases that are out."""
         return np.flatnonzero(self.token[: self._top])
 
-    def holders(self) -> NDArray[np.int32]:
-        """A copy of whom each slot in use belongs to: slots and numbers serve others later."""
-        return self.consumer[: self._top].copy()
+    def view(self, ahead_us: int, slots: Int64s | None = None) -> LeaseView:
+        """Some slots, or all in use. `ahead_us`: the broker's clock less its tick."""
+        rows = np.arange(self._top) if slots is None else slots
+        until_us = self.until.take(rows) + ahead_us
+        return LeaseView(
+            self.consumer.take(rows), self.reason.take(rows), self.since.take(rows), until_us
+        )
 
     def held_by(self, consumer: int, topic: int) -> Int64s:
         """Slots of the leases that a consumer has on a topic."""
@@ -165,8 +198,7 @@ class LeaseTable:
     def columns(self) -> dict[str, NDArray[Any]]:
         """A copy of what is durable of every live lease, for a checkpoint."""
         slots = self.live()
-        durable = ("token", "sequence", "length", "topic", "partition", "consumer")
-        return {name: getattr(self, name)[slots] for name in durable}
+        return {name: getattr(self, name)[slots] for name in _DURABLE}
 
 
 def _range_or_slots(slots: Int64s) -> Int64s | slice:

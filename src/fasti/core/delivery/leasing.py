@@ -20,7 +20,7 @@ from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Rel
 from fasti.core.delivery.lines import Line, Waiting
 from fasti.core.delivery.retry import retry_delays
 from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
-from fasti.core.state import Topic
+from fasti.core.state import LEASE_EXPIRED, Topic
 from fasti.core.timeline.judging import Piece, blank, explain, judge_lease, locate
 from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work, column
@@ -215,8 +215,18 @@ def _deliver(
             arena.location.take(slots, mode="clip"),
             work.now_us,
             arena.priority.take(slots, mode="clip") if ranked else None,
+            _last_reasons(work, partition, slots),
         )
     )
+
+
+def _last_reasons(work: Work, partition: Partition, slots: Int64s) -> NDArray[np.object_] | None:
+    """Why messages that are leased now came back before; None if none did, which is usual."""
+    names, leases = work.state.memory.reasons, work.state.memory.leases
+    if not names:
+        return None
+    numbers = leases.reason.take(partition.arena.lease.take(slots, mode="clip"))
+    return names.look_up(numbers) if some(numbers) else None
 
 
 def expire(work: Work) -> bool:
@@ -237,7 +247,7 @@ def expire(work: Work) -> bool:
         attempts = partition.arena.attempts.take(partition.ledger.slots(sequences))
         spent = _spent(topic, attempts)
         if spent.any():
-            _die(work, topic, partition, sequences[spent], "the lease expired", 0, exhausted=True)
+            _die(work, topic, partition, sequences[spent], LEASE_EXPIRED, 0, exhausted=True)
         if not spent.all():
             work.emit(ev.Expired(work.now_us, topic_number, number, sequences[~spent]))
     return len(held) == _EXPIRED_PER_STEP

@@ -41,7 +41,9 @@ COLUMNS: dict[str, DTypeLike] = {
     "location": np.int64,  # where the payload lies, see location.py
     "version": np.uint32,
     "owner": np.uint32,  # number of the interned name, 0: nobody
-    "lease": np.uint32,  # slot in the lease table while leased, number of the reason while dead
+    # While leased the slot in the lease table, which has the last reason then; else the number of
+    # the last reason: why it is dead, or why it last came back. 0: none.
+    "lease": np.uint32,
     "attempts": np.uint16,
     "flags": np.uint8,  # the state in the low three bits, and the bits below
     "epoch": np.uint8,  # the checkpoint epoch of the last change, modulo 256
@@ -57,7 +59,9 @@ PACKED_ID = "packed_id"
 # The same holds for priorities: only priority topics write and read them, so that elsewhere the
 # column is whatever was there before.
 PRIORITY = "priority"
-_RARE: dict[str, DTypeLike] = {PACKED_ID: np.int64, PRIORITY: np.uint16}
+# And for when a dead message died: only rows that are dead have it.
+MOMENT = "moment"
+_RARE: dict[str, DTypeLike] = {PACKED_ID: np.int64, PRIORITY: np.uint16, MOMENT: np.int64}
 BYTES_PER_ROW = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
 FRAME_BYTES = BYTES_PER_ROW * FRAME_ROWS
 
@@ -90,6 +94,7 @@ class Arena:
     epoch: NDArray[np.uint8]
     packed_id: NDArray[np.int64]
     priority: NDArray[np.uint16]
+    moment: NDArray[np.int64]
 
     def __init__(self, budget_bytes: int) -> None:
         self.frames_max = max(16, budget_bytes // FRAME_BYTES)

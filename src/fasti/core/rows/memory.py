@@ -12,6 +12,9 @@ from fasti.core.rows.marks import Marks
 from fasti.core.rows.names import Names
 from fasti.core.undo import Undo
 
+# Some eighty thousand different ones of the usual length. The journal has every reason in full.
+_REASONS_BYTES = 16 << 20
+
 
 class Tidied(Protocol):
     """A partition, as the memory sees it."""
@@ -32,7 +35,7 @@ class Memory:
         self.leases = LeaseTable(leases_max)
         self.owners = Names()
         self.consumers = Names()
-        self.reasons = Names()
+        self.reasons = Names(_REASONS_BYTES)
         self.marks = Marks()
         self.undo = Undo()
         self.epoch = 1

@@ -1,7 +1,8 @@
-"""Numbers for names that many rows share: owners, consumers, reasons of death.
+"""Numbers for names that many rows share: owners, consumers, reasons.
 
 Number 0 is the empty name. Counted names are forgotten with their last use, so that workers with
-ever new names don't fill the memory.
+ever new names don't fill the memory. Where names are whatever people write (reasons), there is a
+bound besides: beyond it new ones are not kept, and `LEFT_OUT` stands for them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from numpy.typing import NDArray
 
 from fasti.core.columns.reductions import every
 
+# What a name costs beside its own bytes, about.
+_NAME_BYTES = 128
+LEFT_OUT = "(not kept: there are too many different reasons)"
+
 
 class Names:
     """Names to numbers and back. Numbers mean nothing outside this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int | None = None) -> None:
+        self._bytes_max, self._bytes = bytes_max, 0
         self._numbers: dict[str, int] = {"": 0}
         self._names: list[str | None] = [""]
         self._uses: list[int] = [0]
@@ -28,6 +34,11 @@ class Names:
         known = self._numbers.get(name)
         if known is not None:
             return known
+        if self._bytes_max is not None:
+            size = _size(name)
+            if self._bytes + size > self._bytes_max and name != LEFT_OUT:
+                return self.number(LEFT_OUT)
+            self._bytes += size
         if self._free:
             number = self._free.pop()
             self._names[number], self._uses[number] = name, 0
@@ -46,11 +57,28 @@ class Names:
         """The name behind a number."""
         return self._names[number] or ""
 
+    def __len__(self) -> int:
+        """How many there are beside the empty one."""
+        return len(self._numbers) - 1
+
+    def look_up(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.object_]:
+        """The names behind numbers; None behind 0."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        names = [self._names[number] or None for number in distinct.tolist()]
+        return np.array(names, dtype=np.object_)[places]
+
+    def uses(self, number: int) -> int:
+        """How many rows name it."""
+        return self._uses[number]
+
     def use(self, number: int, count: int) -> None:
         """`count` more rows name it; with a negative count, fewer."""
         self._uses[number] += count
         if number and not self._uses[number]:
-            del self._numbers[self.name(number)]
+            name = self.name(number)
+            del self._numbers[name]
+            if self._bytes_max is not None:
+                self._bytes -= _size(name)
             self._names[number] = None
             self._free.append(number)
 
@@ -69,9 +97,15 @@ class Names:
             self._uses.append(0)
             if name:
                 self._numbers[name] = number
+                if self._bytes_max is not None:
+                    self._bytes += _size(name)
             else:
                 self._free.append(number)
 
     def all(self) -> list[str]:
         """Every name by its number, for translating a column of numbers."""
         return [name or "" for name in self._names]
+
+
+def _size(name: str) -> int:
+    return len(name.encode()) + _NAME_BYTES

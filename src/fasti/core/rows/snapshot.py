@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.delivery.leases import LeaseView
 from fasti.core.rows.arena import FRAME_BITS, FRAME_ROWS, PACKED_ID, STATE_MASK, Arena
 from fasti.core.rows.ledger import LedgerView
 from fasti.errors import Gone
@@ -37,12 +38,12 @@ class Snapshot:
         position: int,
         at_us: int,
         deadline_us: int,
-        holders: NDArray[np.int32],
+        leases: LeaseView,
         names: dict[str, list[str]],
     ) -> None:
         self.number = number
-        # Whom the numbers in rows meant then: the consumer of each lease, and everybody's name.
-        self.holders, self.names = holders, names
+        # What the numbers in rows meant then: each lease, and everybody's name.
+        self.leases, self.names = leases, names
         self.ledgers, self.topics = ledgers, topics
         self.position, self.at_us, self.deadline_us = position, at_us, deadline_us
         self.closed = False

@@ -24,7 +24,7 @@ from fasti.core.columns.index import HashIndex
 from fasti.core.columns.pairs import sort_pairs
 from fasti.core.columns.reductions import distinct, every, highest, lowest, some
 from fasti.core.lifecycle import Verb
-from fasti.core.rows.arena import CHANGED, FRAME_BITS, NEAR, STATE_MASK
+from fasti.core.rows.arena import CHANGED, FRAME_BITS, MOMENT, NEAR, STATE_MASK
 from fasti.core.rows.ledger import Ledger
 from fasti.core.rows.memory import Memory
 from fasti.core.rows.outcomes import Outcomes
@@ -146,6 +146,11 @@ class Partition:
         if "flags" not in values:
             arena.flags[slots] |= CHANGED
         arena.epoch[slots] = self._memory.epoch_byte
+
+    def keep_moments(self) -> None:
+        """From now on rows have moments, which move with them."""
+        if MOMENT not in self.ledger.columns:
+            self.ledger.columns = (*self.ledger.columns, MOMENT)
 
     def relocate(self, slots: Int64s, locations: Int64s, **values: Any) -> None:
         """New payloads: the old places are dead."""
@@ -344,6 +349,9 @@ class Partition:
         slots = self.ledger.slots(sequences)
         for name in ("due", "location", "version", "owner", "lease", "attempts"):
             getattr(self.arena, name)[slots] = columns[name]
+        if MOMENT in columns and some(columns[MOMENT]):
+            self.keep_moments()
+            self.arena.moment[slots] = columns[MOMENT]
         self.arena.flags[slots] = columns["flags"]
 
     def recount(self) -> None:
@@ -362,7 +370,9 @@ class Partition:
             rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
             states = self.arena.flags[rows] & STATE_MASK
             self._memory.marks.kill(self.arena.location[rows][states != State.NONE])
-            self._memory.reasons.unuse_all(self.arena.lease[rows][states == State.DEAD])
+            # A leased one's reason went with its lease.
+            named = (states == State.DEAD) | (states == State.SCHEDULED)
+            self._memory.reasons.unuse_all(self.arena.lease[rows][named])
         self.ledger.release()
         self._memory.keys_bytes -= self.keys.size_bytes
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fasti.core.calendar.histogram import BUCKET_US
 from fasti.core.commands import Count, Forecast, Get, List, Target
 from fasti.core.replies import Buckets, Counts, Messages, Reply
-from fasti.core.rows.arena import FRAME_ROWS, PRIORITY, STATE_MASK
+from fasti.core.rows.arena import FRAME_ROWS, MOMENT, PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns, Snapshot, live_rows_of, read_range
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import blank, locate, unname_strangers, why_not
@@ -53,7 +53,7 @@ def _find(work: Work, topic_name: str, target: Target) -> tuple[Reply, Columns]:
             reply.status[places] = np.where(status == Outcome.LEASED, Outcome.NOT_FOUND, status)
     unname_strangers(reply, by_key)
     arena = work.state.memory.arena
-    names = ["due", "version", "owner", "lease", "attempts", "location", "flags"]
+    names = ["due", "version", "owner", "lease", "attempts", "location", "flags", MOMENT]
     if topic.settings.kind == "priority":
         names.append(PRIORITY)
     columns: Columns = {name: getattr(arena, name).take(slots) for name in names}
@@ -235,8 +235,10 @@ def _messages(
     states = _visible_states(columns, work.now_us if snapshot is None else snapshot.at_us)
     leased, dead = states == State.LEASED, states == State.DEAD
     held = np.where(leased, columns["lease"], 0).astype(np.int64)
-    holders = memory.leases.consumer if snapshot is None else snapshot.holders
-    numbers = holders.take(held)
+    if snapshot is None:
+        leases = memory.leases.view(work.now_us - work.tick, held)
+    else:
+        leases = snapshot.leases.take(held)
     out: dict[str, Any] = {
         "due_us": columns["due"],
         "version": columns["version"],
@@ -244,8 +246,14 @@ def _messages(
         "attempts": columns["attempts"],
         "location": columns["location"],
         "owner": columns["owner"],
-        "consumer": np.where(leased, numbers, 0),
-        "reason": np.where(dead, columns["lease"], 0),
+        "consumer": np.where(leased, leases.consumer, 0),
+        # A row that is finished may linger, with whatever it had.
+        "reason": np.where(
+            leased, leases.reason, np.where(states == State.NONE, 0, columns["lease"])
+        ),
+        "leased_us": np.where(leased, leases.since_us, 0),
+        "lease_until_us": np.where(leased, leases.until_us, 0),
+        "died_us": np.where(dead, columns[MOMENT], 0),
     }
     if PRIORITY in columns:
         out["priority"] = columns[PRIORITY]
