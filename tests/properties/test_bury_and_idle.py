@@ -85,11 +85,11 @@ class Beside:
         else:
             reply = self.step(co.Purge("letters", int64s(ids)))
         for message_id, status in zip(ids, reply.status.tolist(), strict=True):
-            was = self.messages.get(message_id, ("none", ""))[0]
+            was, reason = self.messages.get(message_id, ("none", ""))
             assert (status == Outcome.OK) == (was == "dead"), (message_id, was, status)
             if status == Outcome.OK:
                 if redrives:
-                    self.messages[message_id] = ("scheduled", "")
+                    self.messages[message_id] = ("scheduled", reason)
                 else:
                     del self.messages[message_id]
 
