@@ -117,7 +117,10 @@ class Beside:
         assert (counts["dead"], counts["scheduled"]) == (dead, len(self.messages) - dead)
         for reason in {reason for state, reason in self.messages.values() if state == "dead"}:
             found = listed(self.engine, self.now_us, self.tick, reason)
-            assert found == {i: m for i, m in self.messages.items() if reason in m[1] and m[1]}
+            # Only the dead are found by their reason.
+            assert found == {
+                i: m for i, m in self.messages.items() if m[0] == "dead" and reason in m[1]
+            }
         assert not any(isinstance(each, Deliver) for each in self.effects)
 
     def replayed(self) -> Engine:
