@@ -55,6 +55,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], list[pa.RecordBatch]]] = {
     "purge_dead": ({"topic": "t"}, []),
     "count_dead": ({"topic": "t"}, []),
     "cancel_where": ({"topic": "t"}, []),
+    "references": ({"topic": "t"}, []),
     "move_where": ({"topic": "t", "by_us": 1}, []),
     "reply": (
         {"topic": "t"},

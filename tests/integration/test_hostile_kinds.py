@@ -113,6 +113,7 @@ GOOD: dict[str, tuple[Header, Parts]] = {
     "update": ({"topic": "priority"}, [rows(id=[1], priority=[7])]),
     "ack": ({"topic": "log", "group": "g"}, [RETURNED]),
     "count": ({"topic": "cron"}, []),
+    "references": ({"topic": "timeline"}, []),
     "cancel_where": (
         {
             "topic": "timeline",

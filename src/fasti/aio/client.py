@@ -39,7 +39,7 @@ from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import OnFailure, call_safely, checked_callback
 from fasti.client.log_place import Start
 from fasti.client.sinks import SinkState
-from fasti.client.topics import Topic
+from fasti.client.topics import References, Topic
 from fasti.client.transport import BrokerClock
 from fasti.errors import Closed, FastiError, InvalidArgument
 
@@ -177,8 +177,16 @@ class Client:
         return await self._home.run(self._client.change_topic, name, **settings)
 
     async def delete_topic(self, name: str) -> None:
-        """Removes a topic and all its messages. Raises `not_found`."""
+        """Removes a topic and all its messages. Raises `not_found`.
+
+        Bindings that lead to it end; schedules that emit into it wait for a topic of its name.
+        `references` tells before which they are.
+        """
         await self._home.run(self._client.delete_topic, name)
+
+    async def references(self, topic: str) -> References:
+        """The schedules and bindings that point to a topic. Raises `not_found`."""
+        return await self._home.run(self._client.references, topic)
 
     async def topic(self, name: str) -> Topic:
         """A topic's settings and counts. Raises `not_found`."""

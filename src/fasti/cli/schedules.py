@@ -70,7 +70,7 @@ def list_schedules(client: Client, topic: Topic, as_json: AsJson = False) -> Non
             each.name,
             _when(each),
             each.timezone,
-            each.target,
+            _target(each),
             "paused" if each.paused else _utc(each.next),
             "" if each.paused or each.next is None else f"{each.next.local:%a %H:%M:%S %z}",
             each.fired,
@@ -296,6 +296,11 @@ def _when(schedule: Schedule) -> str:
     return schedule.cron or f"every {moments.shown_length(every_us)}"
 
 
+def _target(schedule: Schedule) -> str:
+    """With a word of warning: nothing is emitted until there is such a topic."""
+    return f"{schedule.target} (missing)" if schedule.target_missing else schedule.target
+
+
 def _utc(occurrence: Occurrence | None) -> str:
     return "ended" if occurrence is None else occurrence.at.strftime("%Y-%m-%d %H:%M:%S")
 
@@ -324,6 +329,7 @@ def _as_json(schedule: Schedule) -> dict[str, Any]:
         "last_id": schedule.last_id,
         "fired": schedule.fired,
         "skipped": schedule.skipped,
+        "target_missing": schedule.target_missing,
     }
 
 
@@ -335,7 +341,7 @@ def _show(schedule: Schedule, as_json: bool) -> None:
     rows: list[tuple[str, object]] = [
         ("when", _when(schedule)),
         ("timezone", schedule.timezone),
-        ("target", schedule.target),
+        ("target", _target(schedule)),
         ("payload", as_cell(definition.payload)),
     ]
     for name, value in definition.to_dict().items():

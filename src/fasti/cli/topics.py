@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +29,8 @@ _OWN = "_"
 _RARE = ("staged", "done", "cancelled")
 # What has left the broker is no reason to think twice about deleting.
 _FINISHED = ("done", "cancelled")
+# Of what points to a topic, so many are named.
+_NAMED_MAX = 5
 
 
 @app.command()
@@ -110,17 +113,45 @@ def update(client: Client, name: Topic, given: dict[str, Any], as_json: AsJson =
 @app.command()
 @with_client
 def delete(client: Client, name: Topic, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete a topic with all of its messages."""
+    """Delete a topic with all of its messages.
+
+    Names the schedules and bindings that point to it: bindings end with it, schedules wait for a
+    topic of its name.
+
+    [dim]fasti topics delete emails[/dim]
+    """
     topic = client.topic(name)
     count = sum(n for state, n in topic.counts.items() if state not in _FINISHED)
+    left = client.references(name)
+    _warn(name, left)
     if not yes:
         held = f"{output.number(count)} message{'' if count == 1 else 's'}"
         typer.confirm(f"Delete the topic {name} with {held}?", abort=True, err=True)
     client.delete_topic(name)
     if as_json:
-        output.print_json({"topic": name, "deleted": True, "messages": count})
+        told: dict[str, Any] = {"topic": name, "deleted": True, "messages": count}
+        told["schedules"] = [each._asdict() for each in left.schedules]
+        told["bindings"] = [each._asdict() for each in left.bindings]
+        output.print_json(told)
     else:
         typer.echo(f"{name}: deleted, with {output.number(count)} messages")
+
+
+def _warn(name: str, left: sdk.References) -> None:
+    """What will be left behind, on stderr."""
+    if left.schedules_count:
+        _warn_of(
+            name, "wait for a topic of its name", "schedules", left.schedules_count, left.schedules
+        )
+    if left.bindings_count:
+        _warn_of(name, "end with it", "bindings", left.bindings_count, left.bindings)
+
+
+def _warn_of(name: str, fate: str, what: str, count: int, pairs: Sequence[tuple[str, str]]) -> None:
+    first = ", ".join(" ".join(pair) for pair in pairs[:_NAMED_MAX])
+    rest = ", ..." if count > _NAMED_MAX else ""
+    said = f"{output.number(count)} {what if count > 1 else what[:-1]} will {fate}"
+    typer.echo(f"warning: {name}: {said}: {first}{rest}", err=True)
 
 
 def _tell(client: Client, name: str, what: str, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from fasti.client.messages import Messages
 from fasti.client.outbox import Outbox
 from fasti.client.producer import Producer
 from fasti.client.session import Session
-from fasti.client.topics import Topic, given_settings
+from fasti.client.topics import References, Topic, given_settings
 from fasti.client.transport import BrokerClock, Transport
 from fasti.config import Durability, ShardSettings
 from fasti.errors import Closed, FastiError, InvalidArgument
@@ -207,8 +207,16 @@ class Client:
         return Topic.of_reply(name, header)
 
     def delete_topic(self, name: str) -> None:
-        """Removes a topic and all its messages. Raises `not_found`."""
+        """Removes a topic and all its messages. Raises `not_found`.
+
+        Bindings that lead to it end; schedules that emit into it wait for a topic of its name.
+        `references` tells before which they are.
+        """
         self.transport.call("delete_topic", {"topic": name})
+
+    def references(self, topic: str) -> References:
+        """The schedules and bindings that point to a topic. Raises `not_found`."""
+        return References.of_reply(self.transport.call("references", {"topic": topic})[0])
 
     def topic(self, name: str) -> Topic:
         """A topic's settings and counts. Raises `not_found`."""

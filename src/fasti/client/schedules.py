@@ -46,7 +46,8 @@ class Schedule:
 
     `next` is None while it rests and when it has ended. `last` is its last occurrence that was
     emitted, `last_id` the id of its last message in the target topic; `skipped` counts occurrences
-    that a policy passed over.
+    that a policy passed over. With `target_missing` there is no topic of the target's name: it goes on
+    when there is one.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Schedule:
     last_id: int | None
     fired: int
     skipped: int
+    target_missing: bool = False
 
     @classmethod
     def of_reply(cls, header: Header) -> Schedule:
@@ -73,6 +75,7 @@ class Schedule:
             header["last_id"],
             header["fired"],
             header["skipped"],
+            header.get("target_missing", False),
         )
 
     @property

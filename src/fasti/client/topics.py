@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from fasti.client.changes import Position
 from fasti.client.durations import Duration, duration_us
@@ -37,6 +37,46 @@ class Backoff:
             duration_us(self.limit, "limit"),
             float(self.jitter),
         )
+
+
+class ScheduleReference(NamedTuple):
+    """A schedule that emits into a topic: the cron topic, and its name there."""
+
+    topic: str
+    name: str
+
+
+class BindingReference(NamedTuple):
+    """A binding that leads to a topic: the topic that is bound, and by which pattern."""
+
+    topic: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What points to a topic; of each the first hundred are named, and all are counted.
+
+    When the topic is deleted, bindings to it end, and schedules wait for a topic of its name.
+    """
+
+    schedules: list[ScheduleReference]
+    schedules_count: int
+    bindings: list[BindingReference]
+    bindings_count: int
+
+    @classmethod
+    def of_reply(cls, header: dict[str, Any]) -> References:
+        """From the protocol's object."""
+        return cls(
+            [ScheduleReference(each["topic"], each["name"]) for each in header["schedules"]],
+            int(header["schedules_count"]),
+            [BindingReference(each["topic"], each["pattern"]) for each in header["bindings"]],
+            int(header["bindings_count"]),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.schedules_count or self.bindings_count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,3 +90,25 @@ def test_what_can_not_be_ends_with_its_own_code(shell: Shell) -> None:
     assert shell("topics", "create", "x", "--kind", "heap").code == ERROR_EXITS["invalid_argument"]
     assert shell("topics", "update", "emails").code == 2
     assert shell("topics", "create", "x", "--lease", "soon").code == 2
+
+
+def test_deleting_a_topic_names_what_points_to_it(bare_shell: Shell) -> None:
+    shell = bare_shell
+    shell.good("topics", "create", "emails")
+    shell.good("topics", "create", "orders")
+    shell.good("topics", "create", "reports", "--kind", "cron")
+    shell.good("schedules", "put", "reports", "daily", "--target", "emails", "--every", "1d")
+    shell.good("bindings", "add", "orders", "orders.>", "emails")
+    refused = shell("topics", "delete", "emails", stdin="n\n")
+    assert refused.code == 1
+    assert "1 schedule will wait for a topic of its name: reports daily" in refused.err
+    assert "1 binding will end with it: orders orders.>" in refused.err
+    deleted = shell("topics", "delete", "emails", "--yes", "--json")
+    assert deleted.code == 0
+    assert "warning: emails" in deleted.err
+    assert deleted.json["schedules"] == [{"topic": "reports", "name": "daily"}]
+    assert deleted.json["bindings"] == [{"topic": "orders", "pattern": "orders.>"}]
+    assert "emails (missing)" in shell("schedules", "list", "reports").out
+    assert "emails (missing)" in shell("schedules", "show", "reports", "daily").out
+    assert shell.good("schedules", "list", "reports")[0]["target_missing"] is True
+    assert "warning" not in shell("topics", "delete", "orders", "--yes").err

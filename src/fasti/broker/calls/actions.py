@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.calls import bulk, changes, changing, requests, snapshots
+from fasti.broker.calls import bulk, changes, changing, references, requests, snapshots
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
@@ -110,9 +110,11 @@ def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     check_own(fields["topic"])
+    left = references.references_to(service, fields["topic"])
     with service.topic_lock:
         service.command(co.DeleteTopic(fields["topic"]))
         service.topic_gone(fields["topic"])
+    references.log_deletion(fields["topic"], left)
     return {}, []
 
 
@@ -306,6 +308,7 @@ _MORE = (
     dead_actions,
     kv_actions,
     log_actions,
+    references,
     reply_actions,
     routing_actions,
     sink_actions,

@@ -76,7 +76,7 @@ def _schedules(service: Service, header: Header, parts: Parts) -> Answer:
     after = min(max(fields["after_number"], -1), 1 << 32)
     command = cc.ReadSchedules(fields["topic"], fields["name"], after, limit=limit)
     page: cc.SchedulesPage = service.command(command).value
-    described = _Described(service.shard.clock.now_us())
+    described = _Described(service.shard.clock.now_us(), frozenset(service.topics()))
     told = [described.row(page, row) for row in range(len(page.numbers))]
     more = int(page.numbers[-1]) if page.more else None
     return {"schedules": told, "next_after_number": more}, []
@@ -85,8 +85,8 @@ def _schedules(service: Service, header: Header, parts: Parts) -> Answer:
 class _Described:
     """Schedules as the protocol shows them; a timing that several share is worked out once."""
 
-    def __init__(self, now_us: int) -> None:
-        self._now_us = now_us
+    def __init__(self, now_us: int, topics: frozenset[str]) -> None:
+        self._now_us, self._topics = now_us, topics
         self._known: dict[Timing, Occurrences] = {}
 
     def row(self, page: cc.SchedulesPage, row: int) -> Header:
@@ -104,6 +104,7 @@ class _Described:
             "last_id": int(page.last_ids[row]) or None,
             "fired": int(page.fired[row]),
             "skipped": int(page.skipped[row]),
+            "target_missing": schedule.target not in self._topics,
         }
 
     def _next(self, schedule: Schedule) -> Header | None:

@@ -14,5 +14,7 @@ class FireCounts:
         # Occurrences that were missed because no broker ran, or that a policy let pass.
         self.misfired = 0
         self.failed = 0
+        # Of those, because the target was not there or takes no messages of schedules.
+        self.target_missing = 0
         # From an occurrence until its message was durable; 0 for those emitted ahead.
         self.late = Distribution(_BOUNDS_S)

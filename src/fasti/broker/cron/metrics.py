@@ -53,6 +53,11 @@ def collect(shard: Shard) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "fasti_schedule_failures", "Attempts to fire that failed and are repeated.", counts.failed
     )
+    yield CounterMetricFamily(
+        "fasti_schedule_target_missing",
+        "Of those, because the target topic was not there.",
+        counts.target_missing,
+    )
     late = HistogramMetricFamily(
         "fasti_schedule_late_seconds",
         "From an occurrence until its message was durable; 0 if emitted ahead.",

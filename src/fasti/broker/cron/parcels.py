@@ -42,7 +42,7 @@ class Parcel:
     """Pieces for one topic, at most 5,000 rows unless it is one piece."""
 
     def __init__(self, topic: str, target: str) -> None:
-        self._topic, self._target = topic, target
+        self.topic, self.target = topic, target
         self.pieces: list[Piece] = []
         self._chunks: set[int] = set()
         self._rows = 0
@@ -64,8 +64,8 @@ class Parcel:
         batches = [piece.batch for piece in pieces]
         sizes = [len(piece.due_us) for piece in pieces]
         return Fire(
-            self._topic,
-            self._target,
+            self.topic,
+            self.target,
             np.concatenate([piece.numbers[piece.places] for piece in pieces]),
             np.concatenate([piece.versions for piece in pieces]),
             np.repeat(np.array([piece.due.at_us for piece in pieces], dtype=np.int64), sizes),

@@ -84,6 +84,8 @@ class Scheduler:
         self._order = 0
         self._parcels: dict[tuple[str, ...], Parcel] = {}
         self._sent: deque[tuple[Parcel, Future[list[Any]]]] = deque()
+        # Pairs of topic and target that schedules wait for, so that the log says it once.
+        self._awaited: set[tuple[str, str]] = set()
 
     # Any thread
 
@@ -184,7 +186,8 @@ class Scheduler:
             for number in [number for number in self._topics if number not in known]:
                 for schedule in list(self._topics[number].groups):
                     self._remove(self._topics[number], schedule)
-                del self._topics[number]
+                gone = self._topics.pop(number).name
+                self._awaited = {each for each in self._awaited if each[0] != gone}
             for number, name in known.items():
                 self._read(self._topics.setdefault(number, _Topic(name)))
         except BaseException:
@@ -303,11 +306,13 @@ class Scheduler:
         """What became of one command; raises when schedules must be read anew."""
         reply = answer.result()[0]
         if isinstance(reply.error, (NotFound, InvalidArgument)):
+            self._log_awaited(parcel, reply.error)
             for piece in parcel.pieces:
                 self._wait_for_target(piece)
             return
         if reply.error is not None:
             raise reply.error
+        self._awaited.discard((parcel.topic, parcel.target))
         # Rows that are refused are of schedules that have changed, and are about to be read again.
         begin, now_us = 0, self._shard.clock.now_us()
         for piece in parcel.pieces:
@@ -320,9 +325,16 @@ class Scheduler:
                 late_us = max(now_us - piece.due.at_us, 0)
                 self._counts.late.add_all(np.full(fired, late_us / 1e6))
 
+    def _log_awaited(self, parcel: Parcel, error: FastiError) -> None:
+        place = (parcel.topic, parcel.target)
+        if place not in self._awaited:
+            self._awaited.add(place)
+            _log.warning("schedules of %r wait for their target %r: %s", *place, error)
+
     def _wait_for_target(self, piece: Piece) -> None:
         """The target is gone, or is no target any more: what is missed is judged later."""
         self._counts.failed += 1
+        self._counts.target_missing += 1
         group, chunk = piece.group, piece.chunk
         if chunk.numbers is not piece.numbers:
             # Its schedules have changed meanwhile.
