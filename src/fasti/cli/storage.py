@@ -13,8 +13,12 @@ from fasti.cli import output
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.storage.inspect import Stats, existing_files, holder, inspect
 from fasti.storage.inspect import stats as read_stats
+from fasti.storage.losses import IdRange, Losses
+from fasti.storage.repair import repair_directory
 from fasti.storage.verify import Action, Report
-from fasti.storage.verify import repair as repair_journal
+
+# How many ranges of ids a table shows; `--json` has all.
+_RANGES = 8
 
 app = typer.Typer(
     name="storage", help="Look into a data directory, and repair it.", no_args_is_help=True
@@ -58,20 +62,27 @@ def repair(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a journal with damaged frames one that opens again, without those frames.
+    """Make a directory with damaged frames one that opens again, and tell what was lost.
 
-    Tells its plan unless `--apply` is given. Every byte that leaves the journal is first copied
-    below lost+found. Exits with 1 if there is something to do, or something is left.
+    Tells its plan unless `--apply` is given. The old journal is kept below lost+found. Afterwards
+    positions of the change feed from before answer `gone`. Exits with 1 if there is something to
+    do, or something is left.
     """
     files = existing_files(directory)
-    actions = repair_journal(files, allow_gap=allow_gap, dry_run=not apply)
+    repaired = repair_directory(files, allow_gap=allow_gap, dry_run=not apply)
+    actions, losses = repaired.actions, repaired.losses
     left = inspect(files) if apply else None
     if as_json:
         remaining = None if left is None else asdict(left)["findings"]
         done = [asdict(action) for action in actions]
-        output.print_json({"applied": apply, "actions": done, "findings": remaining})
+        told = None if losses is None else losses.to_dict()
+        output.print_json(
+            {"applied": apply, "actions": done, "losses": told, "findings": remaining}
+        )
     else:
         _print_actions(actions, apply)
+        if losses is not None:
+            _print_losses(losses)
         if left is not None:
             _print_report(left)
     if (actions and not apply) or (left is not None and not left.ok):
@@ -109,13 +120,47 @@ def _print_report(report: Report) -> None:
 
 def _print_actions(actions: list[Action], applied: bool) -> None:
     if not actions:
-        typer.echo("The journal needs no repair.")
+        typer.echo("The directory needs no repair.")
         return
     rows = [(a.kind, a.file, a.offset, a.message) for a in actions]
     title = "done" if applied else "would be done (run again with --apply)"
     output.console().print(
         output.table("action", "file", "offset>", "what", rows=rows, title=title)
     )
+
+
+def _print_losses(losses: Losses) -> None:
+    console = output.console()
+    gaps = [f"{first} to {'the end' if last is None else last}" for first, last in losses.frames]
+    if gaps:
+        console.print(f"frames given up: {', '.join(gaps)}")
+    rows = [
+        (
+            topic.topic,
+            topic.lost,
+            _ranges(topic.ids),
+            _ranges(topic.possible),
+            topic.uncertain,
+            topic.ended,
+        )
+        for topic in losses.topics
+    ]
+    if rows:
+        names = ("topic", "lost>", "ids or offsets", "possibly lost ids", "uncertain>", "ended>")
+        console.print(output.table(*names, rows=rows, title="what the gap cost"))
+        console.print(
+            "lost: gone for good. possibly lost: ids that may have been given in the gap; none is "
+            "given again. uncertain: may have been changed or finished in the gap, and may be "
+            "delivered again. ended: a later frame proves it; dead now, or removed."
+        )
+    for note in losses.notes:
+        console.print(f"note: {note}")
+
+
+def _ranges(ranges: list[IdRange]) -> str:
+    few = [f"{r.first}" if r.first == r.last else f"{r.first}-{r.last}" for r in ranges[:_RANGES]]
+    more = [f"and {len(ranges) - _RANGES} more ranges"] if len(ranges) > _RANGES else []
+    return ", ".join(few + more)
 
 
 def _print_stats(held: Stats) -> None:

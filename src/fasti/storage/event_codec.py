@@ -49,6 +49,13 @@ _PADDING = bytes(8)
 @cache
 def _layout(code: int) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Names of an event's scalars, and names and kinds of its columns."""
+    if code not in EVENTS:
+        raise NewerFormat(
+            f"a journal frame has an event of code {code}, which a newer version wrote; this one "
+            f"knows codes up to {max(EVENTS)}",
+            found=code,
+            supported=max(EVENTS),
+        )
     written = [f for f in fields(EVENTS[code]) if not f.metadata.get("derived")]
     scalars = tuple(f.name for f in written if str(f.type) not in _KINDS)
     columns = tuple((f.name, _KINDS[str(f.type)]) for f in written if str(f.type) in _KINDS)
@@ -96,6 +103,12 @@ def topic_of(code: int, values: list[Any]) -> Any:
     """The number of the topic that an event of a head is about; None if of none."""
     scalars, _ = _layout(code)
     return values[scalars.index("topic")] if "topic" in scalars else None
+
+
+def partition_of(code: int, values: list[Any]) -> Any:
+    """The partition that an event of a head is about; None if of none."""
+    scalars, _ = _layout(code)
+    return values[scalars.index("partition")] if "partition" in scalars else None
 
 
 def _decode(body: memoryview, head: dict[str, Any], offset: int) -> tuple[list[Event], Rows | None]:

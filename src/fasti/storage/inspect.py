@@ -30,12 +30,14 @@ from fasti.storage.journal_survey import Finding
 from fasti.storage.journal_table import SegmentTable
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
+from fasti.storage.rebase import MARKER
 from fasti.storage.recovery import recover, replay
 from fasti.storage.runs import Block, unseal
 from fasti.storage.state_block import decode_state
 from fasti.storage.verify import Report, verify
 
 _MANIFEST = f"blocks/{MANIFEST_NAME}"
+_REACH = "restore the segments that had them, or repair the directory without them"
 _RESTORE = "restore the directory from a copy: what the journal had of it is trimmed"
 
 
@@ -155,6 +157,10 @@ def inspect(files: Files) -> Report:
     a checkpoint is being written; whether it would open is not tried then.
     """
     report = verify(files)
+    if files.exists(MARKER):
+        message = "a repair was interrupted"
+        report.findings.append(Finding(MARKER, 0, "unfinished_repair", message, "repair it again"))
+        return report
     blocks = FileBlocks(ReadOnlyFiles(files))
     if report.manifest_version is None:
         if report.segments and not files.exists(_MANIFEST):
@@ -172,7 +178,7 @@ def inspect(files: Files) -> Report:
         message = f"the document in it makes no sense: {error!r}"
         report.findings.append(Finding(_MANIFEST, 0, "corruption", message, _RESTORE))
         return report
-    report.findings += _check_objects(blocks, manifest)
+    report.findings += check_objects(files, manifest)
     if report.ok:
         report.findings += _check_reach(files, report, manifest)
     if report.ok:
@@ -180,7 +186,9 @@ def inspect(files: Files) -> Report:
     return report
 
 
-def _check_objects(blocks: FileBlocks, manifest: Manifest) -> Iterator[Finding]:
+def check_objects(files: Files, manifest: Manifest) -> Iterator[Finding]:
+    """What is wrong with the objects that a manifest names, and which are left over."""
+    blocks = FileBlocks(ReadOnlyFiles(files))
     stored = set(blocks.list())
     for block in manifest.blocks:
         for name in block.names:
@@ -238,10 +246,10 @@ def _check_reach(files: Files, report: Report, manifest: Manifest) -> Iterator[F
     last = first + report.frames - 1
     if first > manifest.position + 1:
         message = f"frames {manifest.position + 1} to {first - 1} are missing"
-        yield Finding("journal", 0, "journal_gap", message, "restore the segments that had them")
+        yield Finding("journal", 0, "journal_gap", message, _REACH)
     elif last < manifest.position:
         message = f"it ends with frame {last}, but the blocks tell of {manifest.position}"
-        yield Finding("journal", 0, "journal_gap", message, "restore the segments that had them")
+        yield Finding("journal", 0, "journal_gap", message, _REACH)
 
 
 def _check_opening(files: Files) -> Iterator[Finding]:
@@ -251,7 +259,7 @@ def _check_opening(files: Files) -> Iterator[Finding]:
     except DataDirLocked:
         return
     except FastiError as error:
-        remedy = "restore it, or cut the journal there"
+        remedy = "repair the directory, or restore it from a backup"
         yield Finding("journal", 0, "contradiction", error.message, remedy)
 
 

@@ -27,7 +27,7 @@ from fasti.storage.journal_segment import (
     walk,
 )
 
-REPAIR = "repair cuts the journal here, or with allow_gap gives up these frames alone"
+REPAIR = "repair cuts the journal here, or with --allow-gap gives up these frames alone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from fasti.storage.log_blocks import log_kind
 from fasti.storage.log_keys import load_keys
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
+from fasti.storage.rebase import refuse_unfinished
 from fasti.storage.recovery import delete_leftovers, recover, replay
 from fasti.storage.runs import number_in
 from fasti.storage.slices import load_slice
@@ -67,6 +68,7 @@ class ShardStore:
         self._files = files
         self._lock = files.lock()
         try:
+            refuse_unfinished(files)
             self.blocks: BlockStore = FileBlocks(files, _BLOCKS)
             self.version, self.manifest = self._open_manifest()
             self.journal: Journal = FileJournal(

@@ -9,7 +9,7 @@ nothing but tell its plan unless it is told ``dry_run=False``.  It
   out of the journal;
 * or, with ``allow_gap``, gives up only the damaged frames: they become VOID frames that keep
   their sequences, and groups that they belonged to are void as a whole.  What later frames say
-  about messages in the gap is then the engine's to cope with, which is why it must be asked for.
+  about messages in the gap is mended by `repair_directory` (repair.py), which calls this.
 
 Every byte that leaves the journal is first copied, durably, below ``lost+found/``.  A repair
 that is interrupted can be run again.  It takes the directory's lock, so no broker runs beside it.
@@ -48,7 +48,7 @@ from fasti.storage.journal_survey import (
     survey,
 )
 
-__all__ = ["Action", "Finding", "Report", "repair", "verify"]
+__all__ = ["Action", "Finding", "Report", "Step", "carry_out", "plan", "repair", "verify"]
 
 LOST_AND_FOUND = "lost+found"
 _GAP_FRAMES_MAX = 1_000_000
@@ -122,25 +122,35 @@ def _check_block(files: Files, name: str, manifest: str, report: Report) -> Iter
 def repair(
     files: Files, *, journal: str = "journal", allow_gap: bool = False, dry_run: bool = True
 ) -> list[Action]:
-    """Make a damaged journal one that opens, and return what was done (or would be).
+    """Make a damaged journal one that can be read, and return what was done (or would be).
 
     An empty list means that there is nothing to repair.  Raises `Corruption` when this can't
     help, `DataDirLocked` when a broker runs; in a dry run nothing is changed or locked.
     """
     if dry_run:
-        return [action for action, _ in _plan(files, journal, survey(files, journal), allow_gap)]
+        return [action for action, _ in plan(files, journal, allow_gap)]
     lock = files.lock()
     try:
-        done = []
-        for action, carry_out in _plan(files, journal, survey(files, journal), allow_gap):
-            carry_out()
-            done.append(action)
-        return done
+        return carry_out(plan(files, journal, allow_gap))
     finally:
         lock.release()
 
 
-class _Step:
+def plan(
+    files: Files, journal: str = "journal", allow_gap: bool = False, needed_after: int = 0
+) -> list[tuple[Action, Step]]:
+    """What a repair would do, in order.  Frames up to ``needed_after`` are only history."""
+    return list(_plan(files, journal, survey(files, journal), allow_gap, needed_after))
+
+
+def carry_out(steps: list[tuple[Action, Step]]) -> list[Action]:
+    """Do what was planned.  The caller has the directory's lock."""
+    for _, step in steps:
+        step()
+    return [action for action, _ in steps]
+
+
+class Step:
     """Something to do later, with its arguments; a call does it."""
 
     def __init__(self, files: Files, directory: str, segment: SurveyedSegment) -> None:
@@ -173,14 +183,14 @@ class _Step:
             file.close()
 
 
-class _RebuildHeader(_Step):
+class _RebuildHeader(Step):
     def __call__(self) -> None:
         assert self.segment.header is not None
         self.keep(self.segment, 0, SEGMENT_HEADER_BYTES)
         self.overwrite(0, encode_segment_header(self.segment.header))
 
 
-class _Cut(_Step):
+class _Cut(Step):
     """End the journal before ``damage``; ``later`` are the segments behind, the last one first."""
 
     def __init__(
@@ -212,7 +222,16 @@ class _Cut(_Step):
         self.files.sync_directory(folder_of(segment.name))
 
 
-class _Void(_Step):
+class _Drop(Step):
+    """Take a whole segment out, of which nothing can be told; the journal begins behind it."""
+
+    def __call__(self) -> None:
+        self.keep(self.segment, 0, self.segment.size)
+        self.files.delete(self.segment.name)
+        self.files.sync_directory(folder_of(self.segment.name))
+
+
+class _Void(Step):
     """Replace damaged frames by VOID ones, in place if a good frame follows in the segment."""
 
     def __init__(
@@ -269,8 +288,8 @@ class _Void(_Step):
 
 
 def _plan(
-    files: Files, directory: str, found: Survey, allow_gap: bool
-) -> Iterator[tuple[Action, _Step]]:
+    files: Files, directory: str, found: Survey, allow_gap: bool, needed_after: int
+) -> Iterator[tuple[Action, Step]]:
     """What to do, in order; nothing is changed by looking at it."""
     _refuse_hopeless(found)
     for segment in found.segments:
@@ -280,11 +299,17 @@ def _plan(
             yield action, _RebuildHeader(files, directory, segment)
     for position, segment in enumerate(found.segments):
         for damage in segment.damages:
-            if not allow_gap or damage.last is None:
+            history = damage.last is not None and damage.last <= needed_after
+            if damage.last is None or not (allow_gap or history):
                 later = found.segments[position + 1 :]
                 yield _cut_step(files, directory, segment, damage, later)
                 return
-            yield _void_step(files, directory, found, position, damage)
+            if any(other.header is not None for other in found.segments[: position + 1]):
+                yield _void_step(files, directory, found, position, damage)
+            else:
+                message = f"take the segment out, with frames {damage.first} to {damage.last}"
+                where = (segment.name, 0, message, damage.first, damage.last)
+                yield Action("drop", *where), _Drop(files, directory, segment)
 
 
 def _refuse_hopeless(found: Survey) -> None:
@@ -295,9 +320,6 @@ def _refuse_hopeless(found: Survey) -> None:
                 file=finding.file,
                 offset=finding.offset,
             )
-    if found.segments and found.segments[0].header is None:
-        name = found.segments[0].name
-        raise Corruption(f"{name}: nothing of it can be told; restore it", file=name, offset=0)
 
 
 def _cut_step(
@@ -306,7 +328,7 @@ def _cut_step(
     segment: SurveyedSegment,
     damage: Damage,
     later: list[SurveyedSegment],
-) -> tuple[Action, _Step]:
+) -> tuple[Action, Step]:
     message = f"cut the journal before frame {damage.first}, with all that follows"
     action = Action("cut", segment.name, damage.start, message, damage.first, None)
     return action, _Cut(files, directory, segment, damage, later[::-1])
@@ -314,7 +336,7 @@ def _cut_step(
 
 def _void_step(
     files: Files, directory: str, found: Survey, position: int, damage: Damage
-) -> tuple[Action, _Step]:
+) -> tuple[Action, Step]:
     segment = found.segments[position]
     assert damage.last is not None
     if damage.last - damage.first >= _GAP_FRAMES_MAX:

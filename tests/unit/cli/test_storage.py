@@ -12,7 +12,7 @@ from fasti.broker.local import LocalShard
 from fasti.cli.exits import ERROR_EXITS
 from fasti.cli.main import app
 from fasti.config import ShardSettings
-from fasti.core.commands import CreateTopic, Produce, When
+from fasti.core.commands import Count, CreateTopic, Produce, When
 from fasti.core.keys import Rows
 from fasti.storage.files import LocalFiles
 
@@ -67,7 +67,7 @@ def test_damage_is_told_repaired_on_request_only_and_kept(directory: Path) -> No
     before = {path: path.read_bytes() for path in (directory / "journal").iterdir()}
     code, text, _ = run("repair", directory, "--json")
     assert code == 1
-    assert [action["kind"] for action in json.loads(text)["actions"]] == ["cut"]
+    assert [action["kind"] for action in json.loads(text)["actions"]] == ["cut", "rebase"]
     assert {path: path.read_bytes() for path in (directory / "journal").iterdir()} == before
 
     code, text, _ = run("repair", directory, "--apply", "--json")
@@ -76,6 +76,36 @@ def test_damage_is_told_repaired_on_request_only_and_kept(directory: Path) -> No
     assert list((directory / "lost+found").iterdir())
     assert run("verify", directory)[0] == 0
     assert json.loads(run("stats", directory, "--json")[1])["topics"][0]["name"] == "emails"
+
+
+def test_a_gap_before_later_frames_of_the_same_topic(directory: Path) -> None:
+    """Ids have no holes in a journal: one that was left by a repair must not stop an opening."""
+    damage_third_frame(directory)
+    code, text, _ = run("repair", directory, "--allow-gap", "--apply", "--json")
+    assert code == 0
+    told = json.loads(text)
+    assert [action["kind"] for action in told["actions"]] == ["void", "rebase"]
+    (topic,) = told["losses"]["topics"]
+    assert (topic["topic"], topic["lost"], topic["uncertain"]) == ("emails", 10, 10)
+    assert topic["ids"] == [{"partition": 0, "first": 11, "last": 20}]
+    assert topic["possible"][0]["first"] == 51
+    code, text, _ = run("verify", directory)
+    assert code == 0, text
+    shard = LocalShard(LocalFiles(directory), SETTINGS)
+    assert shard.call(Count("emails"), NOW, 0).states["scheduled"] == 40
+    reply = shard.call(Produce("emails", Rows.of([b"new"])), NOW, 0)
+    assert reply.ids.tolist() == [topic["possible"][0]["last"] + 1]
+    shard.close()
+    assert run("repair", directory)[0] == 0
+
+
+def test_losses_for_people(directory: Path) -> None:
+    damage_third_frame(directory)
+    code, text, _ = run("repair", directory, "--allow-gap", "--apply")
+    assert code == 0
+    assert "frames given up: 3 to 3" in text
+    assert "11-20" in text
+    assert "may be delivered again" in " ".join(text.split())
 
 
 def test_stats_for_people_and_programs(directory: Path) -> None:
