@@ -58,6 +58,7 @@ def test_put_and_what_is_told_of_it(client: Client, cron: str, target: str) -> N
         "last_id": None,
         "fired": 0,
         "skipped": 0,
+        "target_missing": False,
     }
     assert following["local"].endswith("-01-01T00:00:00+09:00")
     assert following["at_us"] > client.call("clock")["now_us"]
