@@ -220,6 +220,9 @@ class Messages:
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
+        died_from: Any = None,
+        died_to: Any = None,
+        consumer: str | None = None,
         after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
@@ -237,6 +240,9 @@ class Messages:
             owner=owner,
             key_prefix=key_prefix,
             reason=reason,
+            died_from=died_from,
+            died_to=died_to,
+            consumer=consumer,
             after=after,
             limit=limit,
             payload=payload,
@@ -252,6 +258,9 @@ class Messages:
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
+        died_from: Any = None,
+        died_to: Any = None,
+        consumer: str | None = None,
         after: int | None = None,
         limit: int | None = None,
         payload: bool = False,
@@ -265,6 +274,9 @@ class Messages:
             owner=owner,
             key_prefix=key_prefix,
             reason=reason,
+            died_from=died_from,
+            died_to=died_to,
+            consumer=consumer,
             after=after,
             limit=limit,
             payload=payload,
@@ -322,6 +334,8 @@ class Messages:
         owner: str | None = None,
         due_from: Any = None,
         due_to: Any = None,
+        died_from: Any = None,
+        died_to: Any = None,
         progress: Progress | None = None,
     ) -> Any:
         """Makes dead messages live again, now or later, with no attempts counted.
@@ -339,6 +353,8 @@ class Messages:
             owner=owner,
             due_from=due_from,
             due_to=due_to,
+            died_from=died_from,
+            died_to=died_to,
             progress=self._in_loop(progress),
         )
 
@@ -350,6 +366,8 @@ class Messages:
         owner: str | None = None,
         due_from: Any = None,
         due_to: Any = None,
+        died_from: Any = None,
+        died_to: Any = None,
         progress: Progress | None = None,
     ) -> Any:
         """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
@@ -360,6 +378,8 @@ class Messages:
             owner=owner,
             due_from=due_from,
             due_to=due_to,
+            died_from=died_from,
+            died_to=died_to,
             progress=self._in_loop(progress),
         )
 
@@ -370,6 +390,8 @@ class Messages:
         owner: str | None = None,
         due_from: Any = None,
         due_to: Any = None,
+        died_from: Any = None,
+        died_to: Any = None,
     ) -> dict[str, int]:
         """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
         return await self._home.run(
@@ -378,6 +400,8 @@ class Messages:
             owner=owner,
             due_from=due_from,
             due_to=due_to,
+            died_from=died_from,
+            died_to=died_to,
         )
 
     def _in_loop(self, progress: Progress | None) -> Progress | None:

@@ -17,6 +17,8 @@ from fasti.cli.options import (
     AsJsonLines,
     At,
     Delay,
+    DiedFrom,
+    DiedTo,
     From,
     Ids,
     KeyPrefix,
@@ -94,6 +96,8 @@ def of_dead(command: Command) -> Command:
         option("owner", OfOwner, None),
         option("due_from", From, None),
         option("due_to", Until, None),
+        option("died_from", DiedFrom, None),
+        option("died_to", DiedTo, None),
     ]
 
     def run(client: Client, topic: str, **values: Any) -> None:
@@ -117,6 +121,8 @@ def list_dead(
     key_prefix: KeyPrefix = None,
     due_from: From = None,
     due_to: Until = None,
+    died_from: DiedFrom = None,
+    died_to: DiedTo = None,
     after: After = None,
     limit: Limit = None,
     payload: WithPayload = False,
@@ -124,12 +130,13 @@ def list_dead(
 ) -> None:
     """The dead messages of a topic, and why they died. With `--json` an object on each line.
 
-    [dim]fasti dead list emails --reason "connection refused"[/dim]
+    [dim]fasti dead list emails --died-from -1h --reason "connection refused"[/dim]
 
     [dim]fasti dead list emails --json --payload > dead.ndjson[/dim]
     """
     if group is not None:
         _refuse_of_rows(owner=of_owner, key_prefix=key_prefix, due_from=due_from, due_to=due_to)
+        _refuse_of_rows(died_from=died_from, died_to=died_to)
         page: dict[str, Any] = {"after": after, "limit": limit, "payload": payload}
         print_dead_rows(client, topic, group, reason=reason, as_json=as_json, **page)
         return
@@ -141,6 +148,8 @@ def list_dead(
             key_prefix=key_prefix,
             due_from=due_from,
             due_to=due_to,
+            died_from=died_from,
+            died_to=died_to,
             after=after,
             limit=at_most,
             payload=payload,
@@ -155,7 +164,7 @@ def _refuse_of_rows(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
             option = "--" + name.replace("_", "-")
-            raise typer.BadParameter("rows of a log have none", param_hint=option)
+            raise typer.BadParameter("rows of a log are not found by it", param_hint=option)
 
 
 @app.command()

@@ -75,6 +75,9 @@ def list_messages(
         str | None, typer.Option("--owner", help="Only those of this owner.")
     ] = None,
     key_prefix: KeyPrefix = None,
+    consumer: Annotated[
+        str | None, typer.Option(help="Only those that this consumer has leased.")
+    ] = None,
     after: After = None,
     limit: Limit = None,
     payload: WithPayload = False,
@@ -95,6 +98,7 @@ def list_messages(
             due_to=due_to,
             owner=of_owner,
             key_prefix=key_prefix,
+            consumer=consumer,
             after=after,
             limit=at_most,
             payload=payload,

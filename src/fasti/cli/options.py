@@ -48,6 +48,18 @@ Until = Annotated[
         parser=moments.moment_or_distance, metavar="WHEN", help="Up to then, but not at it."
     ),
 ]
+DiedFrom = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=moments.moment_or_distance, metavar="WHEN", help="Only those that died from then on."
+    ),
+]
+DiedTo = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=moments.moment_or_distance, metavar="WHEN", help="Only those that died before then."
+    ),
+]
 KeyPrefix = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Only those whose key begins so; keys are read for it."),

@@ -38,6 +38,8 @@ def filters(
     owner: str | None = None,
     due_from: Any = None,
     due_to: Any = None,
+    died_from: Any = None,
+    died_to: Any = None,
     group: str | None = None,
 ) -> Header:
     """Which of the dead are meant, as the protocol says it. Raises `invalid_argument`."""
@@ -46,6 +48,8 @@ def filters(
         "owner": owner,
         "due_from_us": optional_moment_us(due_from, "due_from"),
         "due_to_us": optional_moment_us(due_to, "due_to"),
+        "died_from_us": optional_moment_us(died_from, "died_from"),
+        "died_to_us": optional_moment_us(died_to, "died_to"),
         "group": group,
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -286,6 +286,9 @@ class Messages:
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
+        died_from: Any = None,
+        died_to: Any = None,
+        consumer: str | None = None,
         after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
@@ -296,7 +299,7 @@ class Messages:
         The next page begins behind the last id of this one: `after=table["id"][-1].as_py()`.
         `key_prefix` is how the key begins: the broker reads keys for it, so it looks at every
         message that fits the other filters. `reason` is a text that the reason of a dead message
-        has. `columns` are those that are wanted (`["id", "key", "due_us"]`), and no others travel.
+        has, `died_from` and `died_to` say when it died, `consumer` who has a leased one. `columns` are those that are wanted (`["id", "key", "due_us"]`), and no others travel.
         """
         batches = list(
             self.scan(
@@ -306,6 +309,9 @@ class Messages:
                 owner=owner,
                 key_prefix=key_prefix,
                 reason=reason,
+                died_from=died_from,
+                died_to=died_to,
+                consumer=consumer,
                 after=after,
                 limit=limit,
                 payload=payload,
@@ -323,6 +329,9 @@ class Messages:
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
+        died_from: Any = None,
+        died_to: Any = None,
+        consumer: str | None = None,
         after: int | None = None,
         limit: int | None = None,
         payload: bool = False,
@@ -336,6 +345,9 @@ class Messages:
             "owner": owner,
             "key_prefix": key_prefix,
             "reason": reason,
+            "died_from_us": optional_moment_us(died_from, "died_from"),
+            "died_to_us": optional_moment_us(died_to, "died_to"),
+            "consumer": consumer,
             "after_id": after,
             "limit": limit,
             "columns": None if columns is None else [*columns],
@@ -396,6 +408,8 @@ class Messages:
         owner: str | None = None,
         due_from: Any = None,
         due_to: Any = None,
+        died_from: Any = None,
+        died_to: Any = None,
         progress: Progress | None = None,
     ) -> Any:
         """Makes dead messages live again, now or later (`delay`, `at`, `due`), with no attempts counted.
@@ -404,14 +418,22 @@ class Messages:
             emails.redrive(reason="refused", delay="5m").counts()
             emails.redrive(to="emails-by-hand", progress=lambda done, total: print(done, total))
 
-        Without `id` all dead ones that fit the filters: `reason` is a text that the reason has. With
+        Without `id` all dead ones that fit the filters: `reason` is a text that the reason has,
+        `died_from` and `died_to` say when they died. With
         `to` they go to another topic, with the headers `fasti-dead-topic`, `fasti-dead-reason` and
         `fasti-dead-attempts`; each is in one topic or in the other, never in both or in none, and one
         whose key is taken stays where it is (`conflict`). For lists and filters the answer has
         `counts()`, `all_ok` and `failed`.
         """
         header = {"topic": self.topic, **moved(to, delay, at, due)}
-        chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
+        chosen = filters(
+            reason=reason,
+            owner=owner,
+            due_from=due_from,
+            due_to=due_to,
+            died_from=died_from,
+            died_to=died_to,
+        )
         if id is None:
             return each_dead(self._transport, "redrive_dead", header | chosen, progress)
         self._refuse_filters(chosen)
@@ -429,10 +451,19 @@ class Messages:
         owner: str | None = None,
         due_from: Any = None,
         due_to: Any = None,
+        died_from: Any = None,
+        died_to: Any = None,
         progress: Progress | None = None,
     ) -> Any:
         """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
-        chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
+        chosen = filters(
+            reason=reason,
+            owner=owner,
+            due_from=due_from,
+            due_to=due_to,
+            died_from=died_from,
+            died_to=died_to,
+        )
         header = {"topic": self.topic}
         if id is None:
             return each_dead(self._transport, "purge_dead", header | chosen, progress)
@@ -446,9 +477,18 @@ class Messages:
         owner: str | None = None,
         due_from: Any = None,
         due_to: Any = None,
+        died_from: Any = None,
+        died_to: Any = None,
     ) -> dict[str, int]:
         """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
-        chosen = filters(reason=reason, owner=owner, due_from=due_from, due_to=due_to)
+        chosen = filters(
+            reason=reason,
+            owner=owner,
+            due_from=due_from,
+            due_to=due_to,
+            died_from=died_from,
+            died_to=died_to,
+        )
         header, _ = self._transport.call("count_dead", {"topic": self.topic, **chosen})
         return {name: int(count) for name, count in header["reasons"]}
 

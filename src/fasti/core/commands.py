@@ -319,8 +319,12 @@ class List:
     owner: str | None = None
     snapshot: int = 0
     target: Target | None = None
-    # Of dead messages: those whose reason contains this.
+    # Of dead messages: those whose reason contains this, and when they died.
     reason: str | None = None
+    died_from_us: int | None = None
+    died_to_us: int | None = None
+    # Of leased messages: those that this consumer has.
+    consumer: str | None = None
 
 
 @dataclass(slots=True)

@@ -29,6 +29,20 @@ def test_why_they_died(shell: Shell) -> None:
     assert "There are more" in shell("dead", "list", "emails", "--limit", "2").out
 
 
+def test_when_they_died_and_under_which_key(shell: Shell) -> None:
+    shell.good("produce", "emails", "d", "--key", "user-7")
+    with shell.connect() as client, client.consumer("emails", timeout="60s") as consumer:
+        next(iter(consumer)).reject("no luck", wait=True)
+    (row,) = shell.lines("dead", "list", "emails", "--key-prefix", "user-")
+    assert (row["key"], row["reason"], row["state"]) == ("user-7", "no luck", "dead")
+    assert row["died"].endswith("Z")
+    assert "died" in shell("dead", "list", "emails").out
+    assert len(ids(shell, "--died-from", "-1h")) == 4
+    assert ids(shell, "--died-to", "-1h") == []
+    assert shell.good("dead", "count", "emails", "--died-to", "-1h")["dead"] == 0
+    assert shell.good("dead", "redrive", "emails", "--died-from", "-1h")["ok"] == 4
+
+
 def test_redrive_by_id_and_by_reason(shell: Shell) -> None:
     one = shell("dead", "redrive", "emails", "--id", "2", "--id", "99", "--json")
     assert one.code == 1

@@ -51,6 +51,8 @@ _FILTER: Header = {
     "owner": None,
     "due_from_us": None,
     "due_to_us": None,
+    "died_from_us": None,
+    "died_to_us": None,
     "after_id": 0,
     "limit": _PIECE_ROWS,
 }
@@ -146,9 +148,9 @@ def _named(service: Service, parts: Parts) -> Int64s | None:
 def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
     limit = min(fields["limit"], service.shard.settings.limits.page_rows_max)
     if fields["group"]:
-        for name in ("owner", "due_from_us", "due_to_us"):
+        for name in ("owner", "due_from_us", "due_to_us", "died_from_us", "died_to_us"):
             if fields[name] is not None:
-                raise InvalidArgument(f"rows of a log have no {name}", field=name)
+                raise InvalidArgument(f"rows of a log are not found by {name}", field=name)
         if ids is not None:
             raise InvalidArgument("name rows of a group by redrive and purge", field="parts")
         place = (fields["topic"], fields["group"], fields["after_id"], limit, fields["reason"])
@@ -165,6 +167,8 @@ def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
             fields["owner"],
             target=None if ids is None else co.Target(ids=ids),
             reason=fields["reason"],
+            died_from_us=requests.integer(fields, "died_from_us"),
+            died_to_us=requests.integer(fields, "died_to_us"),
         )
     )
     return found

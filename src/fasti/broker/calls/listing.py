@@ -49,6 +49,9 @@ _FILTERS: Header = {
     "owner": "",
     "key_prefix": "",
     "reason": "",
+    "died_from_us": None,
+    "died_to_us": None,
+    "consumer": "",
     "limit": None,
     "payload": False,
     "partition": None,
@@ -157,6 +160,9 @@ class Listings:
                 fields["state"] or None,
                 fields["owner"] or None,
                 reason=fields["reason"] or None,
+                died_from_us=requests.integer(fields, "died_from_us"),
+                died_to_us=requests.integer(fields, "died_to_us"),
+                consumer=fields["consumer"] or None,
             )
         )
 

@@ -84,6 +84,10 @@ class SnapshotListing:
             requests.integer(fields, "due_from_us"),
             requests.integer(fields, "due_to_us"),
         )
+        self._died_us = (
+            requests.integer(fields, "died_from_us"),
+            requests.integer(fields, "died_to_us"),
+        )
         self._contents = tuple(name for name in self.schema.names if name in CONTENT_NAMES)
         self._ranked = self._topic.settings.kind == "priority"
 
@@ -127,8 +131,10 @@ class SnapshotListing:
             names.add("due")
         if self._owners:
             names.add("owner")
-        if self._fields["reason"]:
+        if self._fields["reason"] or self._fields["consumer"]:
             names.add("lease")
+        if self._died_us != (None, None):
+            names.add(MOMENT)
         if self._contents or self._keys or self._fields["key_prefix"]:
             names.add("location")
         if self._ranked and PRIORITY in self.schema.names:
@@ -152,12 +158,28 @@ class SnapshotListing:
             meant = [number for number, name in enumerate(names) if text in name]
             dead = columns["flags"] & STATE_MASK == State.DEAD
             keep &= dead & np.isin(columns["lease"], meant)
+        keep &= self._held_or_died(columns)
         columns = only(columns, keep)
         if self._keys and len(columns["flags"]):
             columns = self._topic.with_keys(columns, pa.array(self._keys, pa.string()))
         if self._fields["key_prefix"] and len(columns["flags"]):
             columns = self._topic.with_prefix(columns, self._fields["key_prefix"])
         return columns
+
+    def _held_or_died(self, columns: Columns) -> NDArray[np.bool_]:
+        """Those that the named consumer has, or that died in the named time."""
+        states = columns["flags"] & STATE_MASK
+        keep = np.ones(len(states), dtype=np.bool_)
+        since_us, before_us = self._died_us
+        if since_us is not None:
+            keep &= (states == State.DEAD) & (columns[MOMENT] >= since_us)
+        if before_us is not None:
+            keep &= (states == State.DEAD) & (columns[MOMENT] < before_us)
+        if self._fields["consumer"]:
+            holders = _of_leases(states, columns, self._held.snapshot.leases.consumer)
+            named = self._numbers("consumer", [self._fields["consumer"]])
+            keep &= (states == State.LEASED) & np.isin(holders, named)
+        return keep
 
     def _numbers(self, kind: str, given: list[str]) -> list[int]:
         known = self._held.snapshot.names[kind]

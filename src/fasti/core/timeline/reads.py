@@ -213,7 +213,29 @@ def _filter(
         # Each distinct reason is looked at once, however many messages died of it.
         meant = [number for number, name in enumerate(reasons) if command.reason in name]
         keep &= (states == State.DEAD) & np.isin(columns["lease"], meant)
+    if command.died_from_us is not None:
+        keep &= (states == State.DEAD) & (columns[MOMENT] >= command.died_from_us)
+    if command.died_to_us is not None:
+        keep &= (states == State.DEAD) & (columns[MOMENT] < command.died_to_us)
+    if command.consumer is not None:
+        keep &= _held_by(work, command.consumer, columns, states == State.LEASED, snapshot)
     return np.flatnonzero(keep)
+
+
+def _held_by(
+    work: Work,
+    consumer: str,
+    columns: Columns,
+    leased: NDArray[np.bool_],
+    snapshot: Snapshot | None,
+) -> NDArray[np.bool_]:
+    memory = work.state.memory
+    names = memory.consumers.all() if snapshot is None else snapshot.names["consumer"]
+    if not consumer or consumer not in names:
+        return np.zeros(len(leased), dtype=np.bool_)
+    holders = memory.leases.consumer if snapshot is None else snapshot.leases.consumer
+    held = np.where(leased, columns["lease"], 0).astype(np.int64)
+    return leased & (holders.take(held) == names.index(consumer))
 
 
 def _visible_states(columns: Columns, now_us: int) -> NDArray[np.uint8]:
