@@ -227,7 +227,10 @@ PAGES = (
 
 # Called by other parts of the SDK, not by its users.
 INTERNAL = {
-    "fasti.Client": ("look_after",),
+    "fasti.Client": (
+        "failure_reports",
+        "look_after",
+    ),
     "fasti.Message": (
         "segment",
         "place",
@@ -246,7 +249,7 @@ INTERNAL = {
     "fasti.Backoff": ("policy",),
     "fasti.Producer": ("outbox", "cut"),
     "fasti.Consumer": ("session",),
-    "fasti.App": ("address_for_others", "in_worker_process", "reference", "finish"),
+    "fasti.App": ("reach_for_others", "use", "in_worker_process", "reference", "finish"),
     "fasti.app.handler.Handler": ("place", "label", "source", "encode"),
     "fasti.app.codec.JsonCodec": (
         "encode_for",

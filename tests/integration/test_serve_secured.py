@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +17,15 @@ import pytest
 import trustme
 from tests.conformance.protocol_client import Client, Refused
 from tests.integration.serve_rig import SMALL, ask, children
+from typer.testing import CliRunner
 
+import fasti
 from fasti.broker.launch import BrokerProcess
+from fasti.cli.main import app as commands
+from fasti.client.address import known_address
 from fasti.doors.credentials import create, revoke
 from fasti.doors.link import BrokerLink
-from fasti.errors import Unauthenticated
+from fasti.errors import InvalidArgument, Unauthenticated
 
 
 class Secured(NamedTuple):
@@ -122,3 +130,72 @@ def test_no_token_is_on_a_command_line_or_in_an_environment(secured: Secured) ->
     for pid in (secured.broker.pid, child):
         seen = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
         assert b"fasti_" not in seen.replace(b"fasti_data", b"")
+
+
+def test_everything_finds_it_by_the_same_variables(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fasti.spark.connection import client_of
+
+    monkeypatch.setenv("FASTI_ADDRESS", f"fasti+tls://localhost:{secured.broker.port}")
+    monkeypatch.setenv("FASTI_TOKEN", secured.token)
+    monkeypatch.setenv("FASTI_TLS_CA", str(secured.authority))
+    with fasti.connect() as client:
+        client.create_topic("jobs")
+    app = fasti.App()
+    assert app.client.topic("jobs").name == "jobs"
+    app.close()
+    assert client_of(known_address()).topic("jobs").name == "jobs"
+    listed = CliRunner().invoke(commands, ["topics", "list", "--json"])
+    assert [each["topic"] for each in json.loads(listed.stdout)] == ["jobs"]
+    # What is given wins.
+    with pytest.raises(Unauthenticated):
+        fasti.connect(token="wrong")
+    monkeypatch.setenv("FASTI_TLS_CA", "/no/such/file")
+    with pytest.raises(InvalidArgument, match="tls_ca"):
+        fasti.connect()
+    fasti.connect(tls_ca=secured.authority).close()
+
+
+APP = """
+import fasti
+
+app = fasti.App("fasti://nobody.invalid:1", token="wrong")
+inside = app.on("by-threads")
+apart = app.on("by-processes", kind="processes")
+
+@inside
+def reply(message: fasti.Message) -> None:
+    message.reply(b"from threads")
+
+@apart
+def send_on(payload: bytes) -> None:
+    reply_topic.later(payload, key="sent-on", delay="1h").result(60)
+
+@app.on("later")
+def reply_topic(payload: bytes) -> None: ...
+"""
+
+
+def test_the_flags_of_an_app_reach_all_of_its_processes(secured: Secured, tmp_path: Path) -> None:
+    (tmp_path / "secured_app.py").write_text(APP)
+    address = f"fasti+tls://localhost:{secured.broker.port}"
+    command = [sys.executable, "-m", "fasti", "run", "secured_app:app", "--workers", "2"]
+    command += ["--address", address, "--token", secured.token, "--tls-ca", str(secured.authority)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            trust = {"token": secured.token, "tls_ca": secured.authority}
+            with fasti.connect(address, **trust) as client:  # type: ignore[arg-type]
+                for topic in ("by-threads", "by-processes", "later"):
+                    client.create_topic(topic)
+                answer = client.call("by-threads", b"?", timeout="60s")
+                assert answer.payload == b"from threads"
+                client.producer("by-processes").send(b"x").result(60)
+                until = time.monotonic() + 60
+                while not client.messages("later").count()["scheduled"]:
+                    assert time.monotonic() < until
+                    time.sleep(0.02)
+        finally:
+            running.terminate()
+            _, told = running.communicate(timeout=60)
+    assert running.returncode == 0, told

@@ -26,6 +26,7 @@ from fasti.app.calls import Middleware
 from fasti.app.codec import Codec, JsonCodec
 from fasti.app.cron import CronOptions, handler_options, timetable_of
 from fasti.app.handler import AnyHandler, Declaration, Handler, Kind, settings_of
+from fasti.app.reach import Reach
 from fasti.app.running import Running
 from fasti.app.stats import HandlerStats
 from fasti.app.topics import ensure_topic
@@ -227,18 +228,26 @@ class App:
             self._bound = client
         return self
 
+    def use(self, reach: Reach) -> None:
+        """Has it reach its broker otherwise than it was made to, as far as that is given."""
+        self.address = reach.address or self.address
+        self._connection |= reach.options()
+
     @property
-    def address_for_others(self) -> str | None:
-        """Where another process finds the broker; None if none can."""
+    def reach_for_others(self) -> Reach | None:
+        """How another process reaches the broker; None if none can."""
         if self._bound is not None:
             return None
         place = parse_address(self.address)
-        return None if place.directory is not None else str(place)
+        if place.directory is not None:
+            return None
+        return Reach(str(place), self._connection.get("token"), self._connection.get("tls_ca"))
 
-    def in_worker_process(self, address: str | None) -> None:
-        """Called in a worker process: where its parent's broker is, if it can be reached."""
-        self.address = address
-        self._apart = address is None
+    def in_worker_process(self, reach: Reach | None) -> None:
+        """Called in a worker process: how its parent's broker is reached, if it can be."""
+        self._apart = reach is None
+        if reach is not None:
+            self.use(reach)
 
     def producer(self, topic: str) -> Producer:
         """The app's producer of a topic; the topic of a handler is made if it is missing."""
@@ -366,7 +375,8 @@ class App:
         if workers > 1:
             from fasti.app.supervisor import Plan, supervise
 
-            supervise(Plan(self.reference(), self.address, concurrency, self.grace_s), workers)
+            plan = Plan(self.reference(), Reach(self.address), concurrency, self.grace_s)
+            supervise(plan, workers)
             return
         from fasti.app.events import Events
         from fasti.app.foreground import run_here

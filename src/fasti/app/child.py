@@ -22,6 +22,7 @@ from typing import Any
 
 from fasti.app.calls import Call, attempt, call_of
 from fasti.app.handler import Place
+from fasti.app.reach import Reach
 from fasti.app.verdicts import ACK, Verdict, bounded
 from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime, duration_us
@@ -144,7 +145,7 @@ def _refuse_to_wait(wait: bool) -> None:
         raise InvalidArgument("wait=True can't be had in a worker process", field="wait")
 
 
-def main(place: Place, address: str | None, pipe: Connection) -> None:
+def main(place: Place, reach: Reach | None, pipe: Connection) -> None:
     """The life of a worker process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # A handler that does nothing, rather than SIG_IGN: programs started from here inherit that.
@@ -155,7 +156,7 @@ def main(place: Place, address: str | None, pipe: Connection) -> None:
         try:
             handler = place.find()
             app = handler.app
-            app.in_worker_process(address)
+            app.in_worker_process(reach)
             call = call_of(handler.function, handler.shape, handler.codec, app.middlewares)
             _run_hooks(runner, app.start_hooks)
         except BaseException as error:

@@ -23,6 +23,7 @@ from typing import Any
 
 from fasti.app import child
 from fasti.app.handler import Place
+from fasti.app.reach import Reach
 from fasti.app.stats import Tally
 from fasti.app.verdicts import Verdict, bounded, over_time
 
@@ -39,20 +40,20 @@ _LOOK_S = 2.0
 
 
 class Remote:
-    """A line to a process. `address` is where its handlers' own sends go; `stopping` ends waits."""
+    """A line to a process. `reach` is how its handlers' own sends reach a broker; `stopping` ends waits."""
 
     def __init__(
         self,
         label: str,
         place: Place,
-        address: str | None,
+        reach: Reach | None,
         time_limit_us: int | None,
         stopping: threading.Event,
         started: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self._label = label
         self._place = place
-        self._address = address
+        self._reach = reach
         self._time_limit_us = time_limit_us
         self._stopping = stopping
         self._started = started
@@ -102,7 +103,7 @@ class Remote:
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(
             target=child.main,
-            args=(self._place, self._address, theirs),
+            args=(self._place, self._reach, theirs),
             name=f"fasti-{self._label}",
         )
         try:

@@ -163,7 +163,7 @@ class Running:
                 Remote(
                     label,
                     handler.place,
-                    self.app.address_for_others,
+                    self.app.reach_for_others,
                     settings.time_limit_us,
                     self._stopping,
                 )

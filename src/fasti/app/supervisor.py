@@ -15,12 +15,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from fasti.app.events import Events, held_signals
+from fasti.app.reach import Reach
 from fasti.errors import FastiError
 
 logger = logging.getLogger("fasti.app")
@@ -39,7 +40,7 @@ class Plan:
     """What each worker runs."""
 
     reference: str
-    address: str | None = None
+    reach: Reach = field(default_factory=Reach)
     concurrency: int | None = None
     grace_s: float = 30.0
     # The level and form of logs, where the command line has set them up.
@@ -171,7 +172,7 @@ def work(plan: Plan, number: int, line: Any) -> None:
         # Signals are held since before this process began.
         with events.signals():
             app = load(plan.reference)
-            app.address = plan.address or app.address
+            app.use(plan.reach)
             app.grace_s = plan.grace_s
             run_here(app, events, concurrency=plan.concurrency, worker=number, supervised=True)
     except FastiError as error:

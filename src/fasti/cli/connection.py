@@ -7,7 +7,6 @@ when a command runs, so that help and completion don't wait for it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,13 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli.signatures import Command, option, parameters_of, presented
+from fasti.client.address import (
+    ADDRESS_VARIABLE,
+    DEFAULT_ADDRESS,
+    TLS_CA_VARIABLE,
+    TOKEN_VARIABLE,
+    known_address,
+)
 from fasti.errors import Unavailable
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
 
-DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
-_PANEL = "Where the broker is"
+PANEL = "Where the broker is"
 # Whether this process is a command and nothing else; a program may also call commands by itself.
 own_process = False
 # Whoever presses Tab doesn't wait any longer. Nobody at an address is told at once; this is for a
@@ -34,9 +39,9 @@ Address = Annotated[
     typer.Option(
         "--address",
         "-a",
-        envvar="FASTI_ADDRESS",
+        envvar=ADDRESS_VARIABLE,
         help="A broker, or embedded:DIR for a data directory that no broker has open.",
-        rich_help_panel=_PANEL,
+        rich_help_panel=PANEL,
     ),
 ]
 # For what runs in several processes.
@@ -45,24 +50,52 @@ BrokerAddress = Annotated[
     typer.Option(
         "--address",
         "-a",
-        envvar="FASTI_ADDRESS",
+        envvar=ADDRESS_VARIABLE,
         help="A broker, as all of Spark's processes reach it.",
-        rich_help_panel=_PANEL,
+        rich_help_panel=PANEL,
     ),
 ]
 Token = Annotated[
     str | None,
     typer.Option(
-        envvar="FASTI_TOKEN", help="The credentials, if it wants any.", rich_help_panel=_PANEL
+        envvar=TOKEN_VARIABLE, help="The credentials, if it wants any.", rich_help_panel=PANEL
     ),
 ]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        envvar="FASTI_TLS_CA",
+        envvar=TLS_CA_VARIABLE,
         metavar="FILE",
         help="The certificate that signed the broker's.",
-        rich_help_panel=_PANEL,
+        rich_help_panel=PANEL,
+    ),
+]
+# For commands that run something which may say itself where its broker is: flags win over that, and
+# that over the environment, which the SDK reads.
+OtherAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        "-a",
+        help=f"A broker other than its own.  [{ADDRESS_VARIABLE}]",
+        rich_help_panel=PANEL,
+    ),
+]
+OtherToken = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        help=f"The credentials, if it wants any.  [{TOKEN_VARIABLE}]",
+        rich_help_panel=PANEL,
+    ),
+]
+OtherTlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        help=f"The certificate that signed the broker's.  [{TLS_CA_VARIABLE}]",
+        rich_help_panel=PANEL,
     ),
 ]
 Owner = Annotated[
@@ -77,7 +110,7 @@ Owner = Annotated[
 
 def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of topics that begin so, if a broker tells them quickly; else nothing, silently."""
-    address = ctx.params.get("address") or os.environ.get("FASTI_ADDRESS") or DEFAULT_ADDRESS
+    address = ctx.params.get("address") or known_address()
     # A directory is not opened for this: that would lock out whoever wants it.
     if not address.startswith("embedded:"):
         with suppress(Exception):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.connection import DEFAULT_ADDRESS, BrokerAddress, TlsCa, Token
+from fasti.cli.connection import BrokerAddress, TlsCa, Token
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson, headers_of
 from fasti.cli.pipeline_user import user
 from fasti.cli.stages import print_figures, print_findings, print_rows, shown_stages
+from fasti.client.address import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fasti.cli import output
-from fasti.cli.connection import Token
+from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherToken
 from fasti.cli.options import AsJson
 from fasti.errors import InvalidArgument
 
@@ -54,16 +54,9 @@ def user(
         ),
     ] = "local[*]",
     as_json: AsJson = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            "-a",
-            help="A broker, as all of Spark's processes reach it; by default the one that the "
-            "pipeline names, or FASTI_ADDRESS.",
-        ),
-    ] = None,
-    token: Token = None,
+    address: OtherAddress = None,
+    token: OtherToken = None,
+    tls_ca: OtherTlsCa = None,
 ) -> None:
     """Run the steps of a pipeline of your own until Ctrl-C, or once.
 
@@ -83,6 +76,8 @@ def user(
     pipeline = found(reference, Pipeline, "pipeline", "fasti.pipeline.Pipeline")
     if token is not None:
         pipeline.token = token
+    if tls_ca is not None:
+        pipeline.tls_ca = str(tls_ca.absolute())
     place = pipeline.place(address, directory)
     local.checked_address(place.address)
     # Spark's own words go to a file beside the checkpoints.

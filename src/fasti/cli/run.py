@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fasti.cli import moments
+from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherToken
 
 if TYPE_CHECKING:
     from fasti.app.app import App
@@ -39,10 +40,9 @@ def run(
             help="How long running handlers may go on after SIGTERM.  [default: the app's, 30s]",
         ),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", "-a", help="A broker other than the app's own.  [FASTI_ADDRESS]"),
-    ] = None,
+    address: OtherAddress = None,
+    token: OtherToken = None,
+    tls_ca: OtherTlsCa = None,
     log_level: Annotated[
         str, typer.Option(envvar="FASTI_LOG_LEVEL", help="What is logged, to stderr.")
     ] = "info",
@@ -59,20 +59,21 @@ def run(
     """
     # Imported late: the other commands need none of it.
     from fasti.app.loading import load
+    from fasti.app.reach import Reach
     from fasti.app.supervisor import Plan, supervise
     from fasti.broker.logs import set_up
 
     set_up(log_level, log_format)
     app = load(reference)
-    if address is not None:
-        app.address = address
+    reach = Reach(address, token, None if tls_ca is None else str(tls_ca.absolute()))
+    app.use(reach)
     if grace is not None:
         app.grace_s = grace.total_seconds()
     typer.echo(_banner(app, reference, workers, concurrency), err=True)
     if workers == 1:
         app.run(concurrency=concurrency)
         return
-    plan = Plan(reference, address, concurrency, app.grace_s, (log_level, log_format))
+    plan = Plan(reference, reach, concurrency, app.grace_s, (log_level, log_format))
     supervise(plan, workers)
 
 

@@ -1,4 +1,8 @@
-"""Addresses: where a broker is, as people write it."""
+"""Where a broker is, as people write it, and what one needs to be let in.
+
+The SDK, apps, Spark, the pipeline and every command take these from the same variables of the
+environment. What is given as an argument, an option or a flag wins.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from fasti.errors import InvalidArgument
 
 DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
 DEFAULT_PORT = 7170
+ADDRESS_VARIABLE, TOKEN_VARIABLE, TLS_CA_VARIABLE = "FASTI_ADDRESS", "FASTI_TOKEN", "FASTI_TLS_CA"
 _EXAMPLES = "fasti://HOST:PORT[,HOST:PORT...], fasti+tls://HOST:PORT or embedded:DIRECTORY"
 
 
@@ -33,12 +38,27 @@ class Address:
         return f"fasti{'+tls' if self.tls else ''}://{hosts}"
 
 
+def known_address() -> str:
+    """The address of the environment, or else the port of this machine."""
+    return os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+
+
+def known_token() -> str | None:
+    """The token of the environment."""
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+def known_tls_ca() -> str | None:
+    """The authority of the environment: a file with certificates in PEM."""
+    return os.environ.get(TLS_CA_VARIABLE) or None
+
+
 def parse_address(text: str | None) -> Address:
     """Reads an address; None means FASTI_ADDRESS, or else the port of this machine.
 
     Raises `invalid_argument` on anything else, with examples.
     """
-    text = text or os.environ.get("FASTI_ADDRESS") or DEFAULT_ADDRESS
+    text = text or known_address()
     if text.startswith("embedded:"):
         directory = text.removeprefix("embedded:")
         if not directory:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fasti.client.address import parse_address
+from fasti.client.address import known_tls_ca, known_token, parse_address
 from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import FailureReports, OnFailure, checked_callback
@@ -69,7 +69,8 @@ def connect(
         client = fasti.connect("embedded:./data", durability="interval", segment_bytes=1 << 20)
 
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
-    FASTI_TOKEN. `owner` is in whose name messages are made and changed. `timeout` is for each call.
+    FASTI_TOKEN; without `tls_ca`, the certificate of the authority that signed the broker's (a file,
+    or its bytes in PEM), FASTI_TLS_CA, or else the authorities that the system trusts. `owner` is in whose name messages are made and changed. `timeout` is for each call.
 
     `on_failure(failure)` is called for every send and ack of this client that failed and whose
     outcome was not read (`fasti.Failure` says what and why); one at a time, in a thread of the
@@ -95,8 +96,8 @@ def connect(
             raise InvalidArgument(f"connect has no option {name!r}", field=name)
         over_flight = FlightTransport(
             place,
-            token=token or os.environ.get("FASTI_TOKEN"),
-            tls_ca=_certificate(tls_ca),
+            token=token or known_token(),
+            tls_ca=_certificate(tls_ca or known_tls_ca()) if place.tls else None,
             timeout=timeout_s,
         )
         transport = over_flight

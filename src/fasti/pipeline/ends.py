@@ -37,11 +37,12 @@ class Place:
     address: str
     token: str | None
     directory: Path
+    tls_ca: str | None = None
 
     def options(self) -> dict[str, str]:
         """For `format("fasti")`."""
-        given = {"address": self.address}
-        return given if self.token is None else {**given, "token": self.token}
+        given = {"address": self.address, "token": self.token, "tlsCa": self.tls_ca}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class Source:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from fasti.client.address import DEFAULT_ADDRESS
 from fasti.client.client import Client
 from fasti.errors import InvalidArgument
 from fasti.pipeline import shared
@@ -63,7 +64,7 @@ class Pipeline:
 
     lake: Lake
     stages: Sequence[Stage]
-    address: str = "127.0.0.1:7170"
+    address: str = DEFAULT_ADDRESS
     token: str | None = None
     # When the feed no longer reaches back to where the lake is: an error, or go on where it begins.
     on_gap: Literal["fail", "skip"] = "fail"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from fasti.client.address import known_address
 from fasti.pipeline.audit_stage import Audited, Counted
 from fasti.pipeline.bronze import bronze
 from fasti.pipeline.gold.stage import update
@@ -34,7 +35,7 @@ class Reported:
 
 def pipeline(
     lake: Lake,
-    address: str = "127.0.0.1:7170",
+    address: str | None = None,
     token: str | None = None,
     *,
     payload: bool = False,
@@ -45,6 +46,7 @@ def pipeline(
 ) -> Pipeline:
     """All stages, for `fasti.pipeline.runner.run(pipeline(lake, address), spark)`.
 
+    The broker is at `address`, by default FASTI_ADDRESS or port 7170 of this machine.
     `payload` keeps payloads in bronze, `full` lets the audit look at everything again, not only at
     what is new, and `on_gap="skip"` goes on where the feed begins if it no longer reaches back to the
     lake.
@@ -56,7 +58,7 @@ def pipeline(
     if report is not None:
         stages.append(report)
     options = {"payload": payload, "full": full, "as_of_us": lambda: counted.at_us}
-    return Pipeline(lake, stages, address, token, on_gap, options)
+    return Pipeline(lake, stages, address or known_address(), token, on_gap, options)
 
 
 def offline(lake: Lake, *, full: bool = True) -> Pipeline:

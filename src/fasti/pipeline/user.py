@@ -17,7 +17,6 @@ with DataFrames of its own. How steps run is told in `running.py`.
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
+from fasti.client.address import known_address, known_tls_ca, known_token
 from fasti.client.durations import Duration, duration_us
 from fasti.errors import InvalidArgument
 from fasti.pipeline.ends import FrameOf, Place, Sink, Source, source_of
@@ -83,7 +83,8 @@ class Pipeline:
 
     `name` says whose state it is: checkpoints lie below `directory`, in a folder of that name, and
     sinks remember it. `address` is the broker's, by default FASTI_ADDRESS or port 7170 of this
-    machine.
+    machine; `token` and `tls_ca` (a file that all of Spark's processes have) by default FASTI_TOKEN
+    and FASTI_TLS_CA.
     """
 
     def __init__(
@@ -92,10 +93,12 @@ class Pipeline:
         *,
         address: str | None = None,
         token: str | None = None,
+        tls_ca: str | None = None,
         directory: str | Path | None = None,
     ) -> None:
         self.name = _checked(name, "name")
-        self.address, self.token, self.directory = address, token, directory
+        self.address, self.token, self.tls_ca = address, token, tls_ca
+        self.directory = directory
         self._steps: dict[str, Step] = {}
 
     @property
@@ -164,8 +167,8 @@ class Pipeline:
     def place(self, address: str | None = None, directory: str | Path | None = None) -> Place:
         """Where a run takes place: what is given here, else what the pipeline was made with."""
         where = Path(directory or self.directory or DIRECTORY).absolute()
-        broker = address or self.address or os.environ.get("FASTI_ADDRESS") or "127.0.0.1:7170"
-        return Place(broker, self.token or os.environ.get("FASTI_TOKEN"), where)
+        broker = address or self.address or known_address()
+        return Place(broker, self.token or known_token(), where, self.tls_ca or known_tls_ca())
 
     def _chosen(self, only: Sequence[str]) -> list[Step]:
         for each in only:

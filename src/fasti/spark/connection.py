@@ -31,8 +31,5 @@ def client_of(place: str, token: str | None = None) -> Client:
     with _lock:
         found = _clients.get(name)
         if found is None:
-            authority = tls_ca or os.environ.get("FASTI_TLS_CA")
-            found = _clients[name] = fasti.connect(
-                address, token=token, tls_ca=authority if "+tls" in address else None
-            )
+            found = _clients[name] = fasti.connect(address, token=token, tls_ca=tls_ca or None)
         return found

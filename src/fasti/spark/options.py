@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fasti.client.address import parse_address
+from fasti.client.address import known_address, parse_address
 from fasti.client.durations import duration_us
 from fasti.errors import InvalidArgument
 from fasti.spark.connection import located
@@ -278,12 +277,8 @@ def _not_for(option: Option, view: str) -> str:
 def _defaults(found: dict[str, Any], wanted: Callable[[Option], bool]) -> dict[str, Any]:
     values = {each.name: found.get(each.name, each.default) for each in OPTIONS if wanted(each)}
     if "address" not in found:
-        values["address"] = _known_address()
+        values["address"] = known_address()
     return values
-
-
-def _known_address() -> str:
-    return os.environ.get("FASTI_ADDRESS") or _DEFAULT_ADDRESS
 
 
 def _read(raw: Mapping[str, str], known: Sequence[Option]) -> dict[str, Any]:
@@ -307,7 +302,7 @@ def _read(raw: Mapping[str, str], known: Sequence[Option]) -> dict[str, Any]:
                 f"option {option.name!r} can't be{shown}: expected {error}", field=option.name
             ) from None
     if found.get("tlsCa"):
-        found["address"] = located(found.get("address", _known_address()), found["tlsCa"])
+        found["address"] = located(found.get("address", known_address()), found["tlsCa"])
     return found
 
 
