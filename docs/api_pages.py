@@ -227,10 +227,7 @@ PAGES = (
 
 # Called by other parts of the SDK, not by its users.
 INTERNAL = {
-    "fasti.Client": (
-        "failure_reports",
-        "look_after",
-    ),
+    "fasti.Client": ("look_after",),
     "fasti.Message": (
         "segment",
         "place",
