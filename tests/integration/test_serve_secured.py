@@ -79,6 +79,22 @@ def test_a_token_is_needed_for_every_call(secured: Secured) -> None:
                 client.read({"version": 1, "call": "list", "topic": "t"})
 
 
+def test_wrong_tokens_are_counted_and_logged(secured: Secured) -> None:
+    def counted() -> float:
+        with flight(secured, secured.token) as client:
+            text = client.call("metrics")["text"]
+        [line] = [x for x in text.splitlines() if x.startswith("fasti_unauthenticated_calls_total")]
+        return float(line.split()[1])
+
+    before = counted()
+    for _ in range(3):
+        with flight(secured, "wrong") as client, pytest.raises(fl.FlightUnauthenticatedError):
+            client.call("hello")
+    # A client may try again by itself.
+    assert counted() >= before + 3
+    assert "refused: no token that is known here" in secured.broker.log()
+
+
 def test_nobody_is_served_without_tls(secured: Secured) -> None:
     with Client(f"grpc://localhost:{secured.broker.port}", secured.token) as client:
         with pytest.raises(fl.FlightUnavailableError):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -218,7 +219,9 @@ def test_a_recovery_between_the_beginning_of_a_checkpoint_and_its_writing() -> N
         assert sorted(shown(shard)) == ids[3:]
 
 
-def test_storage_full_refuses_payloads_while_acks_and_cancels_go_on() -> None:
+def test_storage_full_refuses_payloads_while_acks_and_cancels_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     files = SharedFiles()
     clock = FakeClock()
     with serving(files, clock=clock) as shard:
@@ -246,8 +249,20 @@ def test_storage_full_refuses_payloads_while_acks_and_cancels_go_on() -> None:
         for message in ids[5:20]:
             assert cancel(shard, message).all_ok
         assert shard.recoveries == 0
+        assert shard.room.full
+        for _ in range(3):
+            with pytest.raises(StorageFull):
+                produce(shard, b"x" * 1000)
         files.capacity_bytes = None
         assert produce(shard, b"again")
+        # Found by the housekeeper, which looks as long as something was refused.
+        while shard.room.full:
+            time.sleep(0.01)
+        said = [each.getMessage() for each in caplog.records if each.name == "fasti.broker.room"]
+        assert [line.split(":")[0] for line in said] == [
+            "the disk is full",
+            "the disk has room again",
+        ]
         assert len(shown(shard)) == len(ids) - 5 - 15 + 1
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.integration.serve_rig import ask
 from tests.integration.trouble.disk import SmallDisk, small_disk
 from tests.integration.trouble.load import SMALL, TOPIC, await_drained
 from tests.integration.trouble.rig import crew
@@ -29,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def broker(disk: SmallDisk) -> Iterator[BrokerProcess]:
-    with BrokerProcess(disk.data, settings=SMALL) as started:
+    with BrokerProcess(disk.data, http="127.0.0.1:0", settings=SMALL) as started:
         yield started
 
 
@@ -72,13 +74,20 @@ def test_a_disk_that_is_full_for_a_while(disk: SmallDisk, broker: BrokerProcess)
         # This one waits for room. By a client of its own: changes wait for sends of their client.
         patient = stack.enter_context(fasti.connect(broker.address))
         waiting = patient.producer("later").send_batch([b"x" * 5000] * 20, delay="2h", wait=False)
-        assert client.health()["ready"]
+        health = client.health()
+        assert (health["ready"], health["state"]) == (False, "serving")
+        assert health["reason"] == "storage_full"
+        answer = ask(broker, "/readyz")
+        assert answer.status == 503
+        assert "its disk is full" in answer.json()["detail"]
+        assert ask(broker, "/healthz").status == 200
+        assert broker.log().count("the disk is full") == 1
 
         # A crash takes a segment of the reserve. If that was in use, nothing can be written any
         # more; the broker serves all the same, and says so.
         broker.kill()
         broker.start()
-        assert client.health()["ready"]
+        assert client.health()["state"] == "serving"
         assert later.count()["scheduled"] >= before - 500
         assert later.get(key=KEYS[500:]).column("status").to_pylist() == ["ok"] * 1000
         try:
@@ -93,6 +102,9 @@ def test_a_disk_that_is_full_for_a_while(disk: SmallDisk, broker: BrokerProcess)
         book.wait_for("sent", count=5, since=begin)
         producer.stop()
         assert waiting.result("60s").all_ok
+        while not client.health()["ready"]:
+            time.sleep(0.01)
+        assert ask(broker, "/readyz").status == 200
         await_drained(workers, client)
         consumer.stop()
         ledger = Ledger(book, "stock-")

@@ -54,6 +54,8 @@ class Housekeeper:
         # For metrics: what checkpoints took and wrote, and which old blocks they made needless.
         self.failures = 0
         self.checkpoint_times = Distribution(_CHECKPOINT_BOUNDS_S)
+        # When the last one was complete; a directory that was just opened counts as one.
+        self._checkpointed_at = time.monotonic()
         self.written_bytes = 0
         self.compacted_blocks = 0
         self.compacted_bytes = 0
@@ -98,6 +100,11 @@ class Housekeeper:
     def making_room(self) -> bool:
         """Whether a segment that was asked for is still being made."""
         return self._spare_asked or self._making
+
+    @property
+    def checkpoint_age_s(self) -> float:
+        """How long ago the last checkpoint was complete, or the directory opened."""
+        return time.monotonic() - self._checkpointed_at
 
     def load(self, wanted: Asked, engine: Engine) -> None:
         """The sequencer wants a slice of runs in its engine's memory."""
@@ -149,6 +156,9 @@ class Housekeeper:
                 self.last_error = error
                 wait = _RETRY_S
             self._making = False
+            self._shard.room.look()
+            if self._shard.room.full:
+                wait = _RETRY_S if wait is None else wait
             if asked:
                 self._shard.wake()
             with self._changed:
@@ -222,6 +232,7 @@ class Housekeeper:
         self._tidy_up(engine)
         give_memory_back()
         self.checkpoints += 1
+        self._checkpointed_at = time.monotonic()
         self.checkpoint_times.add(time.monotonic() - begin)
 
     def _tidy_up(self, engine: Engine) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Header = dict[str, Any]
 
+_INTAKES = ("produce", "stage")
 _STOPPING = Closed("the broker is stopping: connect again")
 
 
@@ -121,16 +122,18 @@ class Service:
 
     def intake(self, descriptor: Header) -> Intake:
         """A producer's stream, or a sink's."""
-        call, rest = self._opened_as(descriptor, ("produce", "stage"))
-        return Intake(self, rest) if call == "produce" else StageIntake(self, rest)
+        with self._counted(descriptor):
+            call, rest = self._opened_as(descriptor, _INTAKES)
+            return Intake(self, rest) if call == "produce" else StageIntake(self, rest)
 
     def exchange(self, descriptor: Header) -> Exchange:
         """A consumer's session, or somebody who follows; to be given back to `leave`."""
-        call, rest = self._opened_as(descriptor, self.exchanges)
-        session = self.exchanges[call](self, rest)
+        with self._counted(descriptor):
+            call, rest = self._opened_as(descriptor, self.exchanges)
+            session = self.exchanges[call](self, rest)
         with self._sessions_lock:
             self._sessions.add(session)
-        self.metrics.session_opened()
+        self.metrics.session_opened(_consumed(session))
         # Whoever told all sessions of an end at this moment did not know of this one.
         if self.stopping:
             session.stop(_STOPPING)
@@ -143,17 +146,32 @@ class Service:
         session.close()
         with self._sessions_lock:
             self._sessions.discard(session)
-        self.metrics.session_closed()
+        self.metrics.session_closed(_consumed(session))
 
     def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """A schema and the batches that a ticket stands for."""
-        call, rest = self._opened_as(ticket, self.reads)
-        return self.reads[call].read(rest)
+        with self._counted(ticket):
+            call, rest = self._opened_as(ticket, self.reads)
+            return self.reads[call].read(rest)
 
     def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """The schema and the tickets of a read."""
-        call, rest = self._opened_as(descriptor, self.reads)
-        return self.reads[call].plan(rest)
+        with self._counted(descriptor):
+            call, rest = self._opened_as(descriptor, self.reads)
+            return self.reads[call].plan(rest)
+
+    @contextmanager
+    def _counted(self, descriptor: Header) -> Iterator[None]:
+        """A stream that is refused when it is opened is a refusal as any other."""
+        try:
+            yield
+        except FastiError as error:
+            call = descriptor.get("call")
+            known = isinstance(call, str) and (
+                call in self.reads or call in self.exchanges or call in _INTAKES
+            )
+            self.metrics.refused(str(call) if known else "stream", error.code)
+            raise
 
     def _opened_as(self, descriptor: Header, calls: Collection[str]) -> tuple[str, Header]:
         if self.stopping:
@@ -240,6 +258,11 @@ class Service:
         with suppress(FastiError):
             shard.submit([]).result()
         return found
+
+
+def _consumed(session: Exchange) -> str:
+    """The topic whose messages go there; nothing of those who only follow."""
+    return session.topic if isinstance(session, Subscription) else ""
 
 
 def _deleted(topic: str) -> NotFound:

@@ -43,6 +43,7 @@ from fasti.broker.faults import Faults
 from fasti.broker.feed import Feed
 from fasti.broker.futures import uncancellable
 from fasti.broker.housekeeper import Housekeeper
+from fasti.broker.room import Room
 from fasti.broker.session import Session
 from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
@@ -145,6 +146,7 @@ class Shard:
         # Who is told when a sink's batch is carried out.
         self.on_sinks: Callable[[], None] | None = None
         self.fire_counts = FireCounts()
+        self.room = Room(self._has_room, self.free_bytes)
         self.store: ShardStore
         self.engine: Engine
         self.committer: Committer
@@ -455,11 +457,32 @@ class Shard:
                 raise StorageFull(f"{missing} bytes are missing")
             return True
         except StorageFull as error:
+            self._note_full(needed)
             replies = [Reply.refused(_full(error)) for _ in request.inputs]
             request.answer.set_result(replies)
             return False
         except FastiError:
             return True  # The journal is broken: the committer will find out and say so.
+
+    def _note_full(self, needed_bytes: int) -> None:
+        if self.room.refuse(needed_bytes):
+            self.housekeeper.ask_for_spare()
+
+    def _has_room(self, needed_bytes: int) -> bool:
+        """For the housekeeper, while something is refused."""
+        try:
+            if self.store.journal.room_bytes() >= needed_bytes:
+                return True
+        except FastiError:
+            return False  # It is being opened again.
+        return self.free_bytes() >= needed_bytes + self.settings.segment_bytes
+
+    def free_bytes(self) -> int:
+        """What the disk has left; 0 if it doesn't say."""
+        try:
+            return self._files.free_bytes()
+        except FastiError:
+            return 0
 
     def _make_room(self) -> bool:
         try:
@@ -504,6 +527,9 @@ class Shard:
     def _fail(self, error: FastiError, undone: list[Work]) -> None:
         """The journal failed: nobody whose work is not durable is told ok."""
         definite = isinstance(error, StorageFull)
+        if definite:
+            rows = (request.size_bytes for work in undone for request in work.requests)
+            self._note_full(sum(rows) + _FRAME_OVERHEAD_BYTES)
         for work in undone:
             for request in work.requests:
                 if request.answer.done():

@@ -84,6 +84,8 @@ class Counts:
     states: dict[str, int]
     # The last frame whose events are counted.
     position: int = 0
+    # When the oldest of those that are ready was due; None if none is.
+    oldest_ready_us: int | None = None
     error: FastiError | None = None
 
 

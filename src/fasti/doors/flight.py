@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from fasti.broker.calls.requests import check_columns
+from fasti.broker.logs import fields
 from fasti.broker.service import Service
 from fasti.errors import (
     FastiError,
@@ -33,6 +35,7 @@ from fasti.protocol.problems import error_to_json
 _log = logging.getLogger("fasti.doors.flight")
 
 _BEARER = "Bearer "
+_LOG_EVERY_S = 60.0
 _FLIGHT_ERRORS: dict[type[FastiError], Any] = {
     Unavailable: fl.FlightUnavailableError,
     Unauthenticated: fl.FlightUnauthenticatedError,
@@ -63,7 +66,7 @@ class FlightDoor(fl.FlightServerBase):
         super().__init__(
             f"{scheme}://{shown}:{port}",
             tls_certificates=[tls] if tls else None,
-            middleware={"credentials": _Guard(credentials)} if credentials else None,
+            middleware={"credentials": _Guard(credentials, service)} if credentials else None,
         )
         self._service = service
 
@@ -160,21 +163,33 @@ class FlightDoor(fl.FlightServerBase):
 class _Guard(fl.ServerMiddlewareFactory):
     """Lets in only calls with a token that is known."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, service: Service) -> None:
         super().__init__()
-        self._credentials = credentials
+        self._credentials, self._service = credentials, service
+        self._logged_at = -_LOG_EVERY_S
 
     def start_call(self, info: Any, headers: Any) -> None:
         """Called by gRPC before each call."""
         values = headers.get("authorization") or [""]
         token = values[0].removeprefix(_BEARER) if values[0].startswith(_BEARER) else ""
         if not token or self._credentials.check(token) is None:
+            self._note_refused(info)
             raise _as_flight(
                 Unauthenticated(
                     "the call has no token that is known here: give one by token=, --token or "
                     "FASTI_TOKEN; `fasti token create` makes one"
                 )
             )
+
+    def _note_refused(self, info: Any) -> None:
+        """Counted each time, logged now and then: somebody may try for hours."""
+        metrics = self._service.metrics
+        metrics.unauthenticated()
+        now = time.monotonic()
+        if now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            told = fields(call=info.method.name.lower(), total=metrics.unauthenticated_calls())
+            _log.warning("a call was refused: no token that is known here", extra=told)
 
 
 def _command(descriptor: Any) -> dict[str, Any]:

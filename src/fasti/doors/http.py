@@ -60,7 +60,10 @@ def _health(link: BrokerLink) -> APIRouter:
         health = link.call("health")
         if good(health):
             return JSONResponse(health)
-        raise Unavailable(f"the broker is {health['state']}", details=health)
+        why = f"the broker is {health['state']}"
+        if health.get("reason") == "storage_full":
+            why += ", and refuses what is produced: its disk is full"
+        raise Unavailable(why, details=health)
 
     @router.get("/healthz", summary="The broker is alive: it answers, and its shard has not failed")
     def healthz() -> Response:

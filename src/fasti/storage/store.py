@@ -264,6 +264,18 @@ class ShardStore:
         if through:
             self.journal.trim(through)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes on disk of the journal, of what of it only the change feed needs, and of blocks."""
+        sealed = self.journal.sealed()
+        feed = sum(each.size_bytes for each in sealed if each.last_sequence <= self._unneeded)
+        journal = sum(each.size_bytes for each in sealed) - feed
+        return {
+            # The segment in use is allocated whole.
+            "journal": journal + self.settings.segment_bytes,
+            "feed": feed,
+            "blocks": sum(block.size_bytes for block in self.manifest.blocks),
+        }
+
     def give_up_feed(self) -> bool:
         """The disk is full: the change feed makes room for messages. False if it had none."""
         before = self.journal.first_sequence

@@ -65,7 +65,9 @@ def _health(service: Service, header: Header, parts: Parts) -> Answer:
         state = "failed"
     elif service.stopping:
         state = "stopping"
-    return {"ready": state == "serving", "state": state}, []
+    full = service.shard.room.full
+    health = {"ready": state == "serving" and not full, "state": state}
+    return {**health, "reason": "storage_full"} if full else health, []
 
 
 def _metrics(service: Service, header: Header, parts: Parts) -> Answer:

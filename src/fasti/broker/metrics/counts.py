@@ -13,6 +13,7 @@ come and go with their clients, so all of them are the topic `_inboxes`.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,9 @@ class Metrics:
         self._refusals: dict[tuple[str, str], int] = {}
         self._sessions_opened = 0
         self._sessions_closed = 0
+        # Consumers by topic; as many entries as topics that have some.
+        self._consumers: Counter[str] = Counter()
+        self._unauthenticated = 0
         self._steps = {"forward": 0, "backward": 0}
         self._step_seconds = 0.0
         self.recovery_seconds = 0.0
@@ -101,15 +105,27 @@ class Metrics:
         with self._lock:
             self._topic(topic).lateness.add_all(seconds)
 
-    def session_opened(self) -> None:
-        """A consumer came."""
+    def session_opened(self, consumes: str = "") -> None:
+        """A session came: of a consumer of that topic, or of somebody who follows something."""
         with self._lock:
             self._sessions_opened += 1
+            if consumes:
+                self._consumers[series_of(consumes)] += 1
 
-    def session_closed(self) -> None:
-        """A consumer went."""
+    def session_closed(self, consumes: str = "") -> None:
+        """It went."""
         with self._lock:
             self._sessions_closed += 1
+            if consumes:
+                topic = series_of(consumes)
+                self._consumers[topic] -= 1
+                if not self._consumers[topic]:
+                    del self._consumers[topic]
+
+    def unauthenticated(self) -> None:
+        """A call came without a token that is known."""
+        with self._lock:
+            self._unauthenticated += 1
 
     def clock_stepped(self, by_us: int) -> None:
         """The wall clock has leapt, ahead or back."""
@@ -163,6 +179,16 @@ class Metrics:
         """How many were opened, and how many of them are open."""
         with self._lock:
             return self._sessions_opened, self._sessions_opened - self._sessions_closed
+
+    def consumers(self) -> dict[str, int]:
+        """Sessions of consumers by topic, of topics that have some."""
+        with self._lock:
+            return dict(self._consumers)
+
+    def unauthenticated_calls(self) -> int:
+        """How many there were."""
+        with self._lock:
+            return self._unauthenticated
 
     def clock_steps(self) -> tuple[dict[str, int], float]:
         """Steps by direction, and the seconds of the last one."""

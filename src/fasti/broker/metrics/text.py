@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _WORDS = [outcome.word for outcome in Outcome]
 _PENDING = ("scheduled", "ready", "leased", "dead", "staged")
 _FINISHED = ("done", "cancelled")
+# Kinds whose messages are handed out when they are due.
+_QUEUES = ("timeline", "priority")
 # Partitions that are counted between two steps, each in some microseconds.
 _PARTITIONS_PER_CALL = 64
 _COUNT_TIMEOUT_S = 10.0
@@ -64,7 +66,8 @@ class _BrokerCollector(Collector):
         yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
         known_before = self._metrics.named()
         try:
-            states = _inboxes_as_one(_count_states(self._shard))
+            counted, oldest = _count_states(self._shard)
+            states = _inboxes_as_one(counted)
         except (FastiError, TimeoutError):
             # The shard has failed or is closing: what the service counted is still true.
             yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 0)
@@ -73,24 +76,29 @@ class _BrokerCollector(Collector):
             self._metrics.forget(known_before - set(states))
             named = self._metrics.name(sorted(states))
             yield from _states(_folded(states, named))
+            yield _oldest(oldest, named, self._shard.clock.now_us())
+            yield _consumers(self._metrics.consumers(), named)
         yield from _topics(self._metrics.topics())
         yield from _service(self._metrics)
         yield from _journal(self._shard)
         yield from _checkpoints(self._shard)
         yield from _memory(self._shard)
+        yield from _disk(self._shard)
         for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics, sink_metrics):
             yield from kind.collect(self._shard)
 
 
-def _count_states(shard: Shard) -> States:
-    """Messages by state of every topic, a piece at a time."""
+def _count_states(shard: Shard) -> tuple[States, dict[str, int | None]]:
+    """Messages by state of every topic, a piece at a time; and since when the oldest is ready."""
     topics = shard.run(
         lambda: [(topic.name, topic.settings) for topic in shard.engine.state.topics.values()]
     ).result(_COUNT_TIMEOUT_S)
     states: States = {}
+    oldest: dict[str, int | None] = {}
     waiting: list[str] = []
     partitions = 0
     logs = {name for name, settings in topics if settings.kind == "log"}
+    queues = {name for name, settings in topics if settings.kind in _QUEUES}
     for place, (name, settings) in enumerate(topics, 1):
         waiting.append(name)
         partitions += settings.partitions
@@ -100,11 +108,13 @@ def _count_states(shard: Shard) -> States:
                 # One that was deleted since is left out.
                 if reply.error is None:
                     states[topic] = reply.states
+                    if topic in queues:
+                        oldest[topic] = reply.oldest_ready_us
                     if topic in logs:
                         # Rows of a log stay when they were read: they are no backlog.
                         states[topic]["ready"] = 0
             waiting, partitions = [], 0
-    return states
+    return states, oldest
 
 
 def _inboxes_as_one(states: States) -> States:
@@ -147,6 +157,37 @@ def _states(states: States) -> Iterator[Metric]:
     yield finished
 
 
+def _oldest(oldest: dict[str, int | None], named: set[str], now_us: int) -> Metric:
+    """0 where nothing is ready, so that an alarm has something to compare with."""
+    family = GaugeMetricFamily(
+        "fasti_oldest_ready_age_seconds",
+        "How long the oldest message that is ready has been due.",
+        labels=["topic"],
+    )
+    ages: dict[str, float] = {}
+    for topic, due_us in oldest.items():
+        series = series_of(topic)
+        series = series if series in named else OTHER
+        age = 0.0 if due_us is None else max(0, now_us - due_us) / 1e6
+        ages[series] = max(ages.get(series, 0.0), age)
+    for series, age in sorted(ages.items()):
+        family.add_metric([series], age)
+    return family
+
+
+def _consumers(counts: dict[str, int], named: set[str]) -> Metric:
+    family = GaugeMetricFamily(
+        "fasti_consumers", "Consumers' sessions that are open, by topic.", labels=["topic"]
+    )
+    shown = dict.fromkeys(sorted(named), 0)
+    for topic, count in counts.items():
+        series = topic if topic in named else OTHER
+        shown[series] = shown.get(series, 0) + count
+    for series, count in shown.items():
+        family.add_metric([series], count)
+    return family
+
+
 def _topics(topics: dict[str, TopicCounts]) -> Iterator[Metric]:
     mutations = CounterMetricFamily(
         "fasti_mutations",
@@ -181,6 +222,11 @@ def _service(metrics: Metrics) -> Iterator[Metric]:
     for labels, count in metrics.refusals().items():
         refusals.add_metric(list(labels), count)
     yield refusals
+    yield CounterMetricFamily(
+        "fasti_unauthenticated_calls",
+        "Calls without a token that is known here.",
+        metrics.unauthenticated_calls(),
+    )
     opened, now_open = metrics.sessions()
     yield CounterMetricFamily("fasti_sessions_opened", "Consumers' sessions ever opened.", opened)
     yield GaugeMetricFamily("fasti_sessions", "Consumers' sessions that are open.", now_open)
@@ -237,6 +283,11 @@ def _journal(shard: Shard) -> Iterator[Metric]:
 def _checkpoints(shard: Shard) -> Iterator[Metric]:
     keeper = shard.housekeeper
     yield _histogram("fasti_checkpoint_seconds", "Checkpoints.", keeper.checkpoint_times)
+    yield GaugeMetricFamily(
+        "fasti_checkpoint_age_seconds",
+        "Since the last checkpoint, or the opening.",
+        keeper.checkpoint_age_s,
+    )
     counters: list[tuple[str, str, Callable[[], float]]] = [
         ("fasti_checkpoint_failures", "Given up; tried again later.", lambda: keeper.failures),
         ("fasti_checkpoint_written_bytes", "Written by them.", lambda: keeper.written_bytes),
@@ -255,6 +306,25 @@ def _memory(shard: Shard) -> Iterator[Metric]:
     yield GaugeMetricFamily("fasti_memory_budget_bytes", "What it may be.", memory.budget_bytes)
     yield GaugeMetricFamily("fasti_leases", "Leases that are out.", memory.leases.active)
     yield GaugeMetricFamily("fasti_leases_max", "How many may be.", shard.settings.leases_max)
+
+
+def _disk(shard: Shard) -> Iterator[Metric]:
+    sizes = GaugeMetricFamily(
+        "fasti_storage_bytes",
+        "On disk: the journal, what of it only the change feed needs, and blocks.",
+        labels=["part"],
+    )
+    for part, size in shard.store.sizes().items():
+        sizes.add_metric([part], size)
+    yield sizes
+    yield GaugeMetricFamily(
+        "fasti_disk_free_bytes", "What the data directory's disk has left.", shard.free_bytes()
+    )
+    yield GaugeMetricFamily(
+        "fasti_storage_full",
+        "Whether producing is refused because the disk is full.",
+        float(shard.room.full),
+    )
 
 
 def _histogram(name: str, text: str, seen: Distribution) -> Metric:

@@ -46,6 +46,11 @@ class Histogram:
         starts = starts - (starts - from_us) % bucket_us
         return _sum_equal(starts, self._counts[begin:end])
 
+    def first_us(self) -> int | None:
+        """The start of the first minute that has messages."""
+        self._settle()
+        return int(self._minutes[0]) * BUCKET_US if len(self._minutes) else None
+
     @property
     def total(self) -> int:
         """All that came and have not gone."""

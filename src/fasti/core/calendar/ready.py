@@ -23,6 +23,9 @@ Int64s = NDArray[np.int64]
 
 _LATE_RUNS = 8
 _MERGED_ROWS_MAX = 65_536
+# What `heads` looks at: so many runs, and so many entries of each.
+_HEAD_RUNS = 64
+_HEAD_ROWS = 256
 
 
 class _Run:
@@ -107,6 +110,12 @@ class Ready:
         """The due time of the first entry."""
         first = self.first()
         return None if first is None else first[0]
+
+    def heads(self) -> Int64s:
+        """Sequences of some first entries of each run, of which some may be stale. Bounded."""
+        runs = [*list(self._line)[:1], *self._late[:_HEAD_RUNS]]
+        found = [run.peek(_HEAD_ROWS)[1] for run in runs]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def after(self, limit_us: int) -> Int64s:
         """Sequences of the entries due after the limit. They are few: the calendar's last slice."""

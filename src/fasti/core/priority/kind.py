@@ -191,6 +191,12 @@ class PriorityPartition(Partition):
         if len(sequences):
             self._enter_ready(sequences, due)
 
+    def _first_entries(self) -> Int64s:
+        # By rank the oldest can stand anywhere: all of them where they are few.
+        ranked = self.ranked
+        few = ranked.entries <= _RANKED_PER_CALL
+        return np.concatenate([self.ready.heads(), ranked.pairs()[1] if few else ranked.heads()])
+
     def _line_entries(self) -> int:
         return self.ready.entries + self.ranked.entries
 

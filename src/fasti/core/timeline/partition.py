@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import lifecycle
-from fasti.core.calendar.histogram import Histogram
+from fasti.core.calendar.histogram import BUCKET_US, Histogram
 from fasti.core.calendar.ready import Ready
 from fasti.core.calendar.wheel import Calendar
 from fasti.core.columns import codes
@@ -299,6 +299,23 @@ class Partition:
             self.arena.due.take(slots, mode="clip") > now_us
         )
         return self.near - int(waiting.sum())
+
+    def oldest_ready_us(self, now_us: int) -> int:
+        """When the oldest message that is due was due. The caller knows that there is one.
+
+        Without a scan, so only to the minute where the first entries of the line are stale, or not
+        in memory yet.
+        """
+        first_us = self.histogram.first_us() or 0
+        slots = self.ledger.slots(self._first_entries())
+        due = self.arena.due.take(slots, mode="clip")
+        due = due[(self.states(slots) == codes.SCHEDULED) & (due <= now_us)]
+        seen_us = lowest(due) if len(due) else first_us
+        # The histogram is exact: something older lies behind what was looked at.
+        return seen_us if seen_us < first_us + BUCKET_US else first_us
+
+    def _first_entries(self) -> Int64s:
+        return self.ready.heads()
 
     def _scan_ready(self, now_us: int) -> int:
         # Only while rows that are due have not been read back from runs yet, after a start.

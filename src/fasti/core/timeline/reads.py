@@ -117,11 +117,15 @@ def count(work: Work, command: Count) -> Counts:
     topic = work.topic(command.topic)
     totals = np.zeros(8, dtype=np.int64)
     ready = 0
+    oldest: list[int] = []
     for partition in topic.partitions:
         while work.change_hints(partition.advance, work.now_us):
             pass
         totals += partition.counts
-        ready += partition.ready_count(work.now_us)
+        here = partition.ready_count(work.now_us)
+        if here:
+            oldest.append(partition.oldest_ready_us(work.now_us))
+        ready += here
     return Counts(
         {
             "scheduled": int(totals[State.SCHEDULED]) - ready,
@@ -133,6 +137,7 @@ def count(work: Work, command: Count) -> Counts:
             "cancelled": int(totals[State.CANCELLED]),
         },
         work.state.next_frame - 1,
+        min(oldest, default=None),
     )
 
 

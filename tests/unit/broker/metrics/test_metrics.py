@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.shard_rig import NOW_US, FakeClock, SharedFiles, make_topic, produce, serving
+from tests.integration.shard_rig import (
+    NOW_US,
+    SETTINGS,
+    FakeClock,
+    SharedFiles,
+    make_topic,
+    produce,
+    serving,
+)
 
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.metrics.distribution import Distribution
 from fasti.broker.shard import Shard
 from fasti.core import commands as co
 from fasti.core.keys import Rows
-from fasti.model import Outcome
+from fasti.model import Outcome, TopicSettings
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -79,6 +88,62 @@ def test_messages_are_counted_by_state(shard: Shard) -> None:
     assert value(samples, "fasti_messages", topic="t", state="ready") == 1
     assert value(samples, "fasti_messages_finished_total", topic="t", state="cancelled") == 1
     assert value(samples, "fasti_up") == 1
+
+
+def test_the_oldest_that_is_ready_is_told_before_anybody_consumes(shard: Shard) -> None:
+    make_topic(shard)
+    make_topic(shard, "empty")
+    shard.call(co.CreateTopic("kept", TopicSettings(kind="kv")), 10)
+    produce(shard, b"1", due_us=NOW_US - 90_000_000)
+    produce(shard, b"2", due_us=NOW_US + 1_000_000)
+    samples = scrape(Metrics(), shard)
+    name = "fasti_oldest_ready_age_seconds"
+    assert value(samples, name, topic="t") == 90
+    assert value(samples, name, topic="empty") == 0
+    assert value(samples, name, topic="kept") is None
+
+
+def test_consumers_by_topic(shard: Shard) -> None:
+    metrics = Metrics(topics_max=2)
+    for topic in ("a", "b", "c"):
+        make_topic(shard, topic)
+    for topic in ("a", "a", "c", ""):
+        metrics.session_opened(topic)
+    samples = scrape(metrics, shard)
+    counts = [value(samples, "fasti_consumers", topic=t) for t in ("a", "b", "_other", "c")]
+    assert counts == [2, 0, 1, None]
+    assert value(samples, "fasti_sessions") == 4
+    metrics.session_closed("a")
+    metrics.session_closed("c")
+    metrics.session_closed("")
+    samples = scrape(metrics, shard)
+    assert value(samples, "fasti_consumers", topic="a") == 1
+    assert value(samples, "fasti_consumers", topic="_other") is None
+    assert value(samples, "fasti_sessions") == 1
+
+
+def test_what_lies_on_disk() -> None:
+    with serving(SharedFiles(), replace(SETTINGS, feed_bytes=1 << 20), clock=FakeClock()) as shard:
+        make_topic(shard)
+        before = scrape(Metrics(), shard)
+        assert value(before, "fasti_storage_bytes", part="blocks") == 0
+        for _ in range(40):
+            produce(shard, b"x" * 4000, due_us=NOW_US + 10**12)
+        shard.checkpoint()
+        samples = scrape(Metrics(), shard)
+        blocks = value(samples, "fasti_storage_bytes", part="blocks")
+        assert blocks is not None
+        assert blocks > 100_000
+        feed = value(samples, "fasti_storage_bytes", part="feed")
+        assert feed is not None
+        # What the checkpoint holds, only the change feed needs in the journal.
+        assert feed > 0
+        assert value(samples, "fasti_storage_bytes", part="journal") == shard.settings.segment_bytes
+        assert value(samples, "fasti_storage_full") == 0
+        assert value(samples, "fasti_disk_free_bytes") is not None
+        age = value(samples, "fasti_checkpoint_age_seconds")
+        assert age is not None
+        assert age >= 0
 
 
 def test_lateness_goes_into_buckets_of_seconds(shard: Shard) -> None:
