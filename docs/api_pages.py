@@ -215,7 +215,11 @@ PAGES = (
         "testing",
         "Testing",
         "A broker for tests, in virtual time or in a process of its own. pytest has the fixtures `fasti_broker` (a `VirtualBroker`) and `fasti_client` (a `Client` of it). Guide: [testing](../guides/testing.md).",
-        ("fasti.testing.virtual.VirtualBroker", "fasti.broker.launch.BrokerProcess"),
+        (
+            "fasti.testing.virtual.VirtualBroker",
+            "fasti.testing.idle.Run",
+            "fasti.broker.launch.BrokerProcess",
+        ),
     ),
     Page(
         "errors",
@@ -274,7 +278,7 @@ INTERNAL = {
         "replace",
         "clean",
     ),
-    "fasti.testing.virtual.VirtualBroker": ("transport",),
+    "fasti.testing.virtual.VirtualBroker": ("transport", "flush", "open_work", "next_due_us"),
 }
 # Classes that users make themselves; the others are given to them by a call.
 MADE_BY_USERS = {

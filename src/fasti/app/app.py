@@ -234,6 +234,11 @@ class App:
         self._connection |= reach.options()
 
     @property
+    def bound(self) -> Client | None:
+        """The client that it was given, if it doesn't make its own."""
+        return self._bound
+
+    @property
     def reach_for_others(self) -> Reach | None:
         """How another process reaches the broker; None if none can."""
         if self._bound is not None:

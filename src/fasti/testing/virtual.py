@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.broker.metrics.counts import Metrics
@@ -32,7 +33,9 @@ from fasti.errors import InvalidArgument, TimedOut
 from fasti.storage.files import LocalFiles
 
 if TYPE_CHECKING:
+    from fasti.app.app import App
     from fasti.client.client import Client
+    from fasti.testing.idle import Run
 
 # A day like any other, at noon: far from daylight saving, leap days and the end of the year.
 START = datetime(2030, 3, 6, 12, 0, 0, tzinfo=UTC)
@@ -45,6 +48,7 @@ _SETTINGS = ShardSettings(
     leases_max=1 << 16,
 )
 _PATIENCE_S = 30.0
+_ENDING = ("ack", "nack", "release", "reject", "reply")
 
 
 class VirtualClock:
@@ -106,10 +110,10 @@ class VirtualBroker:
     ) -> None:
         self.clock = VirtualClock(start or START)
         self._place = tempfile.TemporaryDirectory(prefix="fasti-testing-")
-        self._watch = _Watch()
+        self.watch = _Watch()
         self.shard = Shard(LocalFiles(self._place.name), settings or _SETTINGS, self.clock)
         # Schedules fire when the time is moved on.
-        self.service = Service(self.shard, self._watch, threaded=False)
+        self.service = Service(self.shard, self.watch, threaded=False)
         self._clients: list[Client] = []
         self._closed = False
 
@@ -154,23 +158,98 @@ class VirtualBroker:
         For tests of an app or of consumers in threads. Raises `timed_out` with what is left if
         nobody finishes it in so many real seconds.
         """
-        if not self._watch.wait_for(lambda: not self._open_work(), timeout):
-            raise TimedOut(f"still open after {timeout} s: {self._open_work()}")
+        if not self.watch.wait_for(lambda: not self.open_work(), timeout):
+            raise TimedOut(f"still open after {timeout} s: {self.open_work()}")
 
-    def _open_work(self) -> dict[str, dict[str, int]]:
+    def run_until_idle(
+        self,
+        app: App,
+        *,
+        until: Duration | datetime | None = None,
+        runs_max: int = 10_000,
+        timeout: float = _PATIENCE_S,
+    ) -> list[Run]:
+        """Runs an app's handlers until nothing of theirs is ready: what ran, in order.
+
+            remind.later(Cart(7), delay="3d")
+            assert broker.run_until_idle(app) == []
+            runs = broker.run_until_idle(app, until="3d")
+
+        With `until`, a moment or a length of time from now, time goes on to it, and stops at every
+        moment at which something is due, so that messages come at their times, and retries and
+        schedules too. An app that doesn't run is started for this, with a client of this broker, and
+        stopped afterwards.
+
+        Raises `timed_out` if there is no end after `runs_max` messages, as when a handler puts a
+        message for itself each time, or if a handler takes `timeout` real seconds.
+        """
+        from fasti.testing.idle import IdleRun
+
+        if app.bound not in self._clients:
+            app.bind(self.client(app.owner))
+        return IdleRun(self, app, runs_max=runs_max, timeout=timeout).run(until)
+
+    def flush(self) -> None:
+        """Waits until everything that clients of this broker have sent is there."""
+        for client in self._clients:
+            client._flush_all()
+
+    def open_work(self, names: Collection[str] | None = None) -> dict[str, dict[str, int]]:
+        """What is ready or leased now, by topic; of logs, what their groups have to do."""
         found, _ = self.service.call("topics", {"version": 1})
         open_work = {}
         for topic in found["topics"]:
+            name, counts = topic["topic"], topic["counts"]
+            if names is not None and name not in names:
+                continue
             if topic["settings"]["kind"] == "log":
                 # Its rows stay; what its groups have to do is work.
-                left = self.shard.run(partial(self._open_rows, topic["topic"])).result()
-                if any(left.values()):
-                    open_work[topic["topic"]] = left
-                continue
-            left = {state: topic["counts"][state] for state in ("ready", "leased")}
+                left = self.shard.run(partial(self._open_rows, name)).result()
+            else:
+                left = {state: counts[state] for state in ("ready", "leased")}
+                if left["leased"]:
+                    left["leased"] -= self._sent_ahead(name)
             if any(left.values()):
-                open_work[topic["topic"]] = left
+                open_work[name] = left
         return open_work
+
+    def _sent_ahead(self, name: str) -> int:
+        """Messages that are with consumers, and whose time has not come: nobody can begin them."""
+        return self._messages(name, state="leased", due_from=self.clock.now_us() + 1).num_rows
+
+    def _messages(self, name: str, **wanted: Any) -> Any:
+        messages = self._own_client.messages(name)
+        return messages.list(limit=None, columns=["due_us"], **wanted)
+
+    @cached_property
+    def _own_client(self) -> Client:
+        return self.client()
+
+    def next_due_us(self, names: Collection[str]) -> int | None:
+        """When a message of these topics is due next, or any schedule has something to do."""
+        now_us = self.clock.now_us()
+        # Schedules that were put since the time was moved are not known to it yet.
+        self.service.scheduler.catch_up()
+        found = [at_us for at_us in (self.service.scheduler.next_us(),) if at_us is not None]
+        for topic in self._own_client.topics():
+            if topic.name not in names:
+                continue
+            if topic.settings.kind == "log":
+                found += self.shard.run(partial(self._retries_us, topic.name)).result()
+            else:
+                due = self._messages(topic.name, due_from=now_us + 1)["due_us"]
+                found += [pc.min(due).as_py()] if len(due) else []
+        return min(found, default=None)
+
+    def _retries_us(self, name: str) -> list[int]:
+        """In the sequencer: when a group of a log tries rows again, the next of each."""
+        groups = self.shard.engine.state.by_name[name].body.groups.by_name.values()
+        found = []
+        for place in (each for group in groups for each in group.partitions):
+            due_us, _ = place.again.pairs()
+            later = due_us[due_us > self.clock.now_us()]
+            found += [int(later.min())] if len(later) else []
+        return found
 
     def _open_rows(self, name: str) -> dict[str, int]:
         """In the sequencer: of each group, the rows that it could have now, or has."""
@@ -231,22 +310,26 @@ class _Watch(Metrics):
     def __init__(self) -> None:
         super().__init__()
         self._changed = threading.Condition()
-        self._changes = 0
+        self.changes = 0
+        # How often consumers have finished with messages.
+        self.ends = 0
 
     def mutated(self, op: str, topic: str, status: NDArray[np.uint8]) -> None:
         super().mutated(op, topic, status)
         with self._changed:
-            self._changes += 1
+            self.changes += 1
+            if op in _ENDING:
+                self.ends += len(status)
             self._changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Looks again after every change, until the condition holds or the time is up."""
         while True:
             with self._changed:
-                seen = self._changes
+                seen = self.changes
             if condition():
                 return True
             with self._changed:
-                while self._changes == seen:
+                while self.changes == seen:
                     if not self._changed.wait(timeout):
                         return condition()
