@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fasti.client.client import Client as Client
     from fasti.client.client import connect as connect
     from fasti.client.consumer import Consumer as Consumer
+    from fasti.client.consumers import ConsumerInfo as ConsumerInfo
     from fasti.client.dead import DeadOutcomes as DeadOutcomes
     from fasti.client.failures import Failure as Failure
     from fasti.client.groups import Groups as Groups
@@ -74,6 +75,7 @@ _HOMES = {
     "Reject": "fasti.app.verdicts",
     "Retry": "fasti.app.verdicts",
     "Schedules": "fasti.client.schedules",
+    "ConsumerInfo": "fasti.client.consumers",
     "Topic": "fasti.client.topics",
     "Transaction": "fasti.client.transaction",
     "connect": "fasti.client.client",

@@ -112,6 +112,10 @@ def to_command(op: Op) -> Any:
             extra["when"] = to_when(given["when"])
         ids, tokens = int64s(given["ids"]), int64s(given["tokens"])
         return kind.get(name, co.Reject)(given["topic"], ids, tokens, **extra)
+    if name == "release_leases":
+        ids = given.get("ids")
+        wanted = None if ids is None else int64s(ids)
+        return co.ReleaseLeases(given["topic"], given.get("consumer", ""), wanted)
     if name == "transaction":
         return co.Transaction([to_command(part) for part in given["commands"]])
     if name == "get":
@@ -120,6 +124,7 @@ def to_command(op: Op) -> Any:
         "create_topic": co.CreateTopic,
         "change_topic": co.ChangeTopic,
         "delete_topic": co.DeleteTopic,
+        "pause_topic": co.PauseTopic,
         "lease": co.Lease,
         "detach": co.Detach,
         "heartbeat": co.Heartbeat,
@@ -230,7 +235,7 @@ class Rig:
         elif name == "publish":
             rows, taken = reply.value
             assert (rows, sorted(taken.tolist())) == expected
-        elif name in ("drop_stage", "heartbeat"):
+        elif name in ("drop_stage", "heartbeat", "pause_topic"):
             assert reply.value == expected
         elif isinstance(reply, Counts):
             assert reply.states == expected
@@ -239,6 +244,10 @@ class Rig:
             assert got == expected
         elif isinstance(reply, Messages):
             self._check_get(reply, expected)
+        elif name == "release_leases" and "ids" not in given:
+            # In whatever order: by slot.
+            assert sorted(reply.ids.tolist()) == sorted(answer.id for answer in expected)
+            assert not reply.status.any()
         elif isinstance(expected, list):
             compare(reply, expected)
 
@@ -400,6 +409,7 @@ class Rig:
         }
         for name, topic in self.model.topics.items():
             assert state.by_name[name].settings == topic.settings
+            assert state.by_name[name].paused == topic.paused
             rows: dict[int, Any] = {}
             for partition in state.by_name[name].partitions:
                 rows |= self._rows_of(partition)
@@ -603,6 +613,8 @@ class Rig:
                 self.list_all(name, 100, {}, snapshot)
         while self.runs.open is not None and self.runs.open.untold:
             self.step(inputs=[self.runs.open.untold.pop(0)])
+        for name in self.model.topics:
+            self.step([("pause_topic", {"name": name, "paused": False})])
         self.now_us += 5_000 * 86_400 * 1_000_000
         self.tick += 5_000 * 86_400 * 1_000_000
         self.step()

@@ -336,6 +336,22 @@ class EngineMachine(RuleBasedStateMachine):
     def use_lease(self, data: st.DataObject) -> None:
         self.rig.step([self._use_lease(data.draw)])
 
+    @rule(data=st.data(), paused=st.booleans())
+    def pause(self, data: st.DataObject, paused: bool) -> None:
+        self.rig.step([("pause_topic", {"name": self._topic(data.draw), "paused": paused})])
+
+    @precondition(lambda self: self._leased())
+    @rule(data=st.data(), by_id=st.booleans())
+    def take_back(self, data: st.DataObject, by_id: bool) -> None:
+        topic = self._topic(data.draw)
+        known = self.rig.ids_used.get(topic)
+        if by_id and known:
+            ids = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
+            self.rig.step([("release_leases", {"topic": topic, "ids": ids})])
+        else:
+            consumer = data.draw(st.sampled_from(CONSUMERS))
+            self.rig.step([("release_leases", {"topic": topic, "consumer": consumer})])
+
     @precondition(lambda self: self._leased())
     @rule(data=st.data(), kind=st.sampled_from(["heartbeat", "detach", "again"]))
     def keep_lease(self, data: st.DataObject, kind: str) -> None:

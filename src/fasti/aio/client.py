@@ -34,6 +34,7 @@ from fasti.client import messages as sync_messages
 from fasti.client.arguments import Kind, TopicOptions, TopicSettingOptions
 from fasti.client.calls import Answer
 from fasti.client.changes import FeedBounds
+from fasti.client.consumers import ConsumerInfo
 from fasti.client.definitions import Change
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import OnFailure, call_safely, checked_callback
@@ -183,6 +184,24 @@ class Client:
         `references` tells before which they are.
         """
         await self._home.run(self._client.delete_topic, name)
+
+    async def pause_topic(self, name: str) -> bool:
+        """Nothing more is handed out of the topic until `resume_topic`: was that new?"""
+        return await self._home.run(self._client.pause_topic, name)
+
+    async def resume_topic(self, name: str) -> bool:
+        """What is due goes out again, in order: was that new?"""
+        return await self._home.run(self._client.resume_topic, name)
+
+    async def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
+        """Who consumes, and who still has leases: of all topics or of one, at most 10,000."""
+        return await self._home.run(self._client.consumers, topic)
+
+    async def release_consumer(
+        self, name: str, topic: str | None = None, group: str | None = None
+    ) -> int:
+        """Takes back all that a consumer has leased: how many messages go to others now."""
+        return await self._home.run(self._client.release_consumer, name, topic, group)
 
     async def references(self, topic: str) -> References:
         """The schedules and bindings that point to a topic. Raises `not_found`."""

@@ -126,11 +126,13 @@ class Service:
             call, rest = self._opened_as(descriptor, _INTAKES)
             return Intake(self, rest) if call == "produce" else StageIntake(self, rest)
 
-    def exchange(self, descriptor: Header) -> Exchange:
+    def exchange(self, descriptor: Header, peer: str = "embedded") -> Exchange:
         """A consumer's session, or somebody who follows; to be given back to `leave`."""
         with self._counted(descriptor):
             call, rest = self._opened_as(descriptor, self.exchanges)
             session = self.exchanges[call](self, rest)
+        if isinstance(session, Subscription):
+            session.peer = peer
         with self._sessions_lock:
             self._sessions.add(session)
         self.metrics.session_opened(_consumed(session))
@@ -147,6 +149,12 @@ class Service:
         with self._sessions_lock:
             self._sessions.discard(session)
         self.metrics.session_closed(_consumed(session))
+
+    def subscriptions(self) -> dict[int, Subscription]:
+        """The consumers' sessions that are open, by number."""
+        with self._sessions_lock:
+            sessions = list(self._sessions)
+        return {each.number: each for each in sessions if isinstance(each, Subscription)}
 
     def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """A schema and the batches that a ticket stands for."""
@@ -247,6 +255,14 @@ class Service:
         if settings is None:
             raise NotFound(f"there is no topic {name!r}", details={"topic": name})
         return settings
+
+    def paused_topics(self) -> set[str]:
+        """The names of those that hand nothing out."""
+        shard = self.shard
+        found: set[str] = shard.run(
+            lambda: {topic.name for topic in shard.engine.state.topics.values() if topic.paused}
+        ).result()
+        return found
 
     def topics(self) -> dict[str, TopicSettings]:
         """All topics, of which each is durable by now."""

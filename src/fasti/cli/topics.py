@@ -72,7 +72,7 @@ def list_topics(
     rows = [
         (
             topic.name,
-            topic.settings.kind,
+            topic.settings.kind + (" (paused)" if topic.paused else ""),
             *((topic.settings.partitions,) if wide else ()),
             *(topic.counts.get(state, "") for state in states),
         )
@@ -91,6 +91,8 @@ def describe(client: Client, name: Topic, as_json: AsJson = False) -> None:
         output.print_json(_as_json(topic))
         return
     console = output.console()
+    if topic.paused:
+        typer.echo(f"{name} is paused: nothing is handed out until `fasti topics resume {name}`.")
     settings = [(each.name, each.shown(each.of(topic.settings))) for each in SETTINGS]
     console.print(output.table("setting", "value", rows=settings))
     console.print(output.table("state", "messages>", rows=list(topic.counts.items())))
@@ -108,6 +110,30 @@ def update(client: Client, name: Topic, given: dict[str, Any], as_json: AsJson =
         raise typer.BadParameter("nothing to change: give a setting, such as --lease 1m")
     client.change_topic(name, **given)
     _tell(client, name, "changed", as_json)
+
+
+@app.command()
+@with_client
+def pause(client: Client, name: Topic, as_json: AsJson = False) -> None:
+    """Hand nothing more out of a topic, until it is resumed.
+
+    Messages still come, and what consumers have now they can finish. Also after a restart.
+
+    [dim]fasti topics pause emails[/dim]
+    """
+    changed = client.pause_topic(name)
+    _tell(client, name, "paused" if changed else "was paused already", as_json)
+
+
+@app.command()
+@with_client
+def resume(client: Client, name: Topic, as_json: AsJson = False) -> None:
+    """Hand messages of a paused topic out again.
+
+    [dim]fasti topics resume emails[/dim]
+    """
+    changed = client.resume_topic(name)
+    _tell(client, name, "resumed" if changed else "was not paused", as_json)
 
 
 @app.command()
@@ -162,4 +188,9 @@ def _tell(client: Client, name: str, what: str, as_json: bool) -> None:
 
 
 def _as_json(topic: sdk.Topic) -> dict[str, Any]:
-    return {"topic": topic.name, "settings": topic.settings.to_dict(), "counts": topic.counts}
+    return {
+        "topic": topic.name,
+        "settings": topic.settings.to_dict(),
+        "paused": topic.paused,
+        "counts": topic.counts,
+    }

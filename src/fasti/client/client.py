@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fasti.client.address import known_tls_ca, known_token, parse_address
 from fasti.client.consumer import Consumer
+from fasti.client.consumers import ConsumerInfo
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import FailureReports, OnFailure, checked_callback
 from fasti.client.kept import Kept, keep
 from fasti.client.messages import Messages
 from fasti.client.outbox import Outbox
+from fasti.client.outcomes import Outcomes
 from fasti.client.producer import Producer
 from fasti.client.session import Session
 from fasti.client.topics import References, Topic, given_settings
@@ -214,6 +216,54 @@ class Client:
         `references` tells before which they are.
         """
         self.transport.call("delete_topic", {"topic": name})
+
+    def pause_topic(self, name: str) -> bool:
+        """Nothing more is handed out of the topic, for good, until `resume_topic`: was that new?
+
+        All else goes on: messages come and can be changed, schedules emit into it, live leases can be
+        finished and run out. Consumers stay connected and wait. Of a log, all groups are paused. Raises
+        `not_found`, and `invalid_argument` where nothing is handed out (`kv`, `cron`).
+        """
+        return bool(self.transport.call("pause_topic", {"topic": name})[0]["changed"])
+
+    def resume_topic(self, name: str) -> bool:
+        """What is due goes out again, in order: was that new? Raises as `pause_topic`."""
+        return bool(self.transport.call("resume_topic", {"topic": name})[0]["changed"])
+
+    def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
+        """Who consumes, and who still has leases: of all topics or of one, at most 10,000.
+
+        By topic, group and name. Raises `not_found`.
+        """
+        header, _ = self.transport.call("consumers", {"topic": topic or ""})
+        now_us = int(header["now_us"])
+        return [ConsumerInfo.of_reply(row, now_us) for row in header["consumers"]]
+
+    def release_consumer(
+        self, name: str, topic: str | None = None, group: str | None = None
+    ) -> int:
+        """Takes back all that a consumer has leased: how many messages go to others now.
+
+        For a worker that hangs: end it first, or it may get them again. The attempts don't count, and
+        whatever it still does with them answers `stale_lease`. Without a topic, wherever it has any.
+        """
+        released = 0
+        for each in self.consumers(topic):
+            if each.consumer == name and each.leases and group in (None, each.group):
+                released += self._release_all(each)
+        return released
+
+    def _release_all(self, consumer: ConsumerInfo) -> int:
+        header = {"topic": consumer.topic, "consumer": consumer.consumer, "group": consumer.group}
+        released, left = 0, consumer.leases
+        while left > 0:
+            reply, _ = self.transport.call("release_leases", header)
+            outcomes = Outcomes.of_reply(reply)
+            if not len(outcomes):
+                break
+            released += int((outcomes.codes == 0).sum())
+            left -= len(outcomes)
+        return released
 
     def references(self, topic: str) -> References:
         """The schedules and bindings that point to a topic. Raises `not_found`."""

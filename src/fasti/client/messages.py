@@ -470,6 +470,15 @@ class Messages:
         self._refuse_filters(chosen)
         return self._each_dead("purge", header, id)
 
+    def release(self, id: Ids, *, group: str = "") -> Any:
+        """Takes leased messages back without their token, for others: `Outcome`, `Outcomes` for a list.
+
+        For operators, when a worker hangs: end it first, or it may get them again. The attempt doesn't
+        count, and what the worker still does with them answers `stale_lease`. A message that nobody
+        has answers `conflict`. `group` names the group of a log.
+        """
+        return self._each_dead("release_leases", {"topic": self.topic, "group": group}, id)
+
     def dead_counts(
         self,
         *,

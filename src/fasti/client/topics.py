@@ -86,6 +86,8 @@ class Topic:
     name: str
     settings: TopicSettings
     counts: dict[str, int] = field(default_factory=dict)
+    # It hands nothing out until it is resumed.
+    paused: bool = False
     # The place in the change feed up to which everything is counted, and nothing behind it.
     position: Position | None = field(default=None, compare=False)
 
@@ -96,7 +98,8 @@ class Topic:
         at = None
         if "position" in header:
             at = Position(header["shard"], int(header["position"]))
-        return cls(name, settings, dict(header.get("counts", {})), at)
+        paused = bool(header.get("paused", False))
+        return cls(name, settings, dict(header.get("counts", {})), paused, at)
 
 
 def given_settings(values: dict[str, Any]) -> dict[str, Any]:

@@ -142,6 +142,7 @@ def _capture_topic(topic: Topic, columns: dict[str, Any]) -> dict[str, Any]:
         "bindings": topic.bindings,
         "bindings_version": topic.bindings_version,
         "active_us": topic.active_us,
+        "paused": topic.paused,
         "kind": topic.kind.capture(topic, columns),
     }
 
@@ -152,6 +153,7 @@ def _restore_topic(state: ShardState, described: dict[str, Any], columns: dict[s
     topic.bindings = [(pattern, target) for pattern, target in described.get("bindings", [])]
     topic.bindings_version = described.get("bindings_version", 0)
     topic.active_us = described.get("active_us", 0)
+    topic.paused = described.get("paused", False)
     for partition, values in zip(topic.partitions, described["partitions"], strict=True):
         partition.ledger.next_sequence = values["next_sequence"]
         partition.counts[State.DONE] = values["done"]

@@ -60,6 +60,14 @@ class ChangeTopic:
 
 
 @dataclass(slots=True)
+class PauseTopic:
+    """Nothing more is handed out of the topic, or again; all else goes on."""
+
+    name: str
+    paused: bool
+
+
+@dataclass(slots=True)
 class DeleteTopic:
     """Removes a topic and everything in it."""
 
@@ -193,6 +201,26 @@ class Heartbeat:
 
     topic: str
     consumer: str
+    group: str = ""
+
+
+@dataclass(slots=True)
+class DescribeConsumers:
+    """Who waits and who holds leases, on all topics or on one."""
+
+    topic: str = ""
+
+
+@dataclass(slots=True)
+class ReleaseLeases:
+    """Gives leased messages back without their token: those of a consumer, or named ones.
+
+    The attempt doesn't count; whoever had them finds the lease stale.
+    """
+
+    topic: str
+    consumer: str = ""
+    ids: Int64s | None = None
     group: str = ""
 
 

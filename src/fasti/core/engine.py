@@ -25,7 +25,7 @@ import numpy as np
 from fasti.core import commands
 from fasti.core import events as ev
 from fasti.core.calendar.slices import Slices
-from fasti.core.delivery import leasing
+from fasti.core.delivery import consumers, leasing
 from fasti.core.delivery.leases import NEVER
 from fasti.core.delivery.together import ack_together, find_acks
 from fasti.core.delivery.turns import Turns
@@ -42,7 +42,7 @@ from fasti.core.sinks import deciding as sinks
 from fasti.core.state import ShardState
 from fasti.core.timeline import produce, reads, staging
 from fasti.core.timeline.partition import FOREVER
-from fasti.core.topics import change_topic, create_topic, delete_topic
+from fasti.core.topics import change_topic, create_topic, delete_topic, pause_topic
 from fasti.core.work import Fault, StepFailed, Work
 from fasti.errors import FastiError, Gone, InternalError, InvalidArgument, Overloaded
 from fasti.model import Limits, OnConflict, Outcome
@@ -99,6 +99,8 @@ class Engine:
             commands.CreateTopic: create_topic,
             commands.ChangeTopic: change_topic,
             commands.DeleteTopic: self.delete_topic,
+            commands.PauseTopic: pause_topic,
+            commands.DescribeConsumers: self._describe_consumers,
             commands.Detach: self._detach,
             commands.Publish: staging.publish,
             commands.DropStage: staging.drop_stage,
@@ -376,6 +378,9 @@ class Engine:
         for kind in self.kinds:
             kind.detach(command.session)
         return Done()
+
+    def _describe_consumers(self, work: Work, command: commands.DescribeConsumers) -> Done:
+        return consumers.describe(work, command, lambda topic: topic.kind.lines(topic))
 
     def delete_topic(self, work: Work, command: commands.DeleteTopic) -> Done:
         """A topic goes, with all that it holds and all who wait for it."""

@@ -69,6 +69,15 @@ class BindingsChanged(Event):
 
 
 @dataclass(slots=True)
+class TopicPaused(Event):
+    """Nothing more is handed out of a topic (`paused` 1), or again (0)."""
+
+    code: ClassVar[int] = 5
+    topic: int
+    paused: int
+
+
+@dataclass(slots=True)
 class Produced(Event):
     """Messages first_sequence, first_sequence + 1, ... came to be; staged if `stage` is named."""
 

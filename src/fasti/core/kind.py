@@ -10,7 +10,7 @@ The sequencer's thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from fasti.core.events import Event
 from fasti.core.timeline.partition import FOREVER, Partition
 
 if TYPE_CHECKING:
+    from fasti.core.delivery.lines import Line
     from fasti.core.engine import Engine
     from fasti.core.state import Topic
     from fasti.core.work import Work
@@ -63,6 +64,10 @@ class Kind:
     def changed(self, topic: Topic) -> None:
         """The topic has new settings."""
 
+    def resumed(self, topic: Topic) -> None:
+        """The topic was paused: what waits may go out now."""
+        self.state.memory.note_due(topic.number, 0)
+
     def deleting(self, work: Work, topic: Topic) -> None:
         """The topic is about to be deleted: what goes with it elsewhere."""
 
@@ -88,6 +93,21 @@ class Kind:
 
     def detach(self, session: int) -> None:
         """A session is gone."""
+
+    # Consumers of topics without partitions
+
+    def lines(self, topic: Topic) -> Iterator[tuple[int, Line]]:
+        """Who waits for the topic's messages, by the number of the group; 0 where there is none."""
+        line = self.engine.turns.line(topic)
+        return iter([(0, line)] if line is not None else [])
+
+    def group_name(self, topic: Topic, number: int) -> str:
+        """The name of a group."""
+        raise AssertionError(f"{self.name} topics have no groups")
+
+    def groups_of(self, places: NDArray[np.int32]) -> Int64s:
+        """The number of the group that leases belong to, by the partition that they tell."""
+        raise AssertionError(f"{self.name} topics have no groups")
 
     # Leases of topics without partitions
 

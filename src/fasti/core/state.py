@@ -50,6 +50,8 @@ class Topic:
         self.matcher: Matcher | None = None
         # What a relay passed on to nobody, since the start: no durable state.
         self.unrouted = 0
+        # Nothing is handed out.
+        self.paused = False
         # When something last happened here, as far as events tell.
         self.active_us = 0
         kind.make(self)
@@ -87,6 +89,7 @@ class ShardState:
             ev.TopicChanged: self._topic_changed,
             ev.TopicDeleted: self._topic_deleted,
             ev.BindingsChanged: self._bindings_changed,
+            ev.TopicPaused: self._topic_paused,
             ev.Produced: self.produced,
             ev.ProducerAdvanced: self._producer_advanced,
             ev.Replaced: self.replaced,
@@ -178,6 +181,12 @@ class ShardState:
         self.stage_expiry_us = None
         # With another lookahead, more of what is there may be near.
         self.memory.note_due(event.topic, 0)
+
+    def _topic_paused(self, event: ev.TopicPaused, _: int) -> None:
+        topic = self.topics[event.topic]
+        topic.paused = bool(event.paused)
+        if not topic.paused:
+            topic.kind.resumed(topic)
 
     def _topic_deleted(self, event: ev.TopicDeleted, _: int) -> None:
         topic = self.topics.pop(event.topic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fasti.core import events as ev
-from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic
+from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic, PauseTopic
 from fasti.core.replies import Done
 from fasti.core.routing.bindings import KINDS as BOUND_KINDS
 from fasti.core.routing.bindings import drop_target, is_target
@@ -12,6 +12,8 @@ from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
 from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
 
 FIXED = ("kind", "partitions", "age_step_us")
+# Those that hand messages out.
+_CONSUMED = ("timeline", "priority", "log")
 # Those that can be made.
 KINDS_READY = {"timeline", "priority", "log", "kv", "cron"}
 
@@ -52,6 +54,21 @@ def change_topic(work: Work, command: ChangeTopic) -> Done:
     if differences:
         work.emit(ev.TopicChanged(work.now_us, topic.number, command.settings.to_dict()))
     return Done(topic.number)
+
+
+def pause_topic(work: Work, command: PauseTopic) -> Done:
+    """Stops handing out, or goes on; the value is whether that is new."""
+    topic = work.topic(command.name)
+    kind = topic.settings.kind
+    if kind not in _CONSUMED:
+        hint = ": pause its schedules" if kind == "cron" else ""
+        raise InvalidArgument(
+            f"{topic.name!r} is a {kind} topic, which nobody consumes{hint}", field="topic"
+        )
+    if topic.paused == command.paused:
+        return Done(False)
+    work.emit(ev.TopicPaused(work.now_us, topic.number, int(command.paused)))
+    return Done(True)
 
 
 def delete_topic(work: Work, command: DeleteTopic) -> Done:

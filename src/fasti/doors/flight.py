@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -119,7 +120,7 @@ class FlightDoor(fl.FlightServerBase):
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Consume: credits and returns in, leased messages and answers out."""
         with _refusals():
-            session = self._service.exchange(_command(descriptor))
+            session = self._service.exchange(_command(descriptor), _peer(context))
             try:
                 writer.begin(session.schema)
 
@@ -190,6 +191,13 @@ class _Guard(fl.ServerMiddlewareFactory):
             self._logged_at = now
             told = fields(call=info.method.name.lower(), total=metrics.unauthenticated_calls())
             _log.warning("a call was refused: no token that is known here", extra=told)
+
+
+def _peer(context: Any) -> str:
+    """Where a call comes from: an address and a port, as gRPC tells it."""
+    kind, _, address = str(context.peer()).partition(":")
+    # It writes brackets as URLs do.
+    return unquote(address) if kind in ("ipv4", "ipv6") else str(context.peer())
 
 
 def _command(descriptor: Any) -> dict[str, Any]:

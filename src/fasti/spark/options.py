@@ -29,7 +29,8 @@ OPS = (
     "sink_forgotten", "replaced", "updated", "moved", "reprioritised", "cancelled", "leased",
     "resumed", "extended", "renewed", "released", "nacked", "expired", "acked", "rejected",
     "exhausted", "lapsed", "redriven", "purged", "appended", "log_trimmed", "put", "deleted",
-    "expired_entry", "topic_created", "topic_changed", "topic_deleted", "bindings_changed",
+    "expired_entry", "topic_created", "topic_changed", "topic_deleted", "topic_paused",
+    "topic_resumed", "bindings_changed",
     "group_made", "group_set", "group_dropped", "schedule_put", "schedule_paused",
     "schedule_deleted",
 )  # fmt: skip

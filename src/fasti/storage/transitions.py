@@ -333,6 +333,10 @@ def _once(op: str, *details: str) -> Show:
     return show
 
 
+def _paused(table: _Table, event: ev.TopicPaused, rows: Rows | None) -> None:
+    _once("topic_paused" if event.paused else "topic_resumed")(table, event, rows)
+
+
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
@@ -346,6 +350,7 @@ _SHOWN: dict[type[ev.Event], Show] = {
     ev.TopicChanged: _once("topic_changed", "settings"),
     ev.TopicDeleted: _once("topic_deleted"),
     ev.BindingsChanged: _once("bindings_changed", "bindings"),
+    ev.TopicPaused: _paused,
     ev.Produced: _produced,
     PriorityProduced: _produced,
     KvProduced: _produced,

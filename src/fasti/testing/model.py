@@ -107,6 +107,11 @@ class Model(Leases):
                 raise InvalidArgument("can't change", field=fixed)
         topic.settings = settings
 
+    def pause_topic(self, name: str, paused: bool) -> bool:
+        topic = self._topic(name)
+        changed, topic.paused = topic.paused != paused, paused
+        return changed
+
     def delete_topic(self, name: str) -> None:
         self._topic(name)
         del self.topics[name]

@@ -88,6 +88,8 @@ class Leases(Books):
     def available(self, topic: str, partition: int, floor_us: int = 0) -> list[Message]:
         """What may be handed out now from a partition, in order."""
         where = self.topics[topic]
+        if where.paused:
+            return []
         limit_us = self.now_us + where.settings.lookahead_us
         return sorted(
             (
@@ -179,6 +181,31 @@ class Leases(Books):
             message.version += 1
 
         return self._under_lease(topic, ids, tokens, do)
+
+    def release_leases(
+        self, topic: str, consumer: str = "", ids: Sequence[int] | None = None
+    ) -> list[Answer]:
+        """Without tokens: at the due time that each had, the attempt not counted."""
+        where = self._topic(topic)
+        if ids is None:
+            ids = [m.id for m in self._leased(where) if m.consumer == consumer]
+        answers: list[Answer] = []
+        goods: list[tuple[int, Message]] = []
+        for row, message_id in enumerate(ids):
+            message = where.messages.get(message_id)
+            if message is not None and message.state == State.LEASED:
+                answers.append(Answer(Outcome.OK, message_id, message.version))
+                goods.append((row, message))
+            elif message is not None and message.state == State.SCHEDULED:
+                answers.append(Answer(Outcome.CONFLICT, message_id, message.version))
+            else:
+                answers.append(self._why_not(where, message_id, by_key=False))
+        for row, message in self._each_once(goods, answers):
+            message.attempts -= 1
+            self._give_back(message, message.due_us)
+            message.version += 1
+            answers[row].version = message.version
+        return answers
 
     def nack(
         self, topic: str, ids: Sequence[int], tokens: Sequence[int], reason: str = ""

@@ -82,6 +82,7 @@ class Topic:
     next_sequence: dict[int, int] = field(default_factory=dict)
     done: int = 0
     cancelled: int = 0
+    paused: bool = False
     # Sessions that wait, in order: (session, consumer, credit). And who has which name.
     waiting: list[tuple[int, str, int]] = field(default_factory=list)
     sessions: dict[str, int] = field(default_factory=dict)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.calls import bulk, changes, changing, references, requests, snapshots
+from fasti.broker.calls import (
+    bulk,
+    changes,
+    changing,
+    consumers,
+    references,
+    requests,
+    snapshots,
+)
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
@@ -124,14 +132,16 @@ def _topic(service: Service, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     settings = service.require_topic(fields["topic"])
-    return {"settings": settings.to_dict(), **_counted(service, fields["topic"])}, []
+    paused = fields["topic"] in service.paused_topics()
+    told = {"settings": settings.to_dict(), "paused": paused}
+    return told | _counted(service, fields["topic"]), []
 
 
 def _topics(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     found = service.topics()
-    names = sorted(found)
+    names, paused = sorted(found), service.paused_topics()
     replies = service.shard.submit([co.Count(name) for name in names]).result() if names else []
     return {
         "shard": _shard_name(service),
@@ -139,6 +149,7 @@ def _topics(service: Service, header: Header, parts: Parts) -> Answer:
             {
                 "topic": name,
                 "settings": found[name].to_dict(),
+                "paused": name in paused,
                 "counts": reply.states,
                 "position": reply.position,
             }
@@ -306,6 +317,7 @@ def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
 _MORE = (
     bulk,
     changes,
+    consumers,
     cron_actions,
     dead_actions,
     kv_actions,

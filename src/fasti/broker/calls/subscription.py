@@ -91,8 +91,26 @@ class Subscription:
         self._session = attempts.open(self._life, self._attempt, self._shard.open_session)
         self._changed = threading.Condition()
         self._unanswered = 0
+        # Where it comes from, and when it came, last asked for or finished messages, and last said
+        # anything.
+        self.peer = ""
+        self._opened_us = self._active_us = self._heard_us = self._shard.clock.now_us()
         # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
         self._finishing = self._ended = self._closed = self._detached = False
+
+    @property
+    def number(self) -> int:
+        """The shard's name for the session."""
+        return self._session.number
+
+    def presence(self) -> Header:
+        """Who is there, and how busy."""
+        return {
+            "peer": self.peer or None,
+            "connected_us": self._opened_us,
+            "active_us": self._active_us,
+            "heard_us": self._heard_us,
+        }
 
     @property
     def topic(self) -> str:
@@ -105,6 +123,9 @@ class Subscription:
         """Carries out what the consumer wrote; the answer comes out of `next`."""
         fields = dict(metadata)
         op, request = fields.pop("op", None), None
+        self._heard_us = self._shard.clock.now_us()
+        if op not in ("heartbeat", "clock"):
+            self._active_us = self._heard_us
         try:
             request = requests.integer(fields, "request")
             fields.pop("request", None)

@@ -78,6 +78,7 @@ class _BrokerCollector(Collector):
             yield from _states(_folded(states, named))
             yield _oldest(oldest, named, self._shard.clock.now_us())
             yield _consumers(self._metrics.consumers(), named)
+            yield from _paused(self._shard, named)
         yield from _topics(self._metrics.topics())
         yield from _service(self._metrics)
         yield from _journal(self._shard)
@@ -128,6 +129,18 @@ def _inboxes_as_one(states: States) -> States:
         else:
             found[name] = {word: known[word] + counts[word] for word in known}
     return found
+
+
+def _paused(shard: Shard, named: set[str]) -> Iterator[Metric]:
+    paused = GaugeMetricFamily(
+        "fasti_topic_paused",
+        "1 for a topic that hands nothing out until it is resumed.",
+        labels=["topic"],
+    )
+    topics = list(shard.engine.state.topics.values())
+    for name in sorted(topic.name for topic in topics if topic.paused and topic.name in named):
+        paused.add_metric([name], 1)
+    yield paused
 
 
 def _folded(states: States, named: set[str]) -> States:

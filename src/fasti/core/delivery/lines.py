@@ -7,6 +7,7 @@ operation takes the same time whether ten wait or a hundred thousand. Session st
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fasti.core.timeline.partition import FOREVER
@@ -45,6 +46,12 @@ class Line:
     def first(self) -> Waiting:
         """Whose turn it is. Only while somebody waits."""
         return next(iter(self._waiting.values()))
+
+    def names(self) -> Iterator[tuple[str, int, int]]:
+        """Every consumer with a session: its name, its session, and its credit."""
+        for consumer, session in self._sessions.items():
+            waiting = self._waiting.get(session)
+            yield consumer, session, 0 if waiting is None else waiting.credit
 
     def session_of(self, consumer: str) -> int | None:
         """The session that has the consumer's name, waiting or not."""

@@ -82,6 +82,8 @@ class Turns:
         return line.session_of(command.consumer) == command.session
 
     def _serve_at_once(self, work: Work, topic: Topic, line: Line, session: int) -> None:
+        if topic.paused:
+            return
         work.end_group()
         work.begin_group()
         more = True
@@ -96,6 +98,10 @@ class Turns:
             if line is not None:
                 line.leave(session)
         return numbers
+
+    def line(self, topic: Topic) -> Line | None:
+        """Who waits for the topic's messages, or has a consumer's name there."""
+        return self._lines.get(topic.number)
 
     def waits(self, topic: Topic) -> bool:
         """Whether somebody waits for the topic's messages."""
@@ -128,6 +134,10 @@ class Turns:
     def _turn(self, work: Work, number: int, budget: int) -> tuple[int, bool]:
         line, topic = self._lines[number], self._state.topics[number]
         handed, busy = 0, False
+        if topic.paused:
+            # Whoever waits goes on waiting: the turn comes when the topic is resumed.
+            del self._due[number]
+            return handed, busy
         if line:
             work.serving = topic.name
             work.begin_group()

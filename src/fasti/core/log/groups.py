@@ -56,6 +56,7 @@ class LogGroups:
             co.Extend: leasing.extend,
             co.Ack: leasing.ack,
             co.Release: leasing.release,
+            co.ReleaseLeases: leasing.release_leases,
             co.Nack: leasing.nack,
             co.Reject: leasing.reject,
             co.Redrive: group_commands.redrive,

@@ -12,18 +12,21 @@ The sequencer's thread only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.commands import Count, Get, Produce
+from fasti.core.delivery.lines import Line
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Columns, Handler, Kind
 from fasti.core.log import append, reading
 from fasti.core.log.body import Log, log_of, partition_of
 from fasti.core.log.commands import DescribeLog, FindOffset, LogsInstalled, ReadLog, Truncate
 from fasti.core.log.events import LogAppended, LogTrimmed
+from fasti.core.log.group import GROUP_SHIFT
 from fasti.core.log.groups import LogGroups
 from fasti.core.log.partition import LogTail
 from fasti.core.log.retention import Retention
@@ -163,6 +166,23 @@ class LogKind(Kind):
         self.groups.detach(session)
 
     # Leases
+
+    def lines(self, topic: Topic) -> Iterator[tuple[int, Line]]:
+        """Who waits for the rows of each group."""
+        return self.groups.turns.lines(topic)
+
+    def group_name(self, topic: Topic, number: int) -> str:
+        """The name of a group."""
+        name: str = topic.body.groups.by_number[number].name
+        return name
+
+    def groups_of(self, places: NDArray[np.int32]) -> Int64s:
+        """The group of leases: it stands above the partition."""
+        return places.astype(np.int64) >> GROUP_SHIFT
+
+    def resumed(self, topic: Topic) -> None:
+        """Groups go on where they were."""
+        self.groups.turns.resume(topic)
 
     def is_credit(self, command: Any) -> bool:
         """Whether a `Lease` does no more than add to its session's credit."""

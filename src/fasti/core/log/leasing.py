@@ -13,19 +13,28 @@ from numpy.typing import NDArray
 
 from fasti.core.columns import codes
 from fasti.core.columns.reductions import rows_where, some
-from fasti.core.commands import Ack, Extend, Heartbeat, Nack, Reject, Release
+from fasti.core.commands import Ack, Extend, Heartbeat, Nack, Reject, Release, ReleaseLeases
+from fasti.core.delivery import consumers
 from fasti.core.delivery.retry import retry_delays
 from fasti.core.lifecycle import Verb
 from fasti.core.log import group_events as ge
 from fasti.core.log.group import GROUP_SHIFT, Group, GroupPartition
-from fasti.core.log.judging import GroupPiece, explain, find_group, judge_lease, locate
+from fasti.core.log.judging import (
+    GroupPiece,
+    explain,
+    find_group,
+    judge_lease,
+    locate,
+    mark_repeated,
+    why_not,
+)
 from fasti.core.replies import Done, Reply
 from fasti.core.rows.memory import Memory
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import blank
 from fasti.core.work import Work, column
 from fasti.errors import InvalidArgument
-from fasti.model import DUE_MAX_US, SEQUENCE_BITS
+from fasti.model import DUE_MAX_US, PARTITIONS_MAX, SEQUENCE_BITS, Outcome
 
 Int64s = NDArray[np.int64]
 UInt16s = NDArray[np.uint16]
@@ -53,6 +62,37 @@ def release(work: Work, command: Release) -> Reply:
         _give_back(work, topic, group, piece, Verb.RELEASE, "", due[piece.rows], begun)
 
     return _under_lease(work, command, decide)
+
+
+def release_leases(work: Work, command: ReleaseLeases) -> Reply:
+    """Gives leased rows back without their token: those of a consumer, or named ones."""
+    consumers.check(command)
+    topic = work.topic(command.topic)
+    group = find_group(topic, command.group)
+    leases, ids = work.state.memory.leases, command.ids
+    if ids is None:
+        held = held_in_group(work.state.memory, topic.number, group, command.consumer)
+        held = held[: consumers.RELEASED_PER_CALL]
+        numbers = leases.partition[held].astype(np.int64) & (PARTITIONS_MAX - 1)
+        ids = leases.sequence[held] | numbers << SEQUENCE_BITS
+    reply = blank(len(ids))
+    reply.versions[:] = 1
+    for piece in locate(topic, group, ids, reply):
+        status = why_not(piece, np.arange(len(piece.offsets)))
+        leased = status == Outcome.LEASED
+        # Nobody has it.
+        status[status == Outcome.OK] = Outcome.CONFLICT
+        status[leased] = Outcome.OK
+        mark_repeated(piece, status)
+        reply.status[piece.rows] = status
+        explain(work, piece, reply)
+        good = rows_where(status == codes.OK)
+        if len(good):
+            free = piece.only(good, len(ids))
+            due = np.full(len(good), work.now_us, dtype=np.int64)
+            never = np.zeros(len(good), dtype=np.int64)
+            _give_back(work, topic, group, free, Verb.RELEASE, "", due, never)
+    return reply
 
 
 def nack(work: Work, command: Nack) -> Reply:

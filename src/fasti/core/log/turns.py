@@ -18,6 +18,7 @@ All of this is session state: never journaled, gone with the process. The sequen
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -165,6 +166,17 @@ class LogTurns:
                 self._deleted.setdefault(session, set()).add((topic.number, group.name))
         self.end(work, topic, group, deleted(group.name))
 
+    def lines(self, topic: Topic) -> Iterator[tuple[int, Line]]:
+        """Who waits for the rows of each group."""
+        for number in self._groups_of.get(topic.number, ()):
+            yield number, self._waiters[topic.number, number].line
+
+    def resume(self, topic: Topic) -> None:
+        """The topic was paused: groups go on where they were."""
+        for number in self._groups_of.get(topic.number, ()):
+            if self._waiters[topic.number, number].line:
+                self._due[topic.number, number] = None
+
     def forget(self, topic: Topic, group: Group) -> None:
         """The group is gone."""
         key = topic.number, group.number
@@ -283,6 +295,9 @@ class LogTurns:
 
     def _turn(self, work: Work, key: Key, budget: int) -> tuple[int, bool]:
         topic, waiters = self._state.topics[key[0]], self._waiters[key]
+        if topic.paused:
+            del self._due[key]
+            return 0, False
         group = self._find(key)
         work.serving = topic.name
         handed = _serve(self, work, topic, group, waiters, budget)
@@ -297,7 +312,7 @@ class LogTurns:
     def _serve_at_once(
         self, work: Work, topic: Topic, group: Group, waiters: _Waiters, session: int
     ) -> None:
-        more = 1
+        more = int(not topic.paused)
         while more and waiters.line.find(session):
             more = _serve(self, work, topic, group, waiters, SERVED_PER_STEP)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fasti.core import commands
-from fasti.core.delivery import leasing
+from fasti.core.delivery import consumers, leasing
 from fasti.core.kind import Handler, Kind
 from fasti.core.timeline import change, produce, reads
 from fasti.core.timeline.bury import Bury, bury
@@ -41,6 +41,7 @@ class TimelineKind(Kind):
             Bury: bury,
             commands.Lease: self.engine.turns.lease,
             commands.Heartbeat: leasing.heartbeat,
+            commands.ReleaseLeases: consumers.release_leases,
             commands.Extend: leasing.extend,
             commands.Ack: leasing.ack,
             commands.Release: leasing.release,

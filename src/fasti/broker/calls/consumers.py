@@ -1,0 +1,84 @@
+"""Who consumes and from where, taking leases back, and pausing topics: an operator's calls.
+
+The engine knows names, credits and leases; the wire knows who is connected, since when, and when
+each was last heard of. Handler threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from fasti.broker.calls import requests
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none, one
+from fasti.core import commands as co
+from fasti.core.delivery.consumers import RELEASED_PER_CALL, ConsumerRow
+from fasti.errors import InvalidArgument
+from fasti.protocol import outcomes
+
+if TYPE_CHECKING:
+    from fasti.broker.calls.subscription import Subscription
+    from fasti.broker.service import Service
+
+# So many are told; more than a person looks at, and less than fills a message.
+_ROWS_MAX = 10_000
+
+
+def _consumers(service: Service, header: Header, parts: Parts) -> Answer:
+    none(parts)
+    fields = requests.checked(header, topic="")
+    rows: list[ConsumerRow] = service.command(co.DescribeConsumers(fields["topic"])).value
+    connected = service.subscriptions()
+    told = [_told(row, connected.get(row.session)) for row in rows[:_ROWS_MAX]]
+    now_us = service.shard.clock.now_us()
+    return {"consumers": told, "count": len(rows), "now_us": now_us}, []
+
+
+def _told(row: ConsumerRow, session: Subscription | None) -> Header:
+    told = asdict(row)
+    del told["session"]
+    for name in ("oldest_lease_us", "lease_until_us"):
+        told[name] = told[name] or None
+    told |= {"connected": session is not None, "peer": None, "connected_us": None}
+    told |= {"active_us": None, "heard_us": None}
+    if session is not None:
+        told |= session.presence()
+    return told
+
+
+def _release_leases(service: Service, header: Header, parts: Parts) -> Answer:
+    fields = requests.checked(header, topic=str, consumer="", group="")
+    command = co.ReleaseLeases(fields["topic"], fields["consumer"], group=fields["group"])
+    if parts:
+        batch = one(parts)
+        requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
+        limits = service.shard.settings.limits
+        command.ids = requests.target(batch, service.shard.store.seed, limits).ids
+        if batch.num_rows > RELEASED_PER_CALL:
+            raise InvalidArgument(
+                f"at most {RELEASED_PER_CALL} messages a call", field="id", limit=RELEASED_PER_CALL
+            )
+    reply = service.mutation("release", fields["topic"], service.command(command))
+    return outcomes.encode(reply), []
+
+
+def _pause(paused: bool) -> Action:
+    def carry_out(service: Service, header: Header, parts: Parts) -> Answer:
+        none(parts)
+        fields = requests.checked(header, topic=str)
+        check_own(fields["topic"])
+        changed = service.command(co.PauseTopic(fields["topic"], paused)).value
+        return {"paused": paused, "changed": changed}, []
+
+    return carry_out
+
+
+ACTIONS: dict[str, Action] = {
+    "consumers": _consumers,
+    "release_leases": _release_leases,
+    "pause_topic": _pause(True),
+    "resume_topic": _pause(False),
+}
+TRANSACTION_PARTS: dict[str, PartOf] = {}
