@@ -46,7 +46,14 @@ PAGES = (
         "client",
         "Client",
         "One connection to a broker, or one broker inside this process. Guides: [quick start](../guides/quick-start.md), [embedding](../embedding.md).",
-        ("fasti.connect", "fasti.Client", "fasti.Answer", "fasti.Topic", "fasti.Backoff"),
+        (
+            "fasti.connect",
+            "fasti.Client",
+            "fasti.Answer",
+            "fasti.Topic",
+            "fasti.ConsumerInfo",
+            "fasti.Backoff",
+        ),
     ),
     Page(
         "producer",
@@ -242,6 +249,7 @@ INTERNAL = {
     ),
     "fasti.Outcomes": ("of_reply", "joined"),
     "fasti.Topic": ("of_reply",),
+    "fasti.ConsumerInfo": ("of_reply",),
     "fasti.Reader": ("begin", "take_message", "take_table", "more"),
     "fasti.client.log.LogPartition": ("of_reply",),
     "fasti.client.groups.Group": ("of_reply",),

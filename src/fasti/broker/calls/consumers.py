@@ -14,7 +14,7 @@ import pyarrow as pa
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none, one
 from fasti.core import commands as co
-from fasti.core.delivery.consumers import RELEASED_PER_CALL, ConsumerRow
+from fasti.core.delivery.consumers import RELEASED_PER_CALL, ConsumerRow, check
 from fasti.errors import InvalidArgument
 from fasti.protocol import outcomes
 
@@ -60,6 +60,7 @@ def _release_leases(service: Service, header: Header, parts: Parts) -> Answer:
             raise InvalidArgument(
                 f"at most {RELEASED_PER_CALL} messages a call", field="id", limit=RELEASED_PER_CALL
             )
+    check(command)
     reply = service.mutation("release", fields["topic"], service.command(command))
     return outcomes.encode(reply), []
 
