@@ -191,3 +191,62 @@ def test_what_is_known_of_a_message_that_came_back(broker: BrokerProcess, topic:
     assert got.returncode == 0
     assert b"out of paper" in got.stdout
     assert b"out of paper" in run(broker, "messages", "list", topic).stdout
+
+
+_HANGS = """
+import sys, threading, fasti
+with fasti.connect(sys.argv[1]) as client, client.consumer(sys.argv[2], name="hangs") as consumer:
+    print(next(iter(consumer)).id, flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_what_a_killed_worker_has_is_taken_back(broker: BrokerProcess, topic: str) -> None:
+    """As an operator does it: who has it, what has it, take it back; another gets it at once."""
+    with fasti.connect(broker.address) as client:
+        client.change_topic(topic, lease="12h")
+        client.producer(topic).send(b"work", key="job-1").result(60)
+        worker = subprocess.Popen(
+            [sys.executable, "-c", _HANGS, broker.address, topic], stdout=subprocess.PIPE
+        )
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"1\n"
+        (alive,) = json.loads(run(broker, "consumers", "--topic", topic, "--json").stdout)
+        assert (alive["consumer"], alive["connected"], alive["leases"]) == ("hangs", True, 1)
+        assert alive["peer"].startswith("127.0.0.1:")
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+        while client.consumers(topic)[0].connected:
+            # The broker hears of it from the system.
+            client.messages(topic).count()
+        assert b"(gone)" in run(broker, "consumers", "--topic", topic).stdout
+        held = run(broker, "messages", "list", topic, "--consumer", "hangs", "--json")
+        assert json.loads(held.stdout)["key"] == "job-1"
+        released = run(broker, "consumers", "release", "hangs", "--topic", topic, "--yes")
+        assert (released.returncode, released.stdout) == (0, b"hangs: 1 released\n")
+        with client.consumer(topic, timeout="60s") as consumer:
+            message = next(iter(consumer))
+            assert (message.key, message.attempts) == ("job-1", 1)
+            message.ack(wait=True)
+        assert run(broker, "consumers", "release", "hangs").returncode == 1
+
+
+def test_a_list_of_any_number_is_lines(broker: BrokerProcess, topic: str) -> None:
+    """Who reads has the first before the last is there, and may leave."""
+    with fasti.connect(broker.address) as client:
+        client.producer(topic).send_batch([b"x"] * 30_000, delay=3600)
+        client.producer(topic).send(b"y", key="cart-1", delay="1h").result(60)
+    first = run(broker, shell=f"set -o pipefail; fasti messages list {topic} --json | head -n 2")
+    assert first.returncode == BROKEN_PIPE
+    assert [json.loads(line)["id"] for line in first.stdout.splitlines()] == [1, 2]
+    every = run(broker, "messages", "list", topic, "--json").stdout.splitlines()
+    assert len(every) == 30_001
+    moved = run(broker, "messages", "move", topic, "--all", "--by", "1h", "--yes", "--json")
+    assert json.loads(moved.stdout)["outcomes"] == {"ok": 30_001}
+    asked = run(broker, "messages", "cancel", topic, "--key-prefix", "cart-")
+    assert asked.returncode == 1
+    assert b"Cancel 1 message of" in asked.stderr
+    done = run(broker, "messages", "cancel", topic, "--key-prefix", "cart-", stdin=b"y\n")
+    assert (done.returncode, done.stdout.strip()) == (0, b"cancel: 1 ok")
+    assert counts(broker, topic) == {"scheduled": 30_000, "cancelled": 1}

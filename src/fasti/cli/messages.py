@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from fasti.cli.options import (
     headers_of,
     only_one,
 )
-from fasti.cli.outcomes import answers, conclude
+from fasti.cli.outcomes import Answer, answers, conclude
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -277,6 +278,40 @@ def cancel(
     _refuse_version(version)
     apply = partial(messages.cancel_where, **which.where)
     change("cancel", topic, apply, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@app.command()
+@with_client
+def release(
+    client: Client,
+    topic: Topic,
+    ids: Ids = None,
+    keys: Keys = None,
+    group: Annotated[str, typer.Option(help="Of a log: the group that has the rows.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take leased messages back from whoever has them: others get them now.
+
+    For a worker that hangs. The attempt doesn't count, and what the worker still does with them
+    answers stale_lease. A message that nobody has answers conflict.
+
+    [dim]fasti messages release emails --key user-7[/dim]
+    """
+    target, messages = _target(ids, keys), client.messages(topic)
+    if not keys:
+        conclude(answers(messages.release(target["id"], group=group)), as_json)
+        return
+    # Leases are taken back by id.
+    found = messages.get(key=keys, payload=False).to_pylist()
+    here = [row["id"] for row in found if row["status"] == "ok"]
+    released = iter(answers(messages.release(here)) if here else [])
+    told = [
+        replace(next(released), key=key)
+        if row["status"] == "ok"
+        else Answer(row["status"], key=key)
+        for key, row in zip(keys, found, strict=True)
+    ]
+    conclude(told, as_json)
 
 
 def _refuse_version(version: int | None) -> None:

@@ -35,7 +35,8 @@ def test_there_is_help_for_everything() -> None:
     found = list(commands(get_command(app)))
     for expected in (
         *(["topics", verb] for verb in ("create", "list", "describe", "update", "delete")),
-        *(["messages", verb] for verb in ("list", "get", "update", "move", "cancel")),
+        *(["messages", verb] for verb in ("list", "get", "update", "move", "cancel", "release")),
+        *(["consumers", verb] for verb in ("list", "release")),
         *(["dead", verb] for verb in ("list", "count", "redrive", "purge")),
         *([name] for name in ("produce", "consume", "call", "forecast", "demo", "bench")),
     ):
