@@ -35,6 +35,8 @@ class ShardSettings:
     # A checkpoint is begun when the journal has grown by this much since the last one.
     checkpoint_bytes: int = 256 << 20
     checkpoint_bytes_per_s: int = 80 << 20
+    # All who take a backup read at most so fast, each.
+    backup_bytes_per_s: int = 80 << 20
     inbox_rows_max: int = 1_000_000
     # How far back the change feed reaches at least: the journal is kept so long, and no longer than
     # up to so many bytes.
@@ -43,7 +45,12 @@ class ShardSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        for name in ("sync_interval_ms", "checkpoint_bytes", "checkpoint_bytes_per_s"):
+        for name in (
+            "sync_interval_ms",
+            "checkpoint_bytes",
+            "checkpoint_bytes_per_s",
+            "backup_bytes_per_s",
+        ):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive", field=name, limit=1)
         for name in ("feed_age_us", "feed_bytes"):

@@ -7,6 +7,7 @@ it was made; several loops, in several threads or one after the other, have a cl
 from __future__ import annotations
 
 import inspect
+import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -43,6 +44,7 @@ from fasti.client.sinks import SinkState
 from fasti.client.topics import References, Topic
 from fasti.client.transport import BrokerClock
 from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.storage.backup import Backup
 
 
 def connect(
@@ -477,6 +479,19 @@ class Client:
     async def metrics(self) -> str:
         """The broker's metrics in Prometheus' text format."""
         return await self._home.run(self._client.metrics)
+
+    async def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        rate: int = 0,
+    ) -> Backup:
+        """Takes a backup of all that the broker holds, in a thread. See `fasti.Client.backup`.
+
+        `progress` is called in that thread.
+        """
+        return await self._home.run(self._client.backup, path, progress=progress, rate=rate)
 
     async def checkpoint(self) -> None:
         """Has the broker write what it holds to runs now; returns when that is done."""

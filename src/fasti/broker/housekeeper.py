@@ -149,6 +149,8 @@ class Housekeeper:
             except StorageFull as error:
                 self.last_error = error
                 wait = _RETRY_S
+                # Messages go before backups: what these hold is deleted by the next checkpoint.
+                self._shard.holds.drop_all()
                 with self._working():
                     if self._shard.store.give_up_feed():
                         wait = 0.0
@@ -228,7 +230,7 @@ class Housekeeper:
         snapshots = shard.run(lambda: list(engine.snapshots)).result()
         with self._working():
             if shard.store is store:
-                store.clean_up(snapshots, shard.clock.now_us())
+                store.clean_up(snapshots, shard.clock.now_us(), bool(len(shard.holds)))
         self._tidy_up(engine)
         give_memory_back()
         self.checkpoints += 1

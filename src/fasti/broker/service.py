@@ -19,6 +19,7 @@ import pyarrow as pa
 from fasti.broker.calls import requests
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.attempts import Attempts
+from fasti.broker.calls.backups import Backups
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
@@ -80,12 +81,14 @@ class Service:
         self.routes = RouteBook(shard)
         self.stopping = False
         self.kv = KvReads(self)
+        self.backups = Backups(self)
         # Reads that stream, and exchanges, by the call that opens them.
         self.reads: dict[str, Reads] = {
             "list": self.listings,
             "log": LogReads(self),
             "kv": self.kv,
             "changes": ChangeReads(self),
+            "backup": self.backups,
         }
         self.exchanges: dict[str, Callable[[Service, Header], Exchange]] = {
             "consume": Subscription,

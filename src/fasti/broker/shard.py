@@ -42,6 +42,7 @@ from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.faults import Faults
 from fasti.broker.feed import Feed
 from fasti.broker.futures import uncancellable
+from fasti.broker.holds import Holds
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.room import Room
 from fasti.broker.session import Session
@@ -150,6 +151,7 @@ class Shard:
         self.store: ShardStore
         self.engine: Engine
         self.committer: Committer
+        self.holds = Holds()
         self.housekeeper = Housekeeper(self)
         self._open(None)
         self._thread = threading.Thread(target=self._run, name="fasti-sequencer", daemon=True)
@@ -569,6 +571,8 @@ class Shard:
                 self._failure = error if isinstance(error, FastiError) else FastiError(repr(error))
                 return False
         self.feed.reset()
+        # The files are others now, and what was held of the old ones may be deleted.
+        self.holds.drop_all()
         _log.warning("the shard has recovered from: %s", self._failure)
         self._failure = None
         self.recoveries += 1

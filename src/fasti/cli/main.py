@@ -56,6 +56,10 @@ class Commands(LazyGroup):
         "pipeline": Lazy(
             "pipeline", "Tables, figures, an audit and a page of everything that happened."
         ),
+        "backup": Lazy(
+            "backup", "Copy all that a broker holds into a directory, while it runs.", "backup"
+        ),
+        "restore": Lazy("restore", "Make a data directory from a backup.", "restore"),
         "storage": Lazy("storage", "Look into a data directory, and repair it."),
         "token": Lazy("token", "Make, list and revoke the tokens of a broker."),
         "bench": Lazy("bench", "Measure Fasti on this machine, beside the machine's own limits."),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fasti.client.sinks import Sink, SinkState
     from fasti.client.transaction import Transaction
     from fasti.client.watch import Watch
+    from fasti.storage.backup import Backup
 
 logger = logging.getLogger("fasti.client")
 
@@ -656,6 +657,26 @@ class Client:
     def metrics(self) -> str:
         """The broker's metrics in Prometheus' text format."""
         return str(self.transport.call("metrics")[0]["text"])
+
+    def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        rate: int = 0,
+    ) -> Backup:
+        """Takes a backup of all that the broker holds, while it runs, into a directory of this machine.
+
+        Everything acknowledged before the call is in it, transactions whole. A directory that has an
+        older backup of the same broker gets only what is new. `progress` is called with bytes done
+        and bytes in all, about; `rate` is a limit in bytes per second, below the broker's own.
+        `fasti restore` makes a data directory of it. Raises `invalid_argument` if the directory has
+        something else, `gone` if the broker had to let its files go: run it again then, it goes on.
+        """
+        self._check_open()
+        from fasti.client.backups import back_up_broker
+
+        return back_up_broker(self.transport, Path(path), progress, rate)
 
     def checkpoint(self) -> None:
         """Has the broker write what it holds to runs now; returns when that is done."""

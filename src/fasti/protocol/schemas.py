@@ -39,6 +39,15 @@ _CONTENTS = [
     FIELDS["payload"].with_nullable(True),
 ]
 
+# Pieces of files, as a backup reads them.
+BACKUP_CHUNKS = pa.schema(
+    [
+        pa.field("name", pa.string()),
+        pa.field("offset", pa.int64()),
+        pa.field("data", pa.binary()),
+    ]
+)
+
 # What a consumer reads.
 LEASED = pa.schema(
     [

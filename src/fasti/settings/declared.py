@@ -149,6 +149,12 @@ SHARD: tuple[Setting, ...] = (
         "How fast a checkpoint writes, per second, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_size`.",
     ),
     _shard(
+        "backup_rate",
+        "backup_bytes_per_s",
+        Size(),
+        "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. Whoever takes one may ask for less.",
+    ),
+    _shard(
         "feed_age",
         "feed_age_us",
         Length("us"),

@@ -144,7 +144,8 @@ def _read_head(body: memoryview) -> tuple[dict[str, Any], int]:
     head = json.loads(bytes(body[_HEAD.size : end]))
     if head["v"] > BODY_FORMAT_VERSION:
         raise NewerFormat(
-            f"a journal frame has format {head['v']}, written by a newer version",
+            f"a journal frame has format {head['v']}, written by a newer version; this one reads up "
+            f"to {BODY_FORMAT_VERSION}",
             found=head["v"],
             supported=BODY_FORMAT_VERSION,
         )

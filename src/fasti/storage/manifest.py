@@ -63,7 +63,8 @@ class Manifest:
         document = json.loads(data)
         if document["format"] > MANIFEST_DATA_VERSION:
             raise NewerFormat(
-                f"the manifest has format {document['format']}, written by a newer version",
+                f"the manifest has format {document['format']}, written by a newer version; this one "
+                f"reads up to {MANIFEST_DATA_VERSION}",
                 found=document["format"],
                 supported=MANIFEST_DATA_VERSION,
             )

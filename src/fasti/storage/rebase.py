@@ -14,7 +14,6 @@ The caller has the directory's lock.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 
 from fasti.core.engine import Engine
 from fasti.errors import Corruption
@@ -26,6 +25,7 @@ from fasti.storage.frames import HEADER_BYTES
 from fasti.storage.journal_recovery import segment_names
 from fasti.storage.journal_segment import (
     SEGMENT_HEADER_BYTES,
+    SEGMENT_SUFFIX,
     SegmentHeader,
     decode_segment_header,
     give_birth,
@@ -38,14 +38,31 @@ REBASED = "rebased"
 LOST_AND_FOUND = "lost+found"
 # While this file is there a repair is under way, or was interrupted.
 MARKER = "REPAIR"
+# While this file is there a restore is under way, or was interrupted.
+RESTORING_NAME = "RESTORING"
+# A directory with this file is a backup.
+BACKUP_NAME = "BACKUP"
 
 
 def refuse_unfinished(files: Files) -> None:
-    """Raises `Corruption` if a repair was interrupted; called by every opening."""
+    """Raises `Corruption` if a directory is not one to be opened; called by every opening."""
     if files.exists(MARKER):
         raise Corruption(
             "a repair of this directory was interrupted; run `fasti storage repair --apply` again",
             file=MARKER,
+            offset=0,
+        )
+    if files.exists(RESTORING_NAME):
+        raise Corruption(
+            "a restore into this directory was interrupted; run `fasti restore` again",
+            file=RESTORING_NAME,
+            offset=0,
+        )
+    if files.exists(BACKUP_NAME):
+        raise Corruption(
+            "this is a backup, which opening would change; `fasti restore` makes a data directory "
+            "of it",
+            file=BACKUP_NAME,
             offset=0,
         )
 
@@ -56,13 +73,16 @@ def rebase(
     payloads: Payloads,
     manifest: Manifest,
     version: int,
-    pace: Callable[[int], None] = lambda _: None,
+    keep_journal: bool = True,
 ) -> Manifest:
-    """Writes what the engine holds as a directory of its own, in place of what was there."""
+    """Writes what the engine holds as a directory of its own, in place of what was there.
+
+    The old journal goes to ``lost+found/``, unless the caller has another copy of it.
+    """
     blocks: BlockStore = FileBlocks(files)
     engine.state.directory.prune(engine.state.next_frame)
     plan = checkpoint.begin(engine, [], engine.state.last_at_us)
-    writer = CheckpointWriter(blocks, payloads, manifest, plan, pace)
+    writer = CheckpointWriter(blocks, payloads, manifest, plan, lambda _: None)
     try:
         written = writer.write().manifest
         written.incarnation = secrets.randbits(63)
@@ -71,7 +91,7 @@ def rebase(
         writer.withdraw()
         raise
     blocks.switch_manifest(version, written.encode())
-    finish(files, written)
+    finish(files, written, keep_journal)
     return written
 
 
@@ -89,13 +109,13 @@ def _prepare_journal(files: Files, manifest: Manifest) -> None:
     segment.file.close()
 
 
-def finish(files: Files, manifest: Manifest) -> bool:
+def finish(files: Files, manifest: Manifest, keep_journal: bool = True) -> bool:
     """Completes a rebase whose manifest is in force; True if there was something to do."""
     names = segment_names(files, REBASED) if files.list(f"{REBASED}/") else []
     if not names or _incarnation(files, names[0]) != manifest.incarnation:
         return False
     for name in files.list("journal/"):
-        if name.endswith(".segment"):
+        if name.endswith(SEGMENT_SUFFIX) and keep_journal:
             _set_aside(files, name)
         else:
             files.delete(name)

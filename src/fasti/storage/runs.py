@@ -153,7 +153,8 @@ def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
         raise Corruption(f"{name}: checksum", file=name, offset=0)
     if version > BLOCK_FORMAT_VERSION:
         raise NewerFormat(
-            f"{name} has format {version}, written by a newer version",
+            f"{name} has format {version}, written by a newer version; this one reads up to "
+            f"{BLOCK_FORMAT_VERSION}",
             found=version,
             supported=BLOCK_FORMAT_VERSION,
         )

@@ -69,6 +69,10 @@ class GappedJournal:
             return iter(())
         return self._table.replay(begin, self.last_sequence)
 
+    def replay(self, after: int) -> Iterator[StoredFrame]:
+        """All frames above a position, as a journal has them: raises if some are missing."""
+        return self._table.replay(after, self.last_sequence)
+
     def body(self, sequence: int) -> memoryview:
         """A frame's body, for payloads."""
         if sequence != FILLER:

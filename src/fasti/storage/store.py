@@ -222,15 +222,20 @@ class ShardStore:
         log_kind(engine).trimmed_bytes -= written.trimmed_bytes
         return [*written.installs, *written.log_installs]
 
-    def clean_up(self, snapshots: Collection[int] = (), now_us: int = 0) -> None:
+    def clean_up(
+        self, snapshots: Collection[int] = (), now_us: int = 0, is_held: bool = False
+    ) -> None:
         """After the engine has learned the new places: deletes what nobody needs any more.
 
         `snapshots` are the numbers of those that are open. They keep what was in force when they
-        were taken; younger ones know the new places only. `now_us` judges the feed's age.
+        were taken; younger ones know the new places only. `now_us` judges the feed's age. While a
+        backup is under way (`is_held`) nothing is deleted.
         """
         for condemned in self._condemned:
             if condemned.needed_by is None:
                 condemned.needed_by = max(snapshots, default=0)
+        if is_held:
+            return
         oldest = min(snapshots, default=FOREVER)
         free = [c for c in self._condemned if c.needed_by is not None and c.needed_by < oldest]
         if not free:

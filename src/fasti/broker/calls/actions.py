@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fasti.broker.calls import (
+    backups,
     bulk,
     changes,
     changing,
@@ -315,6 +316,7 @@ def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 _MORE = (
+    backups,
     bulk,
     changes,
     consumers,

@@ -1,0 +1,59 @@
+"""Holds: who needs the files of a shard to stay as they are for a while.
+
+A backup reads blocks and journal for as long as it takes; until then nothing is deleted. A hold ends
+when its owner says so, or has not been heard of for a minute, or when the disk is full: messages go
+before backups. Any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+from fasti.errors import Gone
+
+IDLE_S = 60.0
+
+
+class Holds:
+    """All holds of one shard."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._until: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """A new hold."""
+        with self._lock:
+            number = next(self._numbers)
+            self._until[number] = self._clock() + IDLE_S
+            return number
+
+    def use(self, number: int) -> None:
+        """Its owner is still there. Raises `gone` if it has ended."""
+        with self._lock:
+            if self._until.get(number, 0.0) < self._clock():
+                self._until.pop(number, None)
+                raise Gone(f"backup {number} has ended: begin it again")
+            self._until[number] = self._clock() + IDLE_S
+
+    def drop(self, number: int) -> None:
+        """Its owner needs it no more; one that has ended is fine."""
+        with self._lock:
+            self._until.pop(number, None)
+
+    def drop_all(self) -> None:
+        """The disk is full, or the files are others now."""
+        with self._lock:
+            self._until.clear()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        now = self._clock()
+        with self._lock:
+            self._until = {n: until for n, until in self._until.items() if until >= now}
+            return len(self._until)

@@ -1,0 +1,37 @@
+"""`fasti restore`: a data directory from a backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fasti.cli import output
+from fasti.cli.backup import progress_bar
+
+
+def restore(
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="The backup.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The data directory to make; new, or empty.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
+) -> None:
+    """Make a data directory from a backup.
+
+    Checks every file, and that a broker can open the result. The directory begins a life of its own:
+    positions of the change feed from before answer `gone`. The backup is not changed.
+    """
+    from fasti.storage.restore import restore as restore_backup
+
+    with progress_bar("restore", not as_json) as progress:
+        done = restore_backup(backup, data, progress)
+    if as_json:
+        output.print_json(done.to_dict())
+        return
+    typer.echo(
+        f"{done.path}: {output.number(done.topics)} topics, {output.size(done.size_bytes)}, as of "
+        f"position {output.number(done.position)} of shard {done.shard}; it is shard "
+        f"{done.new_shard} now. `fasti serve --data {done.path}` serves it"
+    )

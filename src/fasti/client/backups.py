@@ -1,0 +1,54 @@
+"""Backups of a broker that runs, into a directory of this machine."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fasti.errors import FastiError
+from fasti.storage.backup import Backup, Chunk, Listing, Progress, back_up
+
+if TYPE_CHECKING:
+    from fasti.client.transport import Transport
+
+_NAMES_PER_READ = 1_000
+
+
+class BrokerSource:
+    """The files of a broker at one position, over whatever leads to it."""
+
+    def __init__(self, transport: Transport, rate: int) -> None:
+        self._transport, self._rate = transport, rate
+        told, _ = transport.call("begin_backup", timeout=60.0)
+        self._number: int = told["backup"]
+        names = ("shard", "position", "last", "at_us", "blocks", "journal_bytes")
+        given = {name: told[name] for name in names}
+        self.listing = Listing(manifest=base64.b64decode(told["manifest"]), **given)
+
+    def read(self, names: Sequence[str]) -> Iterator[Chunk]:
+        """Pieces as they come; the broker holds its files meanwhile."""
+        for begin in range(0, len(names), _NAMES_PER_READ):
+            wanted = list(names[begin : begin + _NAMES_PER_READ])
+            ticket = {"backup": self._number, "names": wanted, "rate": self._rate}
+            for batch in self._transport.read({"call": "backup", **ticket}):
+                for row in batch.to_pylist():
+                    yield Chunk(row["name"], row["offset"], row["data"])
+
+    def close(self) -> None:
+        """The broker need not hold its files any more."""
+        with suppress(FastiError):
+            self._transport.call("end_backup", {"backup": self._number}, timeout=10.0)
+
+
+def back_up_broker(
+    transport: Transport, path: Path, progress: Progress | None, rate: int
+) -> Backup:
+    """Everything that the broker holds now, as a directory that `fasti restore` reads."""
+    source = BrokerSource(transport, rate)
+    try:
+        return back_up(source, path, progress)
+    finally:
+        source.close()
