@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import DEFAULT_ADDRESS, Address, TlsCa, Token, client_of
+from fasti.cli.connection import Address, TlsCa, Token, client_of
+from fasti.client.address import DEFAULT_ADDRESS
 from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
