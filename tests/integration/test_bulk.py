@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -192,6 +194,30 @@ def test_from_tasks(broker: BrokerProcess) -> None:
             assert steps[-1] == 10_000
 
     asyncio.run(story())
+
+
+def test_a_broker_that_is_killed_in_the_middle(tmp_path: Path) -> None:
+    """What was done is done, each message is cancelled or as it was, and again does the rest."""
+    with BrokerProcess(tmp_path, settings=SEGMENTS) as killed:
+        with fasti.connect(killed.address, timeout="60s") as client:
+            client.create_topic("t")
+            client.producer("t").send_batch([b""] * ROWS, due=[FAR_US] * ROWS)
+
+            def kill(done: int, total: int) -> None:
+                if done and killed.running:
+                    assert done < total == ROWS
+                    killed.kill()
+
+            with pytest.raises(FastiError):
+                client.messages("t").cancel_where(everything=True, progress=kill)
+        killed.restart()
+        with fasti.connect(killed.address, timeout="60s") as client:
+            counts = client.messages("t").count()
+            assert counts["cancelled"] >= 4_000
+            assert counts["scheduled"] + counts["cancelled"] == ROWS
+            rest = client.messages("t").cancel_where(everything=True)
+            assert rest.counts() == {"ok": counts["scheduled"]}
+            assert client.messages("t").count()["cancelled"] == ROWS
 
 
 def test_in_virtual_time() -> None:

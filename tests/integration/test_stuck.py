@@ -47,6 +47,7 @@ def test_by_the_time_of_death(broker: VirtualBroker, client: fasti.Client) -> No
     assert jobs.list(died_from=hours[1], died_to=hours[3])["id"].to_pylist() == [2, 3]
     second_us, fourth_us = (int(hours[n].timestamp() * 1e6) for n in (1, 3))
     assert from_snapshot(client, died_from_us=second_us, died_to_us=fourth_us) == [2, 3]
+    assert jobs.dead(died_from=hours[1], key_prefix="job-", after=2)["id"].to_pylist() == [3, 4]
     assert jobs.dead_counts(died_from=hours[2]) == {"lost": 1, "broken": 1}
     # What lives has not died, whatever its due time.
     client.producer("jobs").send(b"", delay="1h").result(60)

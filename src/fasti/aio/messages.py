@@ -304,11 +304,26 @@ class Messages:
                 self._home.submit(batches.close)
 
     async def dead(
-        self, *, reason: str | None = None, limit: int | None = 1000, payload: bool = False
+        self,
+        *,
+        reason: str | None = None,
+        key_prefix: str | None = None,
+        died_from: Any = None,
+        died_to: Any = None,
+        after: int | None = None,
+        limit: int | None = 1000,
+        payload: bool = False,
     ) -> pa.Table:
-        """Those that failed for good, with their `reason`; with a text, those whose reason has it."""
+        """Those that failed for good, with their `reason` and when they died, `died_us`."""
         return await self._home.run(
-            self._messages.dead, reason=reason, limit=limit, payload=payload
+            self._messages.dead,
+            reason=reason,
+            key_prefix=key_prefix,
+            died_from=died_from,
+            died_to=died_to,
+            after=after,
+            limit=limit,
+            payload=payload,
         )
 
     async def count(self) -> dict[str, int]:

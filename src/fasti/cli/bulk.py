@@ -11,7 +11,7 @@ import typer
 from fasti.cli import output
 from fasti.cli.options import only_one
 from fasti.cli.outcomes import conclude_bulk
-from fasti.cli.progress import counting, progress
+from fasti.cli.progress import progress_of_total
 
 if TYPE_CHECKING:
     from fasti.client.bulk import BulkOutcomes
@@ -86,6 +86,6 @@ def change(
         else:
             what = f"{output.number(good)} message{'' if good == 1 else 's'} of {topic}"
             typer.confirm(f"{verb.capitalize()} {what}{others}?", abort=True, err=True)
-    with progress(verb, None) as advance:
-        found = apply(progress=counting(advance))
+    with progress_of_total(verb) as tell:
+        found = apply(progress=tell)
     conclude_bulk(verb, found, as_json)
