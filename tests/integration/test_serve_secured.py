@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import subprocess
 import sys
@@ -93,6 +94,16 @@ def test_wrong_tokens_are_counted_and_logged(secured: Secured) -> None:
     # A client may try again by itself.
     assert counted() >= before + 3
     assert "refused: no token that is known here" in secured.broker.log()
+
+
+def test_the_log_names_the_token_of_who_changed_something(secured: Secured) -> None:
+    with flight(secured, secured.token) as client:
+        client.call("create_topic", {"topic": "named", "settings": {}})
+        client.call("delete_topic", {"topic": "named"})
+    [line] = [x for x in secured.broker.log().splitlines() if "control: create_topic" in x]
+    assert "topic=named" in line
+    assert "by=billing" in line
+    assert re.search(r"peer=(127\.0\.0\.1|\[::1\]):\d+ ", line)
 
 
 def test_nobody_is_served_without_tls(secured: Secured) -> None:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.calls import requests
+from fasti.broker.calls import control, requests
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.attempts import Attempts
 from fasti.broker.calls.backups import Backups
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
+from fasti.broker.calls.control import EMBEDDED, Caller
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
 from fasti.broker.calls.snapshots import Snapshots
@@ -80,6 +81,8 @@ class Service:
         self.listings = Listings(self)
         self.routes = RouteBook(shard)
         self.stopping = False
+        # Whether control calls leave a line in the log: not those of a broker that warms up.
+        self.logs_control = True
         self.kv = KvReads(self)
         self.backups = Backups(self)
         # Reads that stream, and exchanges, by the call that opens them.
@@ -109,7 +112,11 @@ class Service:
     # For doors
 
     def call(
-        self, action: str, header: Header, parts: Sequence[pa.Table] = ()
+        self,
+        action: str,
+        header: Header,
+        parts: Sequence[pa.Table] = (),
+        caller: Caller = EMBEDDED,
     ) -> tuple[Header, list[pa.RecordBatch]]:
         """Carries out an action. Raises what the caller is to be told."""
         carry_out = ACTIONS.get(action)
@@ -118,10 +125,15 @@ class Service:
         if self.stopping and action not in ("health", "metrics", "hello", "clock"):
             raise self.unavailable()
         try:
-            return carry_out(self, requests.check_version(header), list(parts))
+            answer = carry_out(self, requests.check_version(header), list(parts))
         except FastiError as error:
             self.metrics.refused(action, error.code)
+            if self.logs_control:
+                control.log_failed(action, caller, header, error)
             raise
+        if self.logs_control:
+            control.log_done(action, caller, header, answer[0])
+        return answer
 
     def intake(self, descriptor: Header) -> Intake:
         """A producer's stream, or a sink's."""

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from fasti.broker.calls.control import EMBEDDED, Caller, is_control
 from fasti.broker.calls.requests import check_columns
 from fasti.broker.logs import fields
 from fasti.broker.service import Service
@@ -36,6 +37,7 @@ from fasti.protocol.problems import error_to_json
 _log = logging.getLogger("fasti.doors.flight")
 
 _BEARER = "Bearer "
+_CREDENTIALS = "credentials"
 _LOG_EVERY_S = 60.0
 _FLIGHT_ERRORS: dict[type[FastiError], Any] = {
     Unavailable: fl.FlightUnavailableError,
@@ -67,7 +69,7 @@ class FlightDoor(fl.FlightServerBase):
         super().__init__(
             f"{scheme}://{shown}:{port}",
             tls_certificates=[tls] if tls else None,
-            middleware={"credentials": _Guard(credentials, service)} if credentials else None,
+            middleware={_CREDENTIALS: _Guard(credentials, service)} if credentials else None,
         )
         self._service = service
 
@@ -89,7 +91,9 @@ class FlightDoor(fl.FlightServerBase):
         with _refusals():
             try:
                 header, parts = unpack(action.body)
-                reply, found = self._service.call(action.type, header, parts)
+                # Looked up only where somebody wants to know who it was.
+                caller = _caller(context) if is_control(action.type) else EMBEDDED
+                reply, found = self._service.call(action.type, header, parts, caller)
                 body = pack(reply, found)
             except FastiError as error:
                 body = pack({"error": error_to_json(error)})
@@ -161,6 +165,14 @@ class FlightDoor(fl.FlightServerBase):
             return fl.GeneratorStream(schema, _guarded(batches))
 
 
+class _Known(fl.ServerMiddleware):
+    """The name of the token with which a call came."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
 class _Guard(fl.ServerMiddlewareFactory):
     """Lets in only calls with a token that is known."""
 
@@ -169,11 +181,12 @@ class _Guard(fl.ServerMiddlewareFactory):
         self._credentials, self._service = credentials, service
         self._logged_at = -_LOG_EVERY_S
 
-    def start_call(self, info: Any, headers: Any) -> None:
-        """Called by gRPC before each call."""
+    def start_call(self, info: Any, headers: Any) -> _Known:
+        """Called by gRPC before each call. What it returns goes with the call."""
         values = headers.get("authorization") or [""]
         token = values[0].removeprefix(_BEARER) if values[0].startswith(_BEARER) else ""
-        if not token or self._credentials.check(token) is None:
+        name = self._credentials.check(token) if token else None
+        if name is None:
             self._note_refused(info)
             raise _as_flight(
                 Unauthenticated(
@@ -181,6 +194,7 @@ class _Guard(fl.ServerMiddlewareFactory):
                     "FASTI_TOKEN; `fasti token create` makes one"
                 )
             )
+        return _Known(name)
 
     def _note_refused(self, info: Any) -> None:
         """Counted each time, logged now and then: somebody may try for hours."""
@@ -191,6 +205,11 @@ class _Guard(fl.ServerMiddlewareFactory):
             self._logged_at = now
             told = fields(call=info.method.name.lower(), total=metrics.unauthenticated_calls())
             _log.warning("a call was refused: no token that is known here", extra=told)
+
+
+def _caller(context: Any) -> Caller:
+    known = context.get_middleware(_CREDENTIALS)
+    return Caller(known.name if known is not None else "", _peer(context))
 
 
 def _peer(context: Any) -> str:

@@ -29,7 +29,9 @@ def warm_up(scraped: bool = True) -> None:
     """Takes a few dozen milliseconds, and twice that if its metrics will be scraped."""
     shard = Shard(MemoryFiles(), _SETTINGS)
     try:
-        door = FlightDoor(Service(shard, Metrics()), "127.0.0.1", 0)
+        service = Service(shard, Metrics())
+        service.logs_control = False
+        door = FlightDoor(service, "127.0.0.1", 0)
         door.start()
         try:
             with fl.FlightClient(f"grpc://127.0.0.1:{door.port}") as client:
