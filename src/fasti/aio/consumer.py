@@ -22,7 +22,7 @@ from fasti.aio.home import Home
 from fasti.aio.message import Batch, Message
 from fasti.aio.session import LoopSession
 from fasti.aio.waiting import WaitingRoom
-from fasti.client.consumer import checked_group, unique_name
+from fasti.client.consumer import check_prefetch, checked_group, unique_name
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.returns import Segment
@@ -54,7 +54,7 @@ class Consumer:
         topic: str,
         *,
         name: str | None = None,
-        prefetch: int = 32,
+        prefetch: int | None = None,
         timeout: Duration | None = None,
         time_limit: Duration | None = None,
         limits: Limits | None = None,
@@ -62,8 +62,7 @@ class Consumer:
         on_failure: OnFailure | None = None,
         reports: FailureReports | None = None,
     ) -> None:
-        if prefetch < 1:
-            raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
+        check_prefetch(prefetch)
         self.topic = topic
         self.name = name or unique_name()
         self.group = checked_group(group)
@@ -91,6 +90,7 @@ class Consumer:
         self._run: Run | None = None
         self._rows: Iterator[int] = iter(())
         self._room.held = self._session.held
+        self._session.held.room = self._room
 
     @property
     def session(self) -> LoopSession:
@@ -176,6 +176,7 @@ class Consumer:
         None after `timeout` (default: the consumer's), after `stop` and after `close`. Raises what
         iterating raises.
         """
+        self._session.want(count)
         until = self._until(timeout)
         await self._begin()
         found = await self._gather(count, 0.0, until)
@@ -184,7 +185,8 @@ class Consumer:
     def batches(self, count: int = 1000, *, wait: Duration = "100ms") -> AsyncIterator[Batch]:
         """Batches of up to `count` messages that are due, each at most `wait` after its first.
 
-        At least four times `count` may be here unfinished then, whatever `prefetch` says.
+        While one is worked on, the next may come, if they are worked on quickly; with a `prefetch`
+        at least four times `count` may be here unfinished.
 
             async for batch in client.consumer("emails").batches(10_000):
                 await store(batch.table)
@@ -193,7 +195,7 @@ class Consumer:
         if count < 1:
             raise InvalidArgument("count is at least 1", field="count", limit=1)
         wait_s = seconds(wait, "wait") or 0.0
-        self._session.want(4 * count)
+        self._session.want_batches(count)
         return _Batches(self, count, wait_s)
 
     async def _next_batch(self, count: int, wait_s: float) -> Batch | None:

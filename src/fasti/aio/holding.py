@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -23,14 +24,31 @@ _NOBODY = -1
 _SLEEP_MAX_S = 60.0
 
 
+class Room(Protocol):
+    """Where tasks wait for a consumer's messages."""
+
+    @property
+    def occupied(self) -> bool: ...
+
+
 class LoopHolding(Holding):
-    """What one consumer holds. `ring` may be called by any thread, with the lock."""
+    """What one consumer holds. `ring` may be called by any thread, with the lock.
+
+    `room` is set before anybody waits.
+    """
+
+    room: Room | None = None
 
     def __init__(self, lock: threading.Lock, clock: BrokerClock, ring: Callable[[], None]) -> None:
         super().__init__(lock, clock)
         self._ring = ring
         # Who watches is rung by messages due before this, and by trouble.
         self._watched_us = _NOBODY
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a task waits for a message."""
+        return self.room is not None and self.room.occupied
 
     # With the lock, by the session's threads
 

@@ -32,7 +32,7 @@ class LoopSession(Session):
         consumer: str,
         ring: Callable[[], None],
         *,
-        prefetch: int,
+        prefetch: int | None,
         time_limit_us: int | None,
         limits: Limits,
         group: str = "",
@@ -50,7 +50,11 @@ class LoopSession(Session):
         )
         self.home = home
         self.held = self.holding = LoopHolding(self.lock, transport.clock, ring)
-        self.held.ran_out = self._urge
+        self.held.ran_out = self._ran_out
+
+    def _ran_out(self) -> None:
+        super()._ran_out()
+        self._urge()
 
     async def ask(self, returned: Return, waiter: LoopWaiter, timeout: Duration | None) -> Outcomes:
         """The outcomes of a return that was given back with this waiter."""

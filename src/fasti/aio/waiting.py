@@ -34,6 +34,11 @@ class WaitingRoom:
         self._gatherers: set[asyncio.Future[None]] = set()
         self._timer: asyncio.Handle | None = None
 
+    @property
+    def occupied(self) -> bool:
+        """Whether a task waits. Any thread may ask."""
+        return bool(self.waiters or self._gatherers)
+
     def ring(self) -> None:
         """What the holding was asked to watch has happened. Any thread may call it."""
         self._home.post(self._look)

@@ -108,8 +108,8 @@ class App:
 
         `retry` and `max_attempts` become the topic's settings. A handler that takes longer than
         `time_limit` has failed: tasks are cancelled, processes killed; a thread can't be, but loses its
-        lease. `prefetch` is how many messages may be here unfinished, by default twice the concurrency:
-        handlers of microseconds want more. With `create` a topic that is missing is made, with these
+        lease. `prefetch` is how many messages may be here unfinished; by default it adapts: more for quick
+        handlers, and for slow ones no more than are being worked on. With `create` a topic that is missing is made, with these
         settings if it is a mapping. `name` is the consumer's, for leases to be had back after a restart.
         Of a log, `group` consumes; each of its groups may have a handler, and a log that is missing is
         made.

@@ -1,19 +1,15 @@
 """Messages on their way from a consumer to the workers of a handler.
 
-Workers take for themselves: whoever finds nothing waiting takes the next few from the consumer, for
-all, while the others wait for their turn. So a message is taken when somebody is free to begin with
-it: until then it counts as not started, and stopping gives it back. When handlers take microseconds
-several are taken at a time, about a millisecond's work, because handing over one by one costs more
-than they do.
-
-What waits here is bounded by the consumer's prefetch. Any thread may call.
+Workers take for themselves, one message at a time, from what the consumer holds; when it holds
+nothing that is due one of them waits for it, and the others wait for their turn. So a message is
+taken when somebody is free to begin with it: until then it counts as not started, goes back when
+nobody is free for long, and stopping gives it back. Any thread may call.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -22,13 +18,11 @@ from fasti.errors import FastiError, IllegalTransition, InvalidArgument
 
 logger = logging.getLogger("fasti.app")
 
-_RUN_MAX = 64
-_AHEAD_S = 0.001
-
 
 class Source(Protocol):
     """What a feed needs of a consumer."""
 
+    def take_now(self) -> Any | None: ...
     def take(self, count: int) -> list[Any]: ...
     def stop(self) -> None: ...
 
@@ -36,27 +30,25 @@ class Source(Protocol):
 class Feed:
     """The messages of one handler. `failed` is told once what ended it, if that was an error."""
 
-    def __init__(self, source: Source, prefetch: int, failed: Callable[[FastiError], None]) -> None:
+    def __init__(self, source: Source, failed: Callable[[FastiError], None]) -> None:
         self._source = source
         self._failed = failed
         self._turn = threading.Lock()
-        self._ready: deque[Any] = deque()
         self._stopped = False
-        self._run_max = max(1, min(_RUN_MAX, prefetch // 2))
-        self._run = 1
 
     def take(self) -> Any | None:
         """The next message, when it is due; None at the end."""
-        ready = self._ready
+        take_now = self._source.take_now
         while not self._stopped:
-            try:
-                return ready.popleft()
-            except IndexError:
-                pass
-            with self._turn:
-                if not ready and not self._stopped:
-                    ready.extend(self._fetch(self._run))
-        self._give_back()
+            message = take_now()
+            if message is None:
+                with self._turn:
+                    found = self._fetch(1)
+                message = found[0] if found else None
+            if message is not None:
+                if not self._stopped:
+                    return message
+                carry_out(message, GIVE_BACK)
         return None
 
     def take_many(self, most: int) -> list[Any]:
@@ -68,14 +60,6 @@ class Feed:
                 carry_out(message, GIVE_BACK)
             return []
         return found
-
-    def took(self, seconds: float) -> None:
-        """How long a handler took: the next are taken accordingly."""
-        run = self._run
-        if seconds * run > _AHEAD_S:
-            self._run = max(1, run >> 1)
-        elif seconds * run < _AHEAD_S / 4 and run < self._run_max:
-            self._run = min(self._run_max, run << 1)
 
     def _fetch(self, most: int) -> list[Any]:
         """With the turn. None at the end."""
@@ -93,18 +77,9 @@ class Feed:
         return found
 
     def stop(self) -> None:
-        """Hands out no more; what nobody has begun is given back."""
+        """Hands out no more; the consumer gives back what nobody has begun."""
         self._stopped = True
         self._source.stop()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        while True:
-            try:
-                message = self._ready.popleft()
-            except IndexError:
-                return
-            carry_out(message, GIVE_BACK)
 
 
 def _answer(message: Any, verdict: Verdict) -> None:

@@ -64,9 +64,9 @@ class HandlerSettings:
     name: str | None = None
     group: str | None = None
 
-    def prefetched(self, concurrency: int) -> int:
-        """How many messages may be here unfinished: enough that nobody waits, few to hoard."""
-        return max(self.prefetch or 2 * concurrency, concurrency)
+    def prefetched(self, concurrency: int) -> int | None:
+        """How many messages may be here unfinished, if the handler says it: enough for all workers."""
+        return None if self.prefetch is None else max(self.prefetch, concurrency)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,18 +133,18 @@ class Running:
     def _add(self, handler: AnyHandler) -> None:
         settings = handler.settings
         concurrency = self._concurrency or settings.concurrency
-        prefetch = settings.prefetched(concurrency)
         limit_us = settings.time_limit_us
         consumer = self.client.consumer(
             settings.topic,
             name=self._consumer_name(settings.name),
-            prefetch=prefetch,
+            prefetch=settings.prefetched(concurrency),
             time_limit=None if limit_us is None else limit_us / 1_000_000,
             group=settings.group,
             on_failure=self.app.on_failure,
         )
         self._consumers.append(consumer)
-        feed = Feed(consumer, prefetch, self._failed)
+        consumer.session.want(concurrency)
+        feed = Feed(consumer, self._failed)
         runner = self._runner(handler, feed, concurrency)
         self._runners.append((handler, consumer, runner))
 

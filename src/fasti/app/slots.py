@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, Protocol
 
 from fasti.app.calls import Call, attempt
@@ -149,16 +149,14 @@ class Slots:
 
     def _handle_all(self, slot: Slot) -> None:
         feed, line, tally = self._feed, slot.line, slot.tally
-        take, call, took = feed.take, line.call, feed.took
+        take, call = feed.take, line.call
         while line.ready(tally):
             message = take()
             if message is None:
                 return
             slot.message = message
             tally.in_flight = 1
-            began = perf_counter()
             verdict = call(message)
-            took(perf_counter() - began)
             if verdict is ACK:
                 # A handler that takes the message may have finished it.
                 if not message.finished:

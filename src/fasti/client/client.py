@@ -359,7 +359,7 @@ class Client:
         topic: str,
         *,
         name: str | None = None,
-        prefetch: int = 32,
+        prefetch: int | None = None,
         timeout: Duration | None = None,
         time_limit: Duration | None = None,
         group: str | None = None,
@@ -372,11 +372,15 @@ class Client:
                 message.ack()
 
         `name` is its identity: one that comes back under its name gets its live leases again, and
-        ends an older session of that name (`fenced`). The default is unique. At most `prefetch`
-        messages are here unfinished. With `timeout` the iteration ends after that long without a
-        message. Leases renew themselves, for a message that your code has held for `time_limit` no
-        longer. `on_failure` (default: the client's) is called for each ack, nack or release that
-        failed and was not waited for, as `connect` says.
+        ends an older session of that name (`fenced`). The default is unique. With `timeout` the
+        iteration ends after that long without a message. Leases renew themselves, for a message
+        that your code has held for `time_limit` no longer. `on_failure` (default: the
+        client's) is called for each ack, nack or release that failed and was not waited for, as
+        `connect` says.
+
+        At most `prefetch` messages are here unfinished. Without it the number adapts: it grows while
+        messages are finished within milliseconds, and falls to what is being worked on when they
+        take long, so that nothing waits here that another consumer could begin with.
 
         Of a log, `group` consumes: its consumers share the rows, and each row is acked once for the
         group. A group that is not there is made, and begins at the earliest row.

@@ -38,6 +38,12 @@ def checked_group(group: str | None) -> str:
     return group or ""
 
 
+def check_prefetch(prefetch: int | None) -> None:
+    """None has it adapt itself. Raises `invalid_argument`."""
+    if prefetch is not None and prefetch < 1:
+        raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
+
+
 class Consumer:
     """Made by `client.consumer(topic)`. Iterate over it, or over `batches(...)`.
 
@@ -59,7 +65,7 @@ class Consumer:
         topic: str,
         *,
         name: str | None = None,
-        prefetch: int = 32,
+        prefetch: int | None = None,
         timeout: Duration | None = None,
         time_limit: Duration | None = None,
         limits: Limits | None = None,
@@ -67,8 +73,7 @@ class Consumer:
         on_failure: OnFailure | None = None,
         reports: FailureReports | None = None,
     ) -> None:
-        if prefetch < 1:
-            raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
+        check_prefetch(prefetch)
         self.topic = topic
         self.name = name or unique_name()
         self.group = checked_group(group)
@@ -150,10 +155,20 @@ class Consumer:
         None after `timeout` (default: the consumer's), after `stop` and after `close`. One thread at
         a time. Raises what iterating raises.
         """
+        self._session.want(count)
         self._begin()
         until = self._until() if timeout is None else time.monotonic() + (seconds(timeout) or 0.0)
         found = self._gather(count, 0.0, until)
         return [Message(run, row) for run, rows in found for row in rows.tolist()]
+
+    def take_now(self) -> Message | None:
+        """The next message if it is due and here; None does not mean the end. Any thread may call.
+
+        For the threads of an app, which only wait, by `take`, when this has nothing. Raises nothing.
+        """
+        session = self._session
+        found = None if session.failures.pending else session.holding.take_now()
+        return None if found is None else Message(*found)
 
     def stop(self) -> None:
         """Ends the iteration and gives back what was not started. Any thread may call it.
@@ -165,7 +180,8 @@ class Consumer:
     def batches(self, count: int = 1000, *, wait: Duration = "100ms") -> Iterator[Batch]:
         """Batches of up to `count` messages that are due, each at most `wait` after its first.
 
-        At least four times `count` may be here unfinished then, whatever `prefetch` says.
+        While one is worked on, the next may come, if they are worked on quickly; with a `prefetch`
+        at least four times `count` may be here unfinished.
 
             for batch in client.consumer("emails").batches(10_000):
                 store(batch.table)
@@ -174,7 +190,7 @@ class Consumer:
         if count < 1:
             raise InvalidArgument("count is at least 1", field="count", limit=1)
         wait_s = seconds(wait, "wait") or 0.0
-        self._session.want(4 * count)
+        self._session.want_batches(count)
         self._begin()
         return self._batches(count, wait_s)
 

@@ -42,11 +42,39 @@ class Holding:
         self.ran_out: Callable[[], None] = lambda: None
         self._fault: FastiError | None = None
         self._ended = False
+        # The run that somebody takes from one by one, while it is not in the heap.
+        self._open: Run | None = None
+        self._takers = 0
 
     # With the lock
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for a message."""
+        return self._takers > 0
+
+    def first_unopened(self) -> tuple[tuple[int, int] | None, float]:
+        """Which row has been due for longest without being taken, and how long until one is due.
+
+        None if none is due; infinite if none is held.
+        """
+        heap = self._heap
+        while heap and heap[0][2].next >= heap[0][2].rows:
+            heapq.heappop(heap)
+        held = [each for each in (self._open, heap[0][2] if heap else None) if each is not None]
+        wait_s = float("inf")
+        for run in held:
+            if run.next < run.rows:
+                left_s = self._clock.seconds_until(int(run.turn_us[run.next]))
+                if left_s <= 0:
+                    return (run.serial, run.next), 0.0
+                wait_s = min(wait_s, left_s)
+        return None, wait_s
+
     def add(self, run: Run) -> None:
         """Messages have arrived, or go back."""
+        if run is self._open:
+            self._open = None
         if run.next >= run.rows:
             return
         turn_us = int(run.turn_us[run.next])
@@ -92,7 +120,7 @@ class Holding:
         wait = self._clock.seconds_until(self._heap[0][0])
         if wait > 0:
             return None, min(wait, _SLEEP_MAX_S)
-        run = heapq.heappop(self._heap)[2]
+        run = self._open = heapq.heappop(self._heap)[2]
         self.bound_us = self._heap[0][0] if self._heap else _FAR_US
         return run, 0.0
 
@@ -123,13 +151,42 @@ class Holding:
                     if left <= 0:
                         return None
                     wait = min(wait, left)
+                self._takers += 1
                 self._changed.wait(wait)
+                self._takers -= 1
 
     def put_back(self, run: Run) -> None:
         """What was not taken of a run waits on."""
         with self.lock:
             if not self._ended:
                 self.add(run)
+
+    def take_now(self) -> tuple[Run, int] | None:
+        """The first message if it is due, as its run and row. For any thread: nobody waits here."""
+        heap = self._heap
+        with self.lock:
+            while heap and not (self.void or self._ended or self._fault):
+                turn_us, serial, run = heap[0]
+                row = run.next
+                if row >= run.rows:
+                    heapq.heappop(heap)
+                    continue
+                at_us = self._clock.now_us()
+                turns = run.turn_list()
+                if turns[row] > at_us:
+                    return None
+                if at_us >= run.until_us:
+                    self._ended_unseen()
+                    return None
+                run.next = row + 1
+                run.started[row] = at_us
+                if run.next >= run.rows:
+                    heapq.heappop(heap)
+                elif turns[run.next] != turn_us:
+                    heapq.heapreplace(heap, (turns[run.next], serial, run))
+                return run, row
+            self.ran_out()
+        return None
 
     def take_due(self, run: Run, count: int) -> tuple[int, int]:
         """Up to `count` rows of the run that are due now, as [begin, end)."""

@@ -14,12 +14,14 @@ the leases.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
@@ -35,6 +37,7 @@ from fasti.client.returns import Request, Return, Waiter, merged
 from fasti.client.run import Run, prepare
 from fasti.client.settling import Settling
 from fasti.client.transport import Header, Stream, Transport
+from fasti.client.window import STALL_S, Window
 from fasti.errors import Closed, FastiError, IllegalTransition, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
@@ -48,6 +51,7 @@ _CLOSE_S = 30.0
 # What has no answer when the time to close is over is tried once more, for so long.
 _LAST_TRY_S = 1.0
 _CREDIT_MAX = 1 << 20
+_FAR_US = 1 << 62
 
 
 class Session:
@@ -59,7 +63,7 @@ class Session:
         topic: str,
         consumer: str,
         *,
-        prefetch: int,
+        prefetch: int | None,
         time_limit_us: int | None,
         limits: Limits,
         group: str = "",
@@ -70,7 +74,7 @@ class Session:
         self.header: Header = {"topic": topic, "group": group} if group else {"topic": topic}
         self.group = group
         self.consumer = consumer
-        self.prefetch = prefetch
+        self.window = Window(prefetch)
         self.reason_bytes_max = limits.reason_bytes_max
         self.failures = failures or Failures(topic)
         self._rows_max = limits.batch_rows_max
@@ -78,7 +82,7 @@ class Session:
         self.lock = threading.Lock()
         self.holding = Holding(self.lock, transport.clock)
         self.holding.ran_out = self._ran_out
-        self.gathering = Gathering(prefetch)
+        self.gathering = Gathering(self.window.size)
         self._transport = transport
         self.payload_bytes_max = limits.payload_bytes_max
         # Answers to requests go beside the session, with the acks of what they answer.
@@ -98,6 +102,17 @@ class Session:
         self._custody = Custody()
         # Messages that the broker may still send, and those that came before all was known.
         self._credit = self._came_first = 0
+        # All the credit has been used, so that the broker may have more for us.
+        self._used_up = False
+        # Nobody opens what comes, so nothing is asked for until somebody does. And since when the
+        # first of what is due has been waiting for that.
+        self._stalled = False
+        self._unopened: tuple[int, int] | None = None
+        self._unopened_at = 0.0
+        self._watching = False
+        # The request that takes back the credit, until it is answered.
+        self._withdraw = False
+        self._withdrawal = 0
         # What comes of a priority topic follows on what was due and came before. Reading thread's.
         self._after_us = 0
         self._returns: list[Return] = []
@@ -221,13 +236,22 @@ class Session:
         with self.lock:
             self._answered.notify_all()
 
-    def want(self, prefetch: int) -> None:
-        """At least so many messages may be here unfinished."""
+    def want(self, count: int) -> None:
+        """User code works on so many messages at once."""
         with self.lock:
-            if prefetch > self.prefetch:
-                self.prefetch = prefetch
-                self.gathering.fit(prefetch)
-                self._work.notify()
+            if self.window.adapts:
+                self.window.want(count)
+                self._resized()
+
+    def want_batches(self, rows: int) -> None:
+        """User code works on so many rows at once, and shall not wait for the next."""
+        with self.lock:
+            self.window.want_batches(rows)
+            self._resized()
+
+    def _resized(self) -> None:
+        self.gathering.fit(self.window.size)
+        self._work.notify()
 
     def drain(self) -> None:
         """Takes no more and gives back what was not started; what is in hand stays leased."""
@@ -256,7 +280,12 @@ class Session:
 
     def _ran_out(self) -> None:
         """With the lock: nothing is left here. Acks bring credit; with enough of it they may wait."""
-        if self._credit < self.prefetch // 2 or self.prefetch == 1 or self.holding.void:
+        self._stalled = False
+        if self._used_up:
+            self.window.starve()
+        if self._credit <= 0 and self.window.adapts:
+            self._work.notify()  # It may be that more is wanted in hand.
+        if self._credit < self.window.size // 2 or self.window.size == 1 or self.holding.void:
             self._urge()
 
     def _urge(self) -> None:
@@ -400,6 +429,8 @@ class Session:
             number = self._stream_number
             self._known = False
             self._came_first = 0
+            self._stalled = self._withdraw = False
+            self._withdrawal = 0
             self._request_number += 1
             self._heartbeat_number = self._request_number
             self._beats.clear()
@@ -435,7 +466,8 @@ class Session:
             if self._stream is not stream or self._over or self.holding.void:
                 return
             returns = self._take_returns()
-            credit = self._take_credit()
+            if self._stall_s(time.monotonic()) <= 0:
+                returns += self._stall()
             renew = self._known and time.monotonic() >= self._beat_at
             if renew:
                 self._beat_at = time.monotonic() + self._beat_every()
@@ -447,6 +479,8 @@ class Session:
                 returns += renewals or []
             pieces = [piece for each in returns for piece in each.pieces(self._rows_max)]
             requests = [self._request(each) for each in pieces]
+            withdrawal = self._begin_withdrawal()
+            credit = self._take_credit()
             if requests:
                 requests[0].credit, credit = credit, 0
         for request in requests:
@@ -456,6 +490,8 @@ class Session:
             stream.send(fields, request.returned.batch())
         if credit:
             stream.send({"op": "credit", "count": credit})
+        if withdrawal:
+            stream.send({"op": "withdraw", "request": withdrawal})
         if renew:
             stream.send({"op": "heartbeat", "request": 0})
 
@@ -468,6 +504,12 @@ class Session:
                 if now >= self._beat_at:
                     return
                 wait = self._beat_at - now
+                stall_s = self._stall_s(now)
+                if stall_s <= 0:
+                    return
+                self._watching = stall_s < wait
+                wait = min(wait, stall_s)
+                self._reach()
                 if now < self._retry_at:
                     wait = min(wait, self._retry_at - now)
                 elif (self._returns and busy < _REQUESTS_MAX) or (
@@ -480,7 +522,7 @@ class Session:
             if gathering.eager and gathering.runs:
                 continue  # It came in between, and found nobody eager.
             self._work.wait(wait)
-            gathering.eager = False
+            gathering.eager = self._watching = False
 
     def _take_returns(self) -> list[Return]:
         if not self._known:
@@ -499,12 +541,73 @@ class Session:
         if returned.op != "extend" and not returned.again:
             for run, rows in returned.segments:
                 self._custody.leave(run, rows)
+            if not returned.quiet:
+                self._measure(*returned.segments[-1])
         return request
 
-    def _wanted_credit(self) -> int:
-        if self._closing or self._draining:
+    # How much may be here
+
+    def _measure(self, run: Run, rows: Any) -> None:
+        """Fits the window to how long one of those that are returned was here."""
+        self._stalled = False
+        row = int(rows[-1])
+        began_us = run.started[row]
+        if not self.window.adapts or not began_us:
+            return
+        came_us = max(int(run.turn_us[row]), run.came_us)
+        worked_us = self._transport.clock.now_us() - began_us
+        size = run.batch.nbytes // run.batch.num_rows
+        if self.window.finish(began_us - came_us, worked_us, size):
+            self._withdraw = self._credit > 0
+        self._used_up = False
+        self.gathering.fit(self.window.size)
+
+    def _reach(self) -> None:
+        """Somebody waits although all that came is in hand: so there are more hands."""
+        idle = self.gathering.runs or self._returns or self._credit > 0 or not self.holding.awaited
+        if self.window.adapts and not idle:
+            self.window.reach(self._custody.unfinished)
+            self.gathering.fit(self.window.size)
+
+    def _stall_s(self, now: float) -> float:
+        """How long until it is clear that nobody opens what is due; infinite if it is being opened."""
+        if not self.window.adapts or self._draining or self._closing or self.holding.awaited:
+            self._unopened = None
+            return math.inf
+        first, due_s = self.holding.first_unopened()
+        if first is None or first != self._unopened:
+            self._unopened, self._unopened_at = first, now
+            return due_s + STALL_S
+        return self._unopened_at + STALL_S - now
+
+    def _stall(self) -> list[Return]:
+        """Others may have what nobody opens here. Nothing more is asked for until somebody does."""
+        self._unopened = None
+        self._stalled = True
+        self._withdraw = self._credit > 0
+        unopened = merged(self._custody.overdue(_FAR_US))
+        self.window.stall(self._custody.unfinished - sum(each.rows for each in unopened))
+        self.gathering.fit(self.window.size)
+        return unopened
+
+    def _begin_withdrawal(self) -> int:
+        """The number of a request that takes the credit back, if it is to be."""
+        if not self._withdraw or self._withdrawal or not self._known:
             return 0
-        return self.prefetch - self._custody.unfinished - self._credit
+        self._request_number += 1
+        self._withdraw, self._withdrawal = False, self._request_number
+        return self._withdrawal
+
+    def _withdrawn(self, number: int, header: Header) -> None:
+        with self.lock:
+            if number == self._stream_number and header["request"] == self._withdrawal:
+                self._credit = self._withdrawal = 0
+                self._work.notify()
+
+    def _wanted_credit(self) -> int:
+        if self._closing or self._draining or self._stalled or self._withdrawal:
+            return 0
+        return self.window.size - self._custody.unfinished - self._credit
 
     def _take_credit(self) -> int:
         credit = self._wanted_credit() if self._known else 0
@@ -550,6 +653,8 @@ class Session:
             self._outcomes(number, header)
         elif kind == "heartbeat":
             self._heartbeat(number, header)
+        elif kind == "withdrawn":
+            self._withdrawn(number, header)
         elif kind == "error":
             self._error(number, header)
 
@@ -559,6 +664,7 @@ class Session:
                 return
             if self._known:
                 self._credit = max(0, self._credit - run.rows)
+                self._used_up = self._used_up or not self._credit
             elif run.rows:
                 self._came_first += run.rows
             run = self._custody.add(run)
@@ -567,6 +673,10 @@ class Session:
                     # By credit that the broker had before.
                     self._give_back_unstarted(run)
                 elif not self._closing:
+                    if self.window.adapts and not self._watching:
+                        # One that somebody waits for will be opened.
+                        if run.rows > 1 or not self.holding.awaited:
+                            self._work.notify()
                     self.holding.add(run)
 
     def _heartbeat(self, number: int, header: Header) -> None:
@@ -619,6 +729,8 @@ class Session:
             if not asked and self._beats:
                 self._beats.popleft()
             request = self._requests.pop(header["request"], None)
+            if asked == self._withdrawal:
+                self._withdrawal = 0
             if request is not None and request.credit:
                 # What is not told to be taken was not: it is asked for again.
                 self._credit = max(0, self._credit - request.credit + header.get("credit", 0))

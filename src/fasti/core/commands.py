@@ -196,6 +196,13 @@ class Detach:
 
 
 @dataclass(slots=True)
+class Withdraw:
+    """A session takes no more for now: its credit is gone, its name and its leases stay."""
+
+    session: int
+
+
+@dataclass(slots=True)
 class Heartbeat:
     """Renews all leases that a consumer has on a topic, up to the longest hold."""
 

@@ -102,6 +102,7 @@ class Engine:
             commands.PauseTopic: pause_topic,
             commands.DescribeConsumers: self._describe_consumers,
             commands.Detach: self._detach,
+            commands.Withdraw: self._withdraw,
             commands.Publish: staging.publish,
             commands.DropStage: staging.drop_stage,
             sink_commands.PublishBatch: sinks.publish_batch,
@@ -377,6 +378,12 @@ class Engine:
         self.idle.left(work, self.turns.detach(command.session))
         for kind in self.kinds:
             kind.detach(command.session)
+        return Done()
+
+    def _withdraw(self, work: Work, command: commands.Withdraw) -> Done:
+        self.turns.withdraw(command.session)
+        for kind in self.kinds:
+            kind.withdraw(command.session)
         return Done()
 
     def _describe_consumers(self, work: Work, command: commands.DescribeConsumers) -> Done:

@@ -94,6 +94,9 @@ class Kind:
     def detach(self, session: int) -> None:
         """A session is gone."""
 
+    def withdraw(self, session: int) -> None:
+        """A session waits for nothing for now."""
+
     # Consumers of topics without partitions
 
     def lines(self, topic: Topic) -> Iterator[tuple[int, Line]]:

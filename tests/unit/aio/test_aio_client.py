@@ -31,7 +31,7 @@ from fasti.testing.virtual import VirtualBroker
 def test_the_names_and_arguments_of_the_synchronous_sdk(name: str) -> None:
     ours, theirs = getattr(fasti.aio, name), getattr(fasti, name)
     # What lies beneath the synchronous ones is not for users.
-    beneath = {"transport", "look_after", "cut", "outbox"}
+    beneath = {"transport", "look_after", "cut", "outbox", "take_now"}
     for each, value in vars(theirs).items():
         if each.startswith("_") or each in beneath or not callable(value):
             continue

@@ -64,6 +64,16 @@ class FakeSource:
             self._given.extend(given)
             self._changed.notify_all()
 
+    @property
+    def coming(self) -> list[Any]:
+        return list(self._given)
+
+    def take_now(self) -> Any | None:
+        with self._changed:
+            if self._stopped or not self._given or isinstance(self._given[0], Exception):
+                return None
+            return self._given.popleft()
+
     def take(self, count: int) -> list[Any]:
         with self._changed:
             self.asked.append(count)

@@ -12,8 +12,8 @@ from fasti.app.verdicts import ACK, GIVE_BACK, Verdict
 from fasti.errors import Fenced
 
 
-def feed_of(source: FakeSource, prefetch: int = 1000, failed: Any = None) -> Feed:
-    return Feed(source, prefetch, failed or (lambda error: None))
+def feed_of(source: FakeSource, failed: Any = None) -> Feed:
+    return Feed(source, failed or (lambda error: None))
 
 
 def test_every_message_is_taken_once_by_many_threads() -> None:
@@ -25,7 +25,6 @@ def test_every_message_is_taken_once_by_many_threads() -> None:
     def work(mine: list[int]) -> None:
         while (message := feed.take()) is not None:
             mine.append(message.id)
-            feed.took(0.0)
             rest.release()
 
     threads = [threading.Thread(target=work, args=(mine,)) for mine in taken]
@@ -39,40 +38,29 @@ def test_every_message_is_taken_once_by_many_threads() -> None:
     assert sorted(number for mine in taken for number in mine) == list(range(1000))
 
 
-def test_quick_handlers_take_more_at_a_time_and_slow_ones_one() -> None:
-    source = FakeSource(*[FakeMessage() for _ in range(1000)])
-    feed = feed_of(source)
-    for _ in range(200):
-        feed.take()
-        feed.took(0.000_001)
-    assert max(source.asked) == 64
-    for _ in range(100):
-        feed.take()
-        feed.took(0.01)
-    assert source.asked[-1] == 1
-
-
-def test_no_more_is_taken_at_a_time_than_half_of_what_may_be_here() -> None:
-    source = FakeSource(*[FakeMessage() for _ in range(100)])
-    feed = feed_of(source, prefetch=16)
-    for _ in range(50):
-        feed.take()
-        feed.took(0.0)
-    assert max(source.asked) == 8
-
-
-def test_stopping_gives_back_what_nobody_began() -> None:
+def test_one_is_taken_for_each_worker_that_is_free_and_no_more() -> None:
     messages = [FakeMessage(id=number) for number in range(8)]
-    feed = feed_of(FakeSource(*messages))
-    for _ in range(3):
-        feed.take()
-        feed.took(0.0)
+    source = FakeSource(*messages)
+    feed = feed_of(source)
+    assert [feed.take().id for _ in range(3)] == [0, 1, 2]
+    assert len(source.coming) == 5
     feed.stop()
     assert feed.take() is None
-    # 1, then 2 were taken at a time, and 3 of these were begun; the fourth run was never asked for.
-    begun = [message for message in messages if message.ended is None]
-    assert [message.id for message in begun if message.id < 3] == [0, 1, 2]
-    assert all(message.ended == ("release", 0.0) for message in messages if message not in begun)
+    assert len(source.coming) == 5
+
+
+def test_what_is_taken_while_it_stops_goes_back() -> None:
+    message = FakeMessage()
+    source = FakeSource()
+    feed = feed_of(source)
+
+    def take_now() -> Any:
+        feed.stop()
+        return message
+
+    source.take_now = take_now  # type: ignore[method-assign]
+    assert feed.take() is None
+    assert message.ended == ("release", 0.0)
 
 
 def test_an_error_ends_it_and_is_told_once() -> None:

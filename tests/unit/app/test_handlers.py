@@ -170,10 +170,10 @@ def test_a_topic_has_one_handler() -> None:
         def second(payload: bytes) -> None: ...
 
 
-def test_prefetch_is_twice_the_concurrency_unless_it_is_given() -> None:
+def test_prefetch_adapts_unless_it_is_given() -> None:
     def handle(payload: bytes) -> None: ...
 
-    assert declared(handle).settings.prefetched(8) == 16
+    assert declared(handle).settings.prefetched(8) is None
     assert declared(handle, prefetch=100).settings.prefetched(8) == 100
     assert declared(handle, prefetch=2).settings.prefetched(8) == 8
 

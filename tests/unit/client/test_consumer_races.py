@@ -223,17 +223,17 @@ def test_flush_waits_for_what_the_end_of_a_session_fails(
 
 
 def with_credit(stream: FakeStream, messages: list[Message]) -> int:
-    """Acks them; the number of a request that asks for another message too."""
+    """Acks ten; the number of the request that acks nine and asks for as many messages."""
     stream.on_send = None
     messages[0].ack()
     eventually(lambda: stream.of("ack"))
     for message in messages[1:]:
         message.ack()
-    # What its ack frees is asked for with the next.
+    assert stream.of("ack")[0][0]["credit"] == 1
     stream.outcomes(stream.of("ack")[0][0]["request"], [["ok", 1]])
     eventually(lambda: len(stream.of("ack")) == 2)
     header = stream.of("ack")[1][0]
-    assert header["credit"] == 1
+    assert header["credit"] == 9
     stream.accept_all()
     return int(header["request"])
 
@@ -247,7 +247,7 @@ def test_credit_of_a_request_that_was_refused_is_asked_for_again(
     request = with_credit(stream, messages)
     refuse(stream, request, Overloaded("full", retry_after_us=1_000))
     rows_of(stream, "ack", 1 + 9 + 9)
-    eventually(lambda: credited(stream) - before == 1 + 10)
+    eventually(lambda: credited(stream) - before == 10 + 9)
     assert consumer._session._credit == 10
 
 
@@ -257,7 +257,7 @@ def test_credit_that_was_taken_all_the_same_is_not_asked_for_twice(
     stream, messages = taken(transport, consumer, 10)
     before = credited(stream)
     request = with_credit(stream, messages)
-    refuse(stream, request, InvalidArgument("no"), credit=1)
+    refuse(stream, request, InvalidArgument("no"), credit=9)
     eventually(lambda: credited(stream) - before == 10)
     assert consumer._session._credit == 10
 

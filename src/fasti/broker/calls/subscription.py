@@ -21,7 +21,7 @@ import pyarrow as pa
 from fasti.broker.calls import requests
 from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
-from fasti.core.commands import Detach, Heartbeat, Lease
+from fasti.core.commands import Detach, Heartbeat, Lease, Withdraw
 from fasti.core.replies import ConsumerReplaced, Deliver, Reply
 from fasti.core.work import Fault
 from fasti.errors import (
@@ -152,6 +152,9 @@ class Subscription:
         if op == "heartbeat":
             requests.checked(fields)
             commands = [Heartbeat(self._topic, self._consumer, self._group)]
+        elif op == "withdraw":
+            requests.checked(fields)
+            commands = [Withdraw(self._session.number)]
         elif op in requests.RETURNS:
             if batch is None:
                 raise InvalidArgument(f"{op} needs rows", field="op")
@@ -351,6 +354,8 @@ class Subscription:
         if found.op == "heartbeat":
             header = {"kind": "heartbeat", "request": found.request, "held": reply.value}
             return self._stamped(header), None
+        if found.op == "withdraw":
+            return self._stamped({"kind": "withdrawn", "request": found.request}), None
         assert isinstance(reply, Reply)
         self._service.metrics.mutated(found.op, self._topic, reply.status)
         header = {

@@ -99,6 +99,13 @@ class Turns:
                 line.leave(session)
         return numbers
 
+    def withdraw(self, session: int) -> None:
+        """The session waits for nothing, in any line; its names stay its own."""
+        for number in self._topics_of.get(session, ()):
+            line = self._lines.get(number)
+            if line is not None:
+                line.limit(session, 0)
+
     def line(self, topic: Topic) -> Line | None:
         """Who waits for the topic's messages, or has a consumer's name there."""
         return self._lines.get(topic.number)

@@ -165,6 +165,10 @@ class LogKind(Kind):
         """A session is gone."""
         self.groups.detach(session)
 
+    def withdraw(self, session: int) -> None:
+        """A session waits for nothing for now."""
+        self.groups.turns.withdraw(session)
+
     # Leases
 
     def lines(self, topic: Topic) -> Iterator[tuple[int, Line]]:

@@ -148,6 +148,12 @@ class LogTurns:
             if key in self._waiters:
                 self._waiters[key].line.leave(session)
 
+    def withdraw(self, session: int) -> None:
+        """The session waits for nothing, in any line; its names stay its own."""
+        for key in self._lines_of.get(session, ()):
+            if key in self._waiters:
+                self._waiters[key].line.limit(session, 0)
+
     def end(self, work: Work, topic: Topic, group: Group, error: FastiError) -> None:
         """All who wait are told that they wait for nothing."""
         waiters = self._waiters.get((topic.number, group.number))
