@@ -101,6 +101,24 @@ def test_credit_waits_for_what_is_to_come(client: Client, make_topic: MakeTopic)
     session.finish()
 
 
+def test_credit_can_be_withdrawn(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    session = client.consume(topic, "worker")
+    first = ready(client, topic, 1)
+    session.credit(10)
+    assert ids_of(session.leased(1)) == first
+    assert session.ask("withdraw")["kind"] == "withdrawn"
+    left = ready(client, topic, 3)
+    assert session.pending() == []
+    # The name and the leases stay: nothing comes again, and what came can be finished.
+    session.credit(2)
+    assert ids_of(session.leased(2)) == left[:2]
+    assert statuses(session.use("ack", first)) == ["ok"]
+    with pytest.raises(Refused, match="invalid_argument"):
+        session.ask("withdraw", count=3)
+    session.finish()
+
+
 def test_credit_is_shared_between_sessions(client: Client, make_topic: MakeTopic) -> None:
     topic = make_topic()
     sessions = [client.consume(topic, f"worker-{n}") for n in range(4)]

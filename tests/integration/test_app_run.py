@@ -205,6 +205,30 @@ def test_workers_that_die_are_started_again_and_all_stop_together(
     assert client.messages("jobs").count()["done"] == 1
 
 
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_long_jobs_that_come_at_once_begin_at_once_in_two_workers(
+    run: type[Program], client: fasti.Client, mailbox: Mailbox, tmp_path: Path, kind: str
+) -> None:
+    """None waits behind another, in a worker that has no hand free."""
+    module = MODULE.replace("concurrency=2", f'concurrency=2, kind="{kind}"')
+    (tmp_path / "shop.py").write_text(module)
+    client.create_topic("jobs")
+    payload = b'{"gate": "%s"}' % str(tmp_path / "gate").encode()
+    client.producer("jobs").send_batch(payloads=[payload] * 4)
+    program = run("shop:app", "--workers", "2")
+    begun: list[str] = []
+    while len(begun) < 4:
+        word, pid = mailbox.line().split()
+        begun += [pid] if word == "handles" else []
+    assert sorted(begun.count(pid) for pid in set(begun)) == (
+        [2, 2] if kind == "threads" else [1] * 4
+    )
+    program.signal(signal.SIGTERM)
+    program.await_line("stopping: running")
+    program.signal(signal.SIGTERM)
+    assert program.end() == 0
+
+
 def test_workers_end_with_their_supervisor(run: type[Program], mailbox: Mailbox) -> None:
     program = run("shop:app", "--workers", "2")
     pids = {words(mailbox, "started"), words(mailbox, "started")}

@@ -571,10 +571,11 @@ class Session:
 
     def _stall_s(self, now: float) -> float:
         """How long until it is clear that nobody opens what is due; infinite if it is being opened."""
-        if not self.window.adapts or self._draining or self._closing or self.holding.awaited:
-            self._unopened = None
+        if not self.window.adapts or self._draining or self._closing:
             return math.inf
         first, due_s = self.holding.first_unopened()
+        if self.holding.awaited:
+            first = None  # Somebody is about to open it, or waits for a fuller batch.
         if first is None or first != self._unopened:
             self._unopened, self._unopened_at = first, now
             return due_s + STALL_S

@@ -266,6 +266,19 @@ def test_sessions_come_and_go() -> None:
     assert shard.settle() == []
 
 
+def test_credit_that_is_withdrawn_is_gone_and_the_name_stays() -> None:
+    shard = Shard()
+    shard.wait(1, credit=5)
+    shard.wait(2, credit=1)
+    shard.step(co.Withdraw(1))
+    assert [d.session for d in shard.produce(np.full(3, NOW_US))] == [2]
+    (found,) = shard.step(co.Lease("t", 1, "w1", 1))
+    assert (found.session, len(found.ids)) == (1, 1)
+    # One that never waited has nothing to withdraw.
+    shard.step(co.Withdraw(99))
+    assert shard.last.replies[0].error is None
+
+
 def test_a_full_line_takes_credit_but_nobody_new() -> None:
     shard = Shard(Limits(consumers_waiting_max=2))
     shard.wait(1, credit=1)

@@ -428,6 +428,15 @@ def test_a_deleted_group_is_gone_with_its_leases_and_whoever_waits_is_told() -> 
     assert groups.lease(5, session=1, consumer="other") == []
 
 
+def test_credit_that_is_withdrawn_is_gone_and_the_name_stays() -> None:
+    groups = Groups()
+    assert groups.lease(5) == []
+    groups.step(co.Withdraw(1))
+    assert groups.step(co.Produce("log", Rows.of([b"x"]))).effects == []
+    (got,) = groups.lease(1)
+    assert offsets(got) == [0]
+
+
 def test_what_is_refused() -> None:
     groups = Groups(limits=Limits(groups_max=2))
     groups.produce(1)
