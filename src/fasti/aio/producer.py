@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Mapping, Sized
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -283,6 +284,14 @@ class Producer:
 
 
 def _end_quietly(home: Home, box: Outbox) -> None:
-    """A producer was thrown away: its threads and its stream end as well."""
+    """A producer was thrown away: its threads and its stream end as well.
+
+    The collector of garbage may call this in the middle of anything, also of a `submit`, whose lock
+    would then never be free: so the loop does it.
+    """
+    home.post(partial(_end, home, box))
+
+
+def _end(home: Home, box: Outbox) -> None:
     with suppress(Closed):
         home.submit(box.close)
