@@ -10,6 +10,7 @@ few threads of the client's own, so that it neither blocks the loop nor fills it
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -37,6 +38,7 @@ class Home:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
+        self._process_id = os.getpid()
         self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="fasti-aio")
         self._posted: deque[Callable[[], None]] = deque()
         self._rung = False
@@ -70,9 +72,17 @@ class Home:
 
     def check(self) -> None:
         """Raises when another loop runs: its tasks could never be woken from here."""
+        self._check_process()
         if asyncio.get_running_loop() is not self.loop:
             raise IllegalTransition(
                 "the client belongs to another event loop: make one in each, by connect()"
+            )
+
+    def _check_process(self) -> None:
+        # Its threads are not here, and the loop is one of another process.
+        if os.getpid() != self._process_id:
+            raise IllegalTransition(
+                "the client was made before this process was forked: make one here, by connect()"
             )
 
     async def breathe(self) -> None:
@@ -112,6 +122,7 @@ class Home:
 
     def submit(self, call: Callable[[], _Found]) -> Future[_Found]:
         """The same without waiting for it. Raises `closed`."""
+        self._check_process()
         try:
             return self._executor.submit(call)
         except RuntimeError as error:

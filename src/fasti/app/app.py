@@ -30,6 +30,7 @@ from fasti.app.reach import Reach
 from fasti.app.running import Running
 from fasti.app.stats import HandlerStats
 from fasti.app.topics import ensure_topic
+from fasti.client import forking
 from fasti.client.address import parse_address
 from fasti.client.arguments import ScheduleOptions
 from fasti.client.client import Client, connect
@@ -83,6 +84,16 @@ class App:
         self._running: Running | None = None
         self._lock = threading.RLock()
         self._apart = False
+        forking.register(self)
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """None: a child begins with a new one."""
+        return []
+
+    def _forked(self) -> None:
+        """In a child process: it has a client and producers of its own, when it needs them."""
+        self._lock = threading.RLock()
+        self._client, self._producers, self._running = None, {}, None
 
     # Declaring
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from fasti.client import forking
 from fasti.client.address import known_tls_ca, known_token, parse_address
 from fasti.client.consumer import Consumer
 from fasti.client.consumers import ConsumerInfo
@@ -172,6 +173,15 @@ class Client:
         # Those of consumers that were thrown away end by themselves, if they get the time.
         self._sessions: Kept[Session] = Kept()
         _clients.add(self)
+        forking.register(self)
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """Taken before the process forks."""
+        return [self._lock]
+
+    def _forked(self) -> None:
+        """In a child process: answers to calls come to the parent's inbox, this one needs its own."""
+        self._calls = None
 
     @property
     def clock(self) -> BrokerClock:

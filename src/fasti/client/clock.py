@@ -55,6 +55,10 @@ class ClockEstimate:
         self.jumps = 0
         self.samples = 0
 
+    def _forked(self) -> None:
+        """In a child process: the lock may have been a thread's that is not here."""
+        self._lock = threading.Lock()
+
     @property
     def known(self) -> bool:
         """Whether there was a sample at all."""

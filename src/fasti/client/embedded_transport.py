@@ -19,9 +19,10 @@ from fasti.broker.clock import Clock
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
+from fasti.client import forking
 from fasti.client.transport import BrokerClock, Ended, Header
 from fasti.config import ShardSettings
-from fasti.errors import Closed, FastiError, Unavailable
+from fasti.errors import Closed, FastiError, IllegalTransition, Unavailable
 from fasti.protocol.schemas import VERSION
 from fasti.storage.files import Files, LocalFiles
 
@@ -74,6 +75,23 @@ class EmbeddedTransport:
         self._open: set[_ProduceStream | _ConsumeStream] = set()
         self._lock = threading.Lock()
         self._closed = False
+        self._elsewhere = False
+        forking.register(self)
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """None: the broker stays in the parent."""
+        return []
+
+    def _forked(self) -> None:
+        """In a child process: the broker, its threads and its files are the parent's."""
+        self._elsewhere = True
+
+    def _check_here(self) -> None:
+        if self._elsewhere:
+            raise IllegalTransition(
+                "the embedded broker is in the process that this one was forked from: open one "
+                "after the fork, or start `fasti serve` for several processes"
+            )
 
     def call(
         self,
@@ -83,6 +101,7 @@ class EmbeddedTransport:
         timeout: float | None = None,
     ) -> tuple[Header, list[pa.Table]]:
         """Carried out in this thread."""
+        self._check_here()
         tables = [_table(part) for part in parts]
         reply, found = self.service.call(action, {**_VERSION, **(header or {})}, tables)
         return reply, [_table(part) for part in found]
@@ -95,6 +114,7 @@ class EmbeddedTransport:
         ended: Ended,
     ) -> _ProduceStream:
         """Receipts come from a thread of the stream's own."""
+        self._check_here()
         intake = self.service.intake({**_VERSION, "call": "produce", **descriptor})
         stream = _ProduceStream(intake, receipt, ended, self._forget)
         return self._started(stream, intake.end)
@@ -106,20 +126,25 @@ class EmbeddedTransport:
         ended: Ended,
     ) -> _ConsumeStream:
         """Messages and answers come from a thread of the stream's own."""
+        self._check_here()
         session = self.service.exchange({**_VERSION, "call": "consume", **descriptor})
         stream = _ConsumeStream(self.service, session, arrived, ended, self._forget)
         return self._started(stream, lambda: self.service.leave(session))
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """Pages are read as they are asked for."""
+        self._check_here()
         yield from self.service.read({**_VERSION, "call": "list", **ticket})[1]
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read."""
+        self._check_here()
         return self.service.plan({**_VERSION, "call": "list", **descriptor})[1]
 
     def close(self) -> None:
         """Ends every stream; shuts the broker down if it is ours."""
+        if self._elsewhere:
+            return
         with self._lock:
             if self._closed:
                 return

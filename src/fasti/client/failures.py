@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
+from fasti.client import forking
 from fasti.client.outcomes import NAMED_MAX
 from fasti.errors import FastiError, InvalidArgument, RowsFailed
 
@@ -100,6 +101,16 @@ class FailureReports:
         self._alike: dict[tuple[str, str, str], _Alike] = {}
         self._skipped = 0
         self.count = 0
+        forking.register(self)
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """None: a child begins with new ones."""
+        return []
+
+    def _forked(self) -> None:
+        """In a child process: what waits to be told is told by the parent."""
+        self._waiting, self._lock, self._thread = SimpleQueue(), threading.RLock(), None
+        self._alike, self._skipped = {}, 0
 
     def add(self, on_failure: OnFailure | None, failure: Failure) -> None:
         """A failure to tell of."""
@@ -237,6 +248,15 @@ class Failures:
         self._waiting = 0
         self.count = 0
         self.unread = 0
+        forking.register(self)
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """None: a child begins with new ones."""
+        return []
+
+    def _forked(self) -> None:
+        """In a child process: what is to be raised is raised in the parent."""
+        self._lock, self._named, self._waiting = threading.RLock(), [], 0
 
     @property
     def pending(self) -> bool:

@@ -27,8 +27,9 @@ logger = logging.getLogger("fasti.client")
 class FlightStream:
     """What both kinds of call share. `ended` is called once, by the reading thread."""
 
-    def __init__(self, writer: Any, ended: Ended) -> None:
+    def __init__(self, writer: Any, reader: Any, ended: Ended) -> None:
         self._writer = writer
+        self._reader = reader
         self._ended = ended
         self._lock = threading.Lock()
         self._finishing = self._finished = self._over = self._cancelled = False
@@ -38,6 +39,10 @@ class FlightStream:
         """Begins to read."""
         self._thread = threading.Thread(target=self._run, name=f"fasti-{name}", daemon=True)
         self._thread.start()
+
+    def in_grpc(self) -> tuple[Any, Any]:
+        """What gRPC has of it, while it is open."""
+        return self._writer, self._reader
 
     def join(self, seconds: float) -> None:
         """Waits until nobody reads any more."""
@@ -95,6 +100,8 @@ class FlightStream:
                 self._writer.close()
             except Exception as error:
                 failure = failure or fasti_error(error)
+            # Whoever keeps this stream keeps no connection.
+            self._writer = self._reader = None
         if failure is None and not self._finished:
             failure = Unavailable("the broker ended the stream")
         self._ended(None if self._cancelled else failure)
@@ -109,8 +116,7 @@ class ProduceStream(FlightStream):
     def __init__(
         self, writer: Any, reader: Any, receipt: Callable[[Header], None], ended: Ended
     ) -> None:
-        super().__init__(writer, ended)
-        self._reader = reader
+        super().__init__(writer, reader, ended)
         self._receipt = receipt
 
     def _read(self) -> None:
@@ -128,14 +134,15 @@ class ConsumeStream(FlightStream):
         arrived: Callable[[Header, pa.RecordBatch | None], None],
         ended: Ended,
     ) -> None:
-        super().__init__(writer, ended)
-        self._reader = reader
+        super().__init__(writer, reader, ended)
         self._arrived = arrived
 
     def cancel(self) -> None:
         """Ends the call at once, on both sides."""
         self._cancelled = True
-        self._reader.cancel()
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
 
     def _read(self) -> None:
         while True:

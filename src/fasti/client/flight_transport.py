@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from fasti.client import forking
 from fasti.client.address import Address
 from fasti.client.clock import ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
@@ -102,8 +103,15 @@ class FlightTransport:
         # How many threads are inside gRPC with a call that is no stream.
         self._calls = 0
         self._called = threading.Condition()
+        # While the process forks no call begins.
+        self._paused = False
+        # What gRPC may be at work for, besides streams: answers that are being read, and connections.
+        self._reads: dict[int, tuple[Any, Any]] = {}
+        self._left: list[flight.FlightClient] = []
         self.estimate = ClockEstimate()
         self.clock = self.estimate
+        forking.check()
+        forking.register_connection(self)
 
     def __str__(self) -> str:
         return str(self._address)
@@ -126,6 +134,7 @@ class FlightTransport:
         return header
 
     def _client(self, purpose: str) -> tuple[flight.FlightClient, int]:
+        forking.check()
         with self._lock:
             if self._closed.is_set():
                 raise Closed("the client is closed")
@@ -185,6 +194,9 @@ class FlightTransport:
                 results = list(client.do_action(flight.Action(action, body), options))
             except Exception as error:
                 raise self._failed(error, generation) from error
+            finally:
+                # Who keeps the error, and with it this frame, keeps no connection.
+                del client
         header, parts = unpack(results[0].body)
         if "error" in header:
             raise error_from_json(header["error"])
@@ -214,6 +226,8 @@ class FlightTransport:
                 writer, reader = client.do_put(_command(descriptor), schema, self._options())
             except Exception as error:
                 raise self._failed(error, generation) from error
+            finally:
+                del client
         stream = ProduceStream(writer, reader, receipt, self._ending(generation, ended))
         self._begin(stream, "receipts")
         return stream
@@ -233,6 +247,8 @@ class FlightTransport:
                 writer.begin(RETURNED)
             except Exception as error:
                 raise self._failed(error, generation) from error
+            finally:
+                del client
 
         heard = self.estimate.heard
 
@@ -269,10 +285,12 @@ class FlightTransport:
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """The batches that a ticket stands for; at least one, maybe empty."""
-        client, generation = self._client("actions")
+        with self._calling():
+            client, generation = self._client("actions")
         reader = None
         try:
             reader = client.do_get(flight.Ticket(dump(_versioned(ticket))), self._options())
+            self._reads[id(reader)] = client, reader
             empty = True
             for chunk in reader:
                 empty = False
@@ -281,22 +299,28 @@ class FlightTransport:
                 yield pa.RecordBatch.from_pylist([], schema=reader.schema)
         except GeneratorExit:
             # Nobody wants the rest: the broker shall not go on writing it.
-            if reader is not None:
+            if reader is not None and not forking.refused():
                 reader.cancel()
             raise
         except Exception as error:
             raise self._failed(error, generation) from error
+        finally:
+            self._reads.pop(id(reader), None)
+            del client, reader
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read."""
-        client, generation = self._client("actions")
-        try:
-            found = client.get_flight_info(
-                _command(descriptor), self._options(self._timeout)
-            ).endpoints
-            return [parse(endpoint.ticket.ticket) for endpoint in found]
-        except Exception as error:
-            raise self._failed(error, generation) from error
+        with self._calling():
+            client, generation = self._client("actions")
+            try:
+                found = client.get_flight_info(
+                    _command(descriptor), self._options(self._timeout)
+                ).endpoints
+                return [parse(endpoint.ticket.ticket) for endpoint in found]
+            except Exception as error:
+                raise self._failed(error, generation) from error
+            finally:
+                del client
 
     # The clock
 
@@ -321,6 +345,7 @@ class FlightTransport:
     @contextmanager
     def _calling(self) -> Iterator[None]:
         with self._called:
+            self._called.wait_for(lambda: not self._paused)
             self._calls += 1
         try:
             yield
@@ -328,6 +353,57 @@ class FlightTransport:
             with self._called:
                 self._calls -= 1
                 self._called.notify_all()
+
+    # Forks, see `forking.py`
+
+    @property
+    def in_use(self) -> bool:
+        """Whether gRPC has something of ours."""
+        return bool(self._clients or self._calls or len(self._streams))
+
+    def before_fork(self, until: float) -> bool:
+        """Ends all connections; calls that begin wait. False if something could not be ended."""
+        with self._called:
+            self._paused = True
+        with self._lock:
+            self._generation += 1
+            self._left = list(self._clients.values())
+            self._clients.clear()
+            streams = list(self._streams)
+        for stream in streams:
+            stream.cancel()
+        for stream in streams:
+            stream.join(max(0.0, until - time.monotonic()))
+        with self._called:
+            done = self._called.wait_for(lambda: not self._calls, until - time.monotonic())
+        if done and not self._reads:
+            self._left = []
+            return True
+        return False
+
+    def after_fork(self) -> None:
+        """In the parent: who waited goes on."""
+        self._left = []
+        with self._called:
+            self._paused = False
+            self._called.notify_all()
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """Those that calls take."""
+        return []
+
+    def _forked(self) -> None:
+        """In the child, where nothing is open and no thread is left."""
+        forking.leak([*self._left, *self._reads.values()])
+        forking.leak(part for stream in list(self._streams) for part in stream.in_grpc())
+        self._lock = threading.Lock()
+        self._called = threading.Condition()
+        closed, self._closed = self._closed.is_set(), threading.Event()
+        if closed:
+            self._closed.set()
+        self._clients, self._streams = {}, weakref.WeakSet()
+        self._calls, self._paused, self._keeper = 0, False, None
+        self.estimate._forked()
 
     def close(self) -> None:
         """Ends everything that is open, and waits a while until nobody is inside gRPC any more.

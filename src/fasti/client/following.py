@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
+from fasti.client import forking
 from fasti.client.pauses import Pauses
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import Closed, FastiError
@@ -38,6 +39,7 @@ class Following:
         self._number = 0
         self._pauses = Pauses()
         self.closed = False
+        forking.register(self)
 
     @property
     def open(self) -> bool:
@@ -61,6 +63,22 @@ class Following:
             closed = self.closed
         if closed:
             stream.cancel()
+
+    # Forks, see `forking.py`
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """None: nothing of what is there is used after one."""
+        return []
+
+    def _forked(self) -> None:
+        """In a child process, which reads on from here by a stream of its own."""
+        self._changed = threading.Condition()
+        self._number += 1
+        self._arrived.clear()
+        self._bytes = 0
+        if self._stream is not None:
+            self._stream = None
+            self._arrived.append(Closed("the process was forked"))
 
     # The stream's reading thread
 

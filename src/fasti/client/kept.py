@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
+from fasti.client import forking
 from fasti.errors import Closed
 
 _Made = TypeVar("_Made")
@@ -37,6 +38,14 @@ class Kept(Generic[_Made]):
         # The collector of garbage may come by in the middle of this, and with it somebody's end.
         self._lock = threading.RLock()
         self._ended = False
+        forking.register(self)
+
+    def _fork_locks(self) -> list[threading.RLock]:
+        """Taken before the process forks: the set is whole then."""
+        return [self._lock]
+
+    def _forked(self) -> None:
+        """In a child process, which has the same things."""
 
     def add(self, made: _Made) -> bool:
         """False if it comes too late: whoever made it ends it."""

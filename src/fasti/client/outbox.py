@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from fasti.client import forking
 from fasti.client.failures import Failures
 from fasti.client.outcomes import Outcomes
 from fasti.client.pauses import PASSING
@@ -102,6 +103,7 @@ class Outbox:
         self._trouble: FastiError | None = None
         # Called without the lock, by whichever thread brought the answer, after each parcel's.
         self.on_settled: Callable[[Parcel], None] | None = None
+        forking.register(self)
 
     # Callers, with the lock
 
@@ -241,6 +243,28 @@ class Outbox:
         for parcel in left:
             self._settle(parcel, None, Closed("the producer was closed before the receipt came"))
         self._finish_abandoned()
+
+    # Forks, see `forking.py`
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """What is gathered is whole when it is not held."""
+        return [self.lock]
+
+    def _forked(self) -> None:
+        """In a child process: what is on its way is the parent's, and so is its name."""
+        left = [*self._under_way, *self._waiting, *([self.open] if self.open else [])]
+        for parcel in left:
+            parcel.leave_to_parent()
+        # With those that waited for the old ones are gone.
+        self._work, self._room = threading.Condition(self.lock), threading.Condition(self.lock)
+        self._under_way, self._waiting, self.open = deque(), deque(), None
+        self._unsettled, self._settled = {}, self._made
+        self._rows = self._bytes = self._written = self._sequence = self._tries = 0
+        self.idle = self._sleeping = False
+        self._thread = self._stream = self._schema = self._trouble = None
+        self._abandoned, self._retry_at = [], 0.0
+        self._stream_number += 1
+        self._name = uuid.uuid4().hex
 
     # The sending thread
 

@@ -6,6 +6,7 @@ of it and holds nothing else, because there are hundreds of thousands of them a 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.client.durations import Duration, seconds
-from fasti.client.failures import Failures, described
+from fasti.client.failures import FailureReports, Failures, described
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.errors import FastiError, TimedOut
+from fasti.errors import FastiError, IllegalTransition, TimedOut
 from fasti.model import Outcome as Code
 
 HEADERS = pa.map_(pa.string(), pa.string())
@@ -166,6 +167,20 @@ class Parcel:
     def abandon(self) -> None:
         """Nobody will look at any row."""
         self.drop(range(self.rows))
+
+    def leave_to_parent(self) -> None:
+        """In a child process: the answer comes to its parent alone."""
+        if not self.answered.is_set():
+            self.rows = max(self.rows, len(self.payloads))
+            # Nothing failed that has to be told here, and the event may be another thread's.
+            self.failures = Failures("", None, FailureReports(logging.DEBUG))
+            self.answered = threading.Event()
+            self.settle(
+                None,
+                IllegalTransition(
+                    "it was sent before the fork: the parent process has its receipt"
+                ),
+            )
 
     def wait(self, timeout: Duration | None, looked: Callable[[], None]) -> Outcomes:
         """The answer for all rows. Raises the error that refused them, or `timed_out`."""

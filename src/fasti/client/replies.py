@@ -142,6 +142,15 @@ class Replies:
                 self._thread.start()
             self._work.notify()
 
+    def _fork_locks(self) -> list[threading.Lock]:
+        """Taken before the process forks."""
+        return [self._lock]
+
+    def _forked(self) -> None:
+        """In a child process: what is on its way is the parent's."""
+        self._work = threading.Condition(self._lock)
+        self._queue, self._open, self._thread = [], {}, None
+
     @property
     def busy(self) -> bool:
         """Whether one has no answer yet."""

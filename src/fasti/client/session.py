@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.client import forking
 from fasti.client.custody import Custody
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import Failures
@@ -129,6 +130,7 @@ class Session:
         self._telling = 0
         self._closed = threading.Event()
         self.reconnections = 0
+        forking.register(self)
 
     def start(self) -> None:
         """Connects, once. Raises `not_found` if there is no such topic."""
@@ -148,6 +150,28 @@ class Session:
     def _started(self) -> bool:
         with self.lock:
             return self._thread is not None or self._closing
+
+    # Forks, see `forking.py`
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        """The session's, and that of its replies."""
+        return [self.lock, *self.replies._fork_locks()]
+
+    def _forked(self) -> None:
+        """In a child process: name, leases and all that is on its way are the parent's."""
+        with self.lock:
+            self.gathering.take()
+            self._requests.clear()
+            self._returns = []
+            self._closing = self._over = True
+            self._thread = self._stream = None
+            self._stream_number += 1
+            self._telling = 0
+            self._closed = threading.Event()
+            self._closed.set()
+            self._stop_listening = lambda: None
+            self.holding.fail(forking.made_before())
+        self.replies._forked()
 
     # User threads
 

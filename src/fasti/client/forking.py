@@ -1,0 +1,182 @@
+"""Processes that fork: servers that load an application once and fork its workers.
+
+gRPC doesn't survive a fork: its threads are gone in the child, and the next call there never returns.
+So before a fork all connections of this process end, and with the last of them gRPC itself; after
+it the parent connects again, as after any lost connection, and repeats what has no answer. The child
+finds nothing of gRPC and connects when it needs to. Locks are held over the fork, so that none
+belongs to a thread that the child doesn't have.
+
+In the child clients, producers, readers and apps go on by themselves, under new names; what was on
+its way at the fork is the parent's. Consumers are the parent's too, with their names and leases.
+
+Where gRPC can't be ended in time (somebody reads a long answer, say) the child is told at once, by an
+error, whatever it asks for: `refusal`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from fasti.errors import FastiError, IllegalTransition
+
+# A fork waits for this long at most.
+_PATIENCE_S = 2.0
+_LOOK_S = 0.002
+# What gRPC calls its threads.
+_GRPC_THREADS = ("grpc", "event_engine", "lifeguard")
+
+
+class Lock(Protocol):
+    """Of either kind."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...
+    def release(self) -> None: ...
+
+
+class Forkable(Protocol):
+    """What has locks, threads or a name that a child process can't share."""
+
+    def _fork_locks(self) -> Iterable[Lock]:
+        """Taken before a fork, in this order."""
+
+    def _forked(self) -> None:
+        """Called in the child: begins anew, alone."""
+
+
+class Connection(Forkable, Protocol):
+    """What uses gRPC."""
+
+    @property
+    def in_use(self) -> bool: ...
+    def before_fork(self, until: float) -> bool:
+        """Ends what is open, and begins nothing until `after_fork`. False if something goes on."""
+
+    def after_fork(self) -> None:
+        """In the parent."""
+
+
+class _State:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self.things: dict[int, weakref.ref[Any]] = {}
+        self.connections: dict[int, weakref.ref[Any]] = {}
+        self.held: list[Lock] = []
+        self.paused: list[Connection] = []
+        self.clean = True
+        self.refusal: FastiError | None = None
+
+
+_state = _State()
+
+
+def register(thing: Forkable) -> None:
+    """Has it told of forks, for as long as it lives. Any thread."""
+    _keep(_state.things, thing)
+
+
+def register_connection(connection: Connection) -> None:
+    """The same for what uses gRPC."""
+    _keep(_state.connections, connection)
+
+
+def check() -> None:
+    """Raises where nothing can be connected, because gRPC was in use at the fork."""
+    if _state.refusal is not None:
+        raise _state.refusal
+
+
+def refused() -> bool:
+    """Whether gRPC can't be used in this process."""
+    return _state.refusal is not None
+
+
+def leak(things: Iterable[Any]) -> None:
+    """Where gRPC was in use at the fork: has its objects never end, for they would wait for ever."""
+    if refused():
+        for thing in things:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def made_before() -> IllegalTransition:
+    """For what a child can't go on with."""
+    return IllegalTransition(
+        "it was made before this process was forked and belongs to the parent: make one here"
+    )
+
+
+def _keep(known: dict[int, weakref.ref[Any]], thing: Any) -> None:
+    name = id(thing)
+    known[name] = weakref.ref(thing, lambda _: known.pop(name, None))
+
+
+def _alive(known: dict[int, weakref.ref[Any]]) -> list[Any]:
+    return [thing for each in list(known.values()) if (thing := each()) is not None]
+
+
+def _before() -> None:
+    until = time.monotonic() + _PATIENCE_S
+    _state.paused = [each for each in _alive(_state.connections) if each.in_use]
+    ended = [each.before_fork(until) for each in _state.paused]
+    _state.clean = all(ended) and (not ended or _grpc_ended(until))
+    for thing in _alive(_state.things):
+        for lock in thing._fork_locks():
+            if lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                _state.held.append(lock)
+
+
+def _grpc_ended(until: float) -> bool:
+    """Whether gRPC's threads are gone: it ends them behind its last connection."""
+    if sys.platform != "linux":
+        return False
+    while _grpc_threads():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _grpc_threads() -> list[str]:
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # It has just ended.
+            names.append((task / "comm").read_text().strip())
+    return [name for name in names if name.startswith(_GRPC_THREADS)]
+
+
+def _release() -> None:
+    while _state.held:
+        _state.held.pop().release()
+
+
+def _after_in_parent() -> None:
+    _release()
+    for each in _state.paused:
+        each.after_fork()
+    _state.paused = []
+
+
+def _after_in_child() -> None:
+    _release()
+    _state.paused = []
+    if not _state.clean:
+        _state.refusal = IllegalTransition(
+            "this process was forked while its parent's connections to Fasti were busy, which they "
+            "don't survive: connect in the child alone, or start it by spawn instead of fork"
+        )
+    for thing in [*_alive(_state.connections), *_alive(_state.things)]:
+        thing._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )
