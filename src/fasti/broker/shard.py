@@ -74,6 +74,7 @@ from fasti.errors import (
     StorageFailed,
     StorageFull,
 )
+from fasti.storage import copies
 from fasti.storage.files import Files
 from fasti.storage.store import ShardStore
 
@@ -164,6 +165,8 @@ class Shard:
         try:
             self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
             self.store.load(self.engine)
+            if self.store.copied_from is not None:
+                _log.warning("%s", copies.warning(self.store.copied_from))
             self.engine.start(self._ticks.now())
             self.committer = Committer(
                 self.store,

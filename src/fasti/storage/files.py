@@ -144,6 +144,13 @@ class Files(Protocol):
     def lock(self) -> Lock:
         """Take the directory for this process; `DataDirLocked` names who has it."""
 
+    @property
+    def place(self) -> str | None:
+        """Where the folder is, if files can be copied from there; None if they can't."""
+
+    def identity(self, name: str) -> int:
+        """What tells a file from a copy of it, wherever it is moved."""
+
 
 def checked_name(name: str) -> str:
     """The name itself, if it stays inside the folder."""
@@ -416,6 +423,15 @@ class LocalFiles:
         with _translating(str(self._root)):
             status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
+
+    @property
+    def place(self) -> str | None:
+        return str(self._root.absolute())
+
+    def identity(self, name: str) -> int:
+        path = self._path(name)
+        with _translating(str(path)):
+            return path.stat().st_ino
 
     def lock(self) -> Lock:
         return LocalLock(self._root / LOCK_NAME)

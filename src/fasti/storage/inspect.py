@@ -22,6 +22,8 @@ from fasti.core.commands import Count
 from fasti.core.engine import Engine
 from fasti.errors import Corruption, DataDirLocked, FastiError, NotFound, PermissionDenied
 from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, FileBlocks
+from fasti.storage.copies import OPEN_NAME, copied_from
+from fasti.storage.copies import warning as copy_warning
 from fasti.storage.files import File, Files, LocalFiles, Lock
 from fasti.storage.journal import Journal
 from fasti.storage.journal_recovery import Chain, close_chain, read_chain, segment_names
@@ -106,6 +108,13 @@ class ReadOnlyFiles:
     def list(self, prefix: str) -> list[str]:
         return [name for name in self._files.list(prefix) if not name.endswith(TEMPORARY)]
 
+    @property
+    def place(self) -> str | None:
+        return self._files.place
+
+    def identity(self, name: str) -> int:
+        return self._files.identity(name)
+
     def free_bytes(self) -> int:
         return self._files.free_bytes()
 
@@ -161,6 +170,12 @@ def inspect(files: Files) -> Report:
         message = "a repair was interrupted"
         report.findings.append(Finding(MARKER, 0, "unfinished_repair", message, "repair it again"))
         return report
+    origin = copied_from(files)
+    if origin is not None:
+        finding = Finding(
+            OPEN_NAME, 0, "copy", copy_warning(origin), "nothing, if no other is bad", harmless=True
+        )
+        report.findings.append(finding)
     blocks = FileBlocks(ReadOnlyFiles(files))
     if report.manifest_version is None:
         if report.segments and not files.exists(_MANIFEST):

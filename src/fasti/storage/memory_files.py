@@ -125,6 +125,13 @@ class MemoryFiles:
     def sync_directory(self, name: str) -> None:
         return
 
+    @property
+    def place(self) -> str | None:
+        return None
+
+    def identity(self, name: str) -> int:
+        return 0
+
     def free_bytes(self) -> int:
         return _FREE_BYTES
 

@@ -31,6 +31,7 @@ from fasti.core.replies import Frame as EngineFrame
 from fasti.core.timeline.partition import FOREVER
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage import checkpoint as checkpoints
+from fasti.storage import copies
 from fasti.storage.blocks import BlockStore, FileBlocks
 from fasti.storage.checkpoint import CheckpointWriter, Plan, Written
 from fasti.storage.event_codec import encode
@@ -69,20 +70,26 @@ class ShardStore:
         self._lock = files.lock()
         try:
             refuse_unfinished(files)
-            self.blocks: BlockStore = FileBlocks(files, _BLOCKS)
-            self.version, self.manifest = self._open_manifest()
-            self.journal: Journal = FileJournal(
-                files,
-                segment_bytes=settings.segment_bytes,
-                incarnation=self.manifest.incarnation,
-                cut_after=cut_after,
-            )
+            # Of which directory this is a copy that was made while it was open, in words.
+            self.copied_from = copies.copied_from(files)
+            with copies.explaining(self.copied_from):
+                self.blocks: BlockStore = FileBlocks(files, _BLOCKS)
+                self.version, self.manifest = self._open_manifest()
+                if self.copied_from is not None:
+                    copies.check_whole(self.blocks, self.manifest)
+                self.journal: Journal = FileJournal(
+                    files,
+                    segment_bytes=settings.segment_bytes,
+                    incarnation=self.manifest.incarnation,
+                    cut_after=cut_after,
+                )
         except BaseException:
             self._lock.release()
             raise
         self.payloads = Payloads(self.journal, self.blocks)
         # What had to be replayed when it was opened.
         self.tail_bytes = 0
+        self._is_loaded = False
         self._unwritten: list[int] = []
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
@@ -119,6 +126,8 @@ class ShardStore:
     def close(self) -> None:
         """Lets go of the directory. Syncs nothing: whoever closes has done that."""
         self.journal.close()
+        if self._is_loaded:
+            copies.mark_closed(self._files)
         self._lock.release()
 
     # Opening
@@ -126,9 +135,12 @@ class ShardStore:
     def load(self, engine: Engine) -> int:
         """Brings a fresh engine up to date; returns how many frames were replayed."""
         self._unneeded = self.manifest.position
-        recover(engine, self.blocks, self.manifest, self.version)
-        replayed = replay(engine, self.journal, self.manifest, self._count_tail)
+        with copies.explaining(self.copied_from):
+            recover(engine, self.blocks, self.manifest, self.version)
+            replayed = replay(engine, self.journal, self.manifest, self._count_tail)
         delete_leftovers(self.blocks, self.manifest)
+        copies.mark_open(self._files)
+        self._is_loaded = True
         return replayed
 
     def _count_tail(self, frame: StoredFrame) -> None:

@@ -317,6 +317,13 @@ class SimulatedFiles:
                 waiting.append(change)
         self._changes = waiting
 
+    @property
+    def place(self) -> str | None:
+        return None
+
+    def identity(self, name: str) -> int:
+        return 0
+
     def free_bytes(self) -> int:
         if self.capacity_bytes is None:
             return 1 << 50
