@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
 from fasti.aio.home import Home
 from fasti.client import groups as sync
+from fasti.client.bulk import Progress
+from fasti.client.dead import DeadOutcomes
 from fasti.client.durations import Duration
 from fasti.client.groups import Group
 from fasti.client.log_place import Start
+from fasti.client.outcomes import Outcome, Outcomes
+
+if TYPE_CHECKING:
+    from fasti.client.arguments import Integers, Moment
 
 
 class Groups:
@@ -62,20 +69,63 @@ class Groups:
             self._groups.dead, group, reason=reason, after=after, limit=limit, payload=payload
         )
 
+    @overload
     async def redrive(
         self,
         group: str,
-        id: Any = None,
+        id: int,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def redrive(
+        self,
+        group: str,
+        id: Integers,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    async def redrive(
+        self,
+        group: str,
+        id: None = ...,
+        *,
+        to: str | None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        reason: str | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
+
+    async def redrive(
+        self,
+        group: str,
+        id: int | Integers | None = None,
         *,
         to: str | None = None,
         reason: str | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
-        due: int | datetime | None = None,
-    ) -> Any:
-        """Has the group get dead rows again, or another topic; as `fasti.Groups.redrive`."""
+        due: Moment | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome | Outcomes | DeadOutcomes:
+        """Has the group get dead rows again, or another topic; as `fasti.Groups.redrive`.
+
+        `progress` is called in the client's loop.
+        """
+        redrive: Callable[..., Any] = self._groups.redrive
         return await self._home.run(
-            self._groups.redrive,
+            redrive,
             group,
             id,
             to=to,
@@ -83,11 +133,37 @@ class Groups:
             delay=delay,
             at=at,
             due=due,
+            progress=self._home.in_loop(progress),
         )
 
-    async def purge(self, group: str, id: Any = None, *, reason: str | None = None) -> Any:
+    @overload
+    async def purge(self, group: str, id: int) -> Outcome: ...
+
+    @overload
+    async def purge(self, group: str, id: Integers) -> Outcomes: ...
+
+    @overload
+    async def purge(
+        self,
+        group: str,
+        id: None = ...,
+        *,
+        reason: str | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
+
+    async def purge(
+        self,
+        group: str,
+        id: int | Integers | None = None,
+        *,
+        reason: str | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome | Outcomes | DeadOutcomes:
         """Forgets dead rows of the group; the log keeps them."""
-        return await self._home.run(self._groups.purge, group, id, reason=reason)
+        purge: Callable[..., Any] = self._groups.purge
+        progress = self._home.in_loop(progress)
+        return await self._home.run(purge, group, id, reason=reason, progress=progress)
 
     async def dead_counts(self, group: str, *, reason: str | None = None) -> dict[str, int]:
         """How many rows are dead of which reason, the most frequent first."""

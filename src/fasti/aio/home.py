@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from fasti.client.bulk import Progress
 from fasti.client.durations import Duration, seconds
 from fasti.errors import Closed, FastiError, IllegalTransition
 
@@ -55,6 +56,12 @@ class Home:
             self._rung = True
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self._call_posted)
+
+    def in_loop(self, progress: Progress | None) -> Progress | None:
+        """The same, called in the loop."""
+        if progress is None:
+            return None
+        return lambda done, total: self.post(partial(progress, done, total))
 
     def _call_posted(self) -> None:
         # Before looking: whoever posts from now on rings again.

@@ -12,15 +12,31 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
 from fasti.aio.home import Home
 from fasti.client import messages as sync
 from fasti.client.bulk import BulkOutcomes, Progress
+from fasti.client.dead import DeadOutcomes
 from fasti.client.durations import Duration
+from fasti.client.outcomes import Outcome, Outcomes
 from fasti.errors import Closed
+
+if TYPE_CHECKING:
+    from fasti.client.arguments import (
+        Durations,
+        Headers,
+        Integers,
+        MessageMetadata,
+        MessageState,
+        Moment,
+        Moments,
+        Payloads,
+        PendingMessage,
+        Texts,
+    )
 
 
 class Messages:
@@ -46,17 +62,54 @@ class Messages:
 
     # Changing
 
+    @overload
     async def move(
         self,
         *,
-        id: sync.Ids = None,
-        key: sync.Keys = None,
-        at: Any = None,
-        due: Any = None,
-        delay: Any = None,
-        version: Any = None,
+        id: int,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        delay: Duration | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def move(
+        self,
+        *,
+        key: str,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        delay: Duration | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def move(
+        self,
+        *,
+        id: Integers = ...,
+        key: Texts = ...,
+        at: datetime | Moments | None = ...,
+        due: Moment | Moments | None = ...,
+        delay: Duration | Durations | None = ...,
+        version: int | Integers | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcomes: ...
+
+    async def move(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        at: datetime | Moments | None = None,
+        due: Moment | Moments | None = None,
+        delay: Duration | Durations | None = None,
+        version: int | Integers | None = None,
         dry_run: bool = False,
-    ) -> Any:
+    ) -> Outcome | Outcomes:
         """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
 
         With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
@@ -75,14 +128,42 @@ class Messages:
             )
         )
 
+    @overload
     async def cancel(
         self,
         *,
-        id: sync.Ids = None,
-        key: sync.Keys = None,
-        version: Any = None,
+        id: int,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def cancel(
+        self,
+        *,
+        key: str,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def cancel(
+        self,
+        *,
+        id: Integers = ...,
+        key: Texts = ...,
+        version: int | Integers | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcomes: ...
+
+    async def cancel(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        version: int | Integers | None = None,
         dry_run: bool = False,
-    ) -> Any:
+    ) -> Outcome | Outcomes:
         """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`.
 
         With `dry_run` these are what would become of them: nothing changes.
@@ -90,18 +171,58 @@ class Messages:
         named = {"id": id, "key": key, "version": version}
         return await self._change(partial(self._messages.cancel, **named, dry_run=dry_run))
 
+    @overload
     async def update(
         self,
         *,
-        id: sync.Ids = None,
-        key: sync.Keys = None,
-        payload: Any = None,
-        headers: Any = None,
-        content_type: Any = None,
-        priority: Any = None,
-        version: Any = None,
+        id: int,
+        payload: bytes | None = ...,
+        headers: Headers | None = ...,
+        content_type: str | None = ...,
+        priority: int | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def update(
+        self,
+        *,
+        key: str,
+        payload: bytes | None = ...,
+        headers: Headers | None = ...,
+        content_type: str | None = ...,
+        priority: int | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def update(
+        self,
+        *,
+        id: Integers = ...,
+        key: Texts = ...,
+        payload: bytes | Payloads | None = ...,
+        headers: Headers | Sequence[Headers | None] | None = ...,
+        content_type: str | Texts | None = ...,
+        priority: int | Integers | None = ...,
+        version: int | Integers | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcomes: ...
+
+    async def update(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        payload: bytes | Payloads | None = None,
+        headers: Headers | Sequence[Headers | None] | None = None,
+        content_type: str | Texts | None = None,
+        priority: int | Integers | None = None,
+        version: int | Integers | None = None,
         dry_run: bool = False,
-    ) -> Any:
+    ) -> Outcome | Outcomes:
         """Gives messages another payload; headers and content type are replaced with it.
 
         In a priority topic `priority` is the new one; given alone, the payload stays as it is.
@@ -136,11 +257,11 @@ class Messages:
     async def cancel_where(
         self,
         *,
-        due_from: Any = None,
-        due_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
         key_prefix: str | None = None,
         owner: str | None = None,
-        state: str | None = None,
+        state: MessageState | None = None,
         everything: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -160,22 +281,22 @@ class Messages:
                 state=state,
                 everything=everything,
                 dry_run=dry_run,
-                progress=self._in_loop(progress),
+                progress=self._home.in_loop(progress),
             )
         )
 
     async def move_where(
         self,
         *,
-        at: Any = None,
-        due: Any = None,
+        at: datetime | None = None,
+        due: Moment | None = None,
         delay: Duration | None = None,
         by: Duration | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
         key_prefix: str | None = None,
         owner: str | None = None,
-        state: str | None = None,
+        state: MessageState | None = None,
         everything: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -198,7 +319,7 @@ class Messages:
                 state=state,
                 everything=everything,
                 dry_run=dry_run,
-                progress=self._in_loop(progress),
+                progress=self._home.in_loop(progress),
             )
         )
 
@@ -208,24 +329,48 @@ class Messages:
 
     # Reading
 
-    async def get(self, *, id: sync.Ids = None, key: sync.Keys = None, payload: bool = True) -> Any:
+    @overload
+    async def get(self, *, id: int, payload: Literal[True] = ...) -> PendingMessage | None: ...
+
+    @overload
+    async def get(self, *, key: str, payload: Literal[True] = ...) -> PendingMessage | None: ...
+
+    @overload
+    async def get(self, *, id: int, payload: bool) -> MessageMetadata | None: ...
+
+    @overload
+    async def get(self, *, key: str, payload: bool) -> MessageMetadata | None: ...
+
+    @overload
+    async def get(
+        self, *, id: Integers = ..., key: Texts = ..., payload: bool = ...
+    ) -> pa.Table: ...
+
+    async def get(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        payload: bool = True,
+    ) -> Any:
         """Messages as they are now: a dict or None for one, an Arrow table for a list.
 
         A table has a row for each that was asked for, with `status`.
         """
-        return await self._home.run(self._messages.get, id=id, key=key, payload=payload)
+        get: Callable[..., Any] = self._messages.get
+        return await self._home.run(get, id=id, key=key, payload=payload)
 
     async def list(
         self,
         *,
-        due_from: Any = None,
-        due_to: Any = None,
-        state: str | None = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        state: MessageState | None = None,
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         consumer: str | None = None,
         after: int | None = None,
         limit: int | None = 1000,
@@ -256,14 +401,14 @@ class Messages:
     async def scan(
         self,
         *,
-        due_from: Any = None,
-        due_to: Any = None,
-        state: str | None = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        state: MessageState | None = None,
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         consumer: str | None = None,
         after: int | None = None,
         limit: int | None = None,
@@ -331,7 +476,7 @@ class Messages:
         return await self._home.run(self._messages.count)
 
     async def forecast(
-        self, bucket: Duration = "1h", *, start: Any = None, end: Any = None
+        self, bucket: Duration = "1h", *, start: Moment | None = None, end: Moment | None = None
     ) -> pa.Table:
         """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
 
@@ -341,28 +486,80 @@ class Messages:
 
     # The dead
 
+    @overload
     async def redrive(
         self,
-        id: sync.Ids = None,
+        id: int,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcome: ...
+
+    @overload
+    async def redrive(
+        self,
+        id: Integers,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    async def redrive(
+        self,
+        id: int | Integers,
+        *,
+        to: str,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> DeadOutcomes: ...
+
+    @overload
+    async def redrive(
+        self,
+        id: None = ...,
+        *,
+        to: str | None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        reason: str | None = ...,
+        owner: str | None = ...,
+        due_from: Moment | None = ...,
+        due_to: Moment | None = ...,
+        died_from: Moment | None = ...,
+        died_to: Moment | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
+
+    async def redrive(
+        self,
+        id: int | Integers | None = None,
         *,
         to: str | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
-        due: int | datetime | None = None,
+        due: Moment | None = None,
         reason: str | None = None,
         owner: str | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Outcome | Outcomes | DeadOutcomes:
         """Makes dead messages live again, now or later, with no attempts counted.
 
         As `fasti.Messages.redrive`; `progress` is called in the client's loop.
         """
+        redrive: Callable[..., Any] = self._messages.redrive
         return await self._home.run(
-            self._messages.redrive,
+            redrive,
             id,
             to=to,
             delay=delay,
@@ -374,24 +571,45 @@ class Messages:
             due_to=due_to,
             died_from=died_from,
             died_to=died_to,
-            progress=self._in_loop(progress),
+            progress=self._home.in_loop(progress),
         )
+
+    @overload
+    async def purge(self, id: int) -> Outcome: ...
+
+    @overload
+    async def purge(self, id: Integers) -> Outcomes: ...
+
+    @overload
+    async def purge(
+        self,
+        id: None = ...,
+        *,
+        reason: str | None = ...,
+        owner: str | None = ...,
+        due_from: Moment | None = ...,
+        due_to: Moment | None = ...,
+        died_from: Moment | None = ...,
+        died_to: Moment | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
 
     async def purge(
         self,
-        id: sync.Ids = None,
+        id: int | Integers | None = None,
         *,
         reason: str | None = None,
         owner: str | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Outcome | Outcomes | DeadOutcomes:
         """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
+        purge: Callable[..., Any] = self._messages.purge
         return await self._home.run(
-            self._messages.purge,
+            purge,
             id,
             reason=reason,
             owner=owner,
@@ -399,7 +617,7 @@ class Messages:
             due_to=due_to,
             died_from=died_from,
             died_to=died_to,
-            progress=self._in_loop(progress),
+            progress=self._home.in_loop(progress),
         )
 
     async def dead_counts(
@@ -407,10 +625,10 @@ class Messages:
         *,
         reason: str | None = None,
         owner: str | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
     ) -> dict[str, int]:
         """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
         return await self._home.run(
@@ -422,8 +640,3 @@ class Messages:
             died_from=died_from,
             died_to=died_to,
         )
-
-    def _in_loop(self, progress: Progress | None) -> Progress | None:
-        if progress is None:
-            return None
-        return lambda done, total: self._home.post(partial(progress, done, total))

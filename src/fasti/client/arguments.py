@@ -81,6 +81,35 @@ Payloads = Sequence[bytes] | ArrowArray | ArrowColumn
 Headers = Mapping[str, str]
 
 
+class MessageMetadata(TypedDict):
+    """What `Messages.get` tells of a message without its payload."""
+
+    id: int
+    partition: int
+    state: MessageState
+    due_us: int
+    version: int
+    attempts: int
+    owner: str | None
+    consumer: str | None
+    reason: str | None
+    priority: int
+    leased_us: int | None
+    lease_until_us: int | None
+    died_us: int | None
+
+
+class PendingMessage(MessageMetadata):
+    """What `Messages.get` tells of a message."""
+
+    created_us: int
+    key: str | None
+    headers: dict[str, str] | None
+    content_type: str | None
+    subject: str | None
+    payload: bytes
+
+
 class TopicSettingOptions(TypedDict, total=False):
     """What `change_topic` takes: the settings of `fasti.model.TopicSettings`.
 

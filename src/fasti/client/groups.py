@@ -8,19 +8,22 @@ from __future__ import annotations
 import builtins
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
 
 from fasti.client.bulk import Progress
-from fasti.client.dead import each_dead, filters, moved
+from fasti.client.dead import DeadOutcomes, each_dead, filters, moved
 from fasti.client.durations import Duration
 from fasti.client.log_place import Start, place_header
 from fasti.client.messages import Target
-from fasti.client.outcomes import Outcomes
+from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.transport import Header, Transport
 from fasti.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from fasti.client.arguments import Integers, Moment
 
 # Dead rows are listed and changed by so many at a time.
 _PAGE_ROWS = 5_000
@@ -187,18 +190,56 @@ class Groups:
             if not after_id or left == 0:
                 return pa.concat_tables(tables)
 
+    @overload
     def redrive(
         self,
         group: str,
-        id: Any = None,
+        id: int,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def redrive(
+        self,
+        group: str,
+        id: Integers,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    def redrive(
+        self,
+        group: str,
+        id: None = ...,
+        *,
+        to: str | None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        reason: str | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
+
+    def redrive(
+        self,
+        group: str,
+        id: int | Integers | None = None,
         *,
         to: str | None = None,
         reason: str | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
-        due: int | datetime | None = None,
+        due: Moment | None = None,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Outcome | Outcomes | DeadOutcomes:
         """Has the group get dead rows again, now or later, with no attempts counted.
 
         Without `id` all that are dead, or those with the reason; with `to` they go to another topic
@@ -213,14 +254,30 @@ class Groups:
             raise InvalidArgument("by id, rows stay with their group", field="to")
         return self._each_dead("redrive", header, id)
 
+    @overload
+    def purge(self, group: str, id: int) -> Outcome: ...
+
+    @overload
+    def purge(self, group: str, id: Integers) -> Outcomes: ...
+
+    @overload
     def purge(
         self,
         group: str,
-        id: Any = None,
+        id: None = ...,
+        *,
+        reason: str | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
+
+    def purge(
+        self,
+        group: str,
+        id: int | Integers | None = None,
         *,
         reason: str | None = None,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Outcome | Outcomes | DeadOutcomes:
         """Forgets dead rows of the group; the log keeps them. Answers as `redrive`."""
         header = {"topic": self.topic, "group": group}
         if id is None:

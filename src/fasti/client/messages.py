@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 
 from fasti.client.bulk import BulkOutcomes, Progress, each_piece, pending_filter, shift_us
 from fasti.client.columns import as_bytes, as_headers, lengths, moments, priority_column
-from fasti.client.dead import each_dead, filters, moved, named
+from fasti.client.dead import DeadOutcomes, each_dead, filters, moved, named
 from fasti.client.durations import (
     Duration,
     aware_us,
@@ -29,7 +29,20 @@ from fasti.client.transport import Header, Transport
 from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
 
-_Found = TypeVar("_Found")
+if TYPE_CHECKING:
+    from fasti.client.arguments import (
+        Durations,
+        Headers,
+        Integers,
+        MessageMetadata,
+        MessageState,
+        Moment,
+        Moments,
+        Payloads,
+        PendingMessage,
+        Texts,
+    )
+
 # Requests by lists longer than this go in several.
 _ROWS_MAX = 50_000
 _FORECAST = {
@@ -39,9 +52,6 @@ _FORECAST = {
     "to_us": "end",
     "bucket_us": "bucket",
 }
-
-Ids = Any
-Keys = Any
 
 
 class Messages:
@@ -70,17 +80,54 @@ class Messages:
 
     # Changing
 
+    @overload
     def move(
         self,
         *,
-        id: Ids = None,
-        key: Keys = None,
-        at: Any = None,
-        due: Any = None,
-        delay: Any = None,
-        version: Any = None,
+        id: int,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        delay: Duration | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def move(
+        self,
+        *,
+        key: str,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        delay: Duration | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def move(
+        self,
+        *,
+        id: Integers = ...,
+        key: Texts = ...,
+        at: datetime | Moments | None = ...,
+        due: Moment | Moments | None = ...,
+        delay: Duration | Durations | None = ...,
+        version: int | Integers | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcomes: ...
+
+    def move(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        at: datetime | Moments | None = None,
+        due: Moment | Moments | None = None,
+        delay: Duration | Durations | None = None,
+        version: int | Integers | None = None,
         dry_run: bool = False,
-    ) -> Any:
+    ) -> Outcome | Outcomes:
         """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
 
         With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
@@ -97,27 +144,100 @@ class Messages:
             column = {"due_us": moments(moment, target.rows, "due" if at is None else "at")}
         return self._change("move", target, column, dry_run)
 
+    @overload
     def cancel(
-        self, *, id: Ids = None, key: Keys = None, version: Any = None, dry_run: bool = False
-    ) -> Any:
+        self,
+        *,
+        id: int,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def cancel(
+        self,
+        *,
+        key: str,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def cancel(
+        self,
+        *,
+        id: Integers = ...,
+        key: Texts = ...,
+        version: int | Integers | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcomes: ...
+
+    def cancel(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        version: int | Integers | None = None,
+        dry_run: bool = False,
+    ) -> Outcome | Outcomes:
         """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`.
 
         With `dry_run` these are what would become of them: nothing changes.
         """
         return self._change("cancel", Target(id, key, version), {}, dry_run)
 
+    @overload
     def update(
         self,
         *,
-        id: Ids = None,
-        key: Keys = None,
-        payload: Any = None,
-        headers: Any = None,
-        content_type: Any = None,
-        priority: Any = None,
-        version: Any = None,
+        id: int,
+        payload: bytes | None = ...,
+        headers: Headers | None = ...,
+        content_type: str | None = ...,
+        priority: int | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def update(
+        self,
+        *,
+        key: str,
+        payload: bytes | None = ...,
+        headers: Headers | None = ...,
+        content_type: str | None = ...,
+        priority: int | None = ...,
+        version: int | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def update(
+        self,
+        *,
+        id: Integers = ...,
+        key: Texts = ...,
+        payload: bytes | Payloads | None = ...,
+        headers: Headers | Sequence[Headers | None] | None = ...,
+        content_type: str | Texts | None = ...,
+        priority: int | Integers | None = ...,
+        version: int | Integers | None = ...,
+        dry_run: bool = ...,
+    ) -> Outcomes: ...
+
+    def update(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        payload: bytes | Payloads | None = None,
+        headers: Headers | Sequence[Headers | None] | None = None,
+        content_type: str | Texts | None = None,
+        priority: int | Integers | None = None,
+        version: int | Integers | None = None,
         dry_run: bool = False,
-    ) -> Any:
+    ) -> Outcome | Outcomes:
         """Gives messages another payload; headers and content type are replaced with it.
 
         In a priority topic `priority` is the new one; given alone, the payload stays as it is.
@@ -128,7 +248,7 @@ class Messages:
         rows = target.rows
         column: dict[str, pa.Array] = {}
         if payload is not None:
-            payloads = [payload] * rows if _is_single(payload) else payload
+            payloads: Any = [payload] * rows if _is_single(payload) else payload
             column["payload"] = pa.array([as_bytes(each) for each in payloads], type=pa.binary())
         elif priority is None or headers is not None or content_type is not None:
             raise InvalidArgument("an update needs a payload, or a priority alone", field="payload")
@@ -164,11 +284,11 @@ class Messages:
     def cancel_where(
         self,
         *,
-        due_from: Any = None,
-        due_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
         key_prefix: str | None = None,
         owner: str | None = None,
-        state: str | None = None,
+        state: MessageState | None = None,
         everything: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -199,15 +319,15 @@ class Messages:
     def move_where(
         self,
         *,
-        at: Any = None,
-        due: Any = None,
+        at: datetime | None = None,
+        due: Moment | None = None,
         delay: Duration | None = None,
         by: Duration | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
         key_prefix: str | None = None,
         owner: str | None = None,
-        state: str | None = None,
+        state: MessageState | None = None,
         everything: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -256,7 +376,28 @@ class Messages:
 
     # Reading
 
-    def get(self, *, id: Ids = None, key: Keys = None, payload: bool = True) -> Any:
+    @overload
+    def get(self, *, id: int, payload: Literal[True] = ...) -> PendingMessage | None: ...
+
+    @overload
+    def get(self, *, key: str, payload: Literal[True] = ...) -> PendingMessage | None: ...
+
+    @overload
+    def get(self, *, id: int, payload: bool) -> MessageMetadata | None: ...
+
+    @overload
+    def get(self, *, key: str, payload: bool) -> MessageMetadata | None: ...
+
+    @overload
+    def get(self, *, id: Integers = ..., key: Texts = ..., payload: bool = ...) -> pa.Table: ...
+
+    def get(
+        self,
+        *,
+        id: int | Integers | None = None,
+        key: str | Texts | None = None,
+        payload: bool = True,
+    ) -> Any:
         """Messages as they are now: a dict or None for one, an Arrow table for a list.
 
         A table has a row for each that was asked for, with `status`.
@@ -280,14 +421,14 @@ class Messages:
     def list(
         self,
         *,
-        due_from: Any = None,
-        due_to: Any = None,
-        state: str | None = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        state: MessageState | None = None,
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         consumer: str | None = None,
         after: int | None = None,
         limit: int | None = 1000,
@@ -323,14 +464,14 @@ class Messages:
     def scan(
         self,
         *,
-        due_from: Any = None,
-        due_to: Any = None,
-        state: str | None = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        state: MessageState | None = None,
         owner: str | None = None,
         key_prefix: str | None = None,
         reason: str | None = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         consumer: str | None = None,
         after: int | None = None,
         limit: int | None = None,
@@ -388,7 +529,9 @@ class Messages:
         header, _ = self._transport.call("count", {"topic": self.topic})
         return dict(header["counts"])
 
-    def forecast(self, bucket: Duration = "1h", *, start: Any = None, end: Any = None) -> pa.Table:
+    def forecast(
+        self, bucket: Duration = "1h", *, start: Moment | None = None, end: Moment | None = None
+    ) -> pa.Table:
         """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
 
         From `start` (this minute on the broker's clock) to `end` (a thousand buckets later). The start
@@ -416,22 +559,73 @@ class Messages:
 
     # The dead
 
+    @overload
     def redrive(
         self,
-        id: Ids = None,
+        id: int,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def redrive(
+        self,
+        id: Integers,
+        *,
+        to: None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    def redrive(
+        self,
+        id: int | Integers,
+        *,
+        to: str,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+    ) -> DeadOutcomes: ...
+
+    @overload
+    def redrive(
+        self,
+        id: None = ...,
+        *,
+        to: str | None = ...,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: Moment | None = ...,
+        reason: str | None = ...,
+        owner: str | None = ...,
+        due_from: Moment | None = ...,
+        due_to: Moment | None = ...,
+        died_from: Moment | None = ...,
+        died_to: Moment | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
+
+    def redrive(
+        self,
+        id: int | Integers | None = None,
         *,
         to: str | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
-        due: int | datetime | None = None,
+        due: Moment | None = None,
         reason: str | None = None,
         owner: str | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Outcome | Outcomes | DeadOutcomes:
         """Makes dead messages live again, now or later (`delay`, `at`, `due`), with no attempts counted.
 
             emails.redrive(17).status                             # one: an `Outcome`
@@ -463,18 +657,38 @@ class Messages:
         ids = target.batch({}).column("id").to_pylist()
         return named(self._transport, "redrive_dead", header, ids)
 
+    @overload
+    def purge(self, id: int) -> Outcome: ...
+
+    @overload
+    def purge(self, id: Integers) -> Outcomes: ...
+
+    @overload
     def purge(
         self,
-        id: Ids = None,
+        id: None = ...,
+        *,
+        reason: str | None = ...,
+        owner: str | None = ...,
+        due_from: Moment | None = ...,
+        due_to: Moment | None = ...,
+        died_from: Moment | None = ...,
+        died_to: Moment | None = ...,
+        progress: Progress | None = ...,
+    ) -> DeadOutcomes: ...
+
+    def purge(
+        self,
+        id: int | Integers | None = None,
         *,
         reason: str | None = None,
         owner: str | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> Outcome | Outcomes | DeadOutcomes:
         """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
         chosen = filters(
             reason=reason,
@@ -504,10 +718,10 @@ class Messages:
         *,
         reason: str | None = None,
         owner: str | None = None,
-        due_from: Any = None,
-        due_to: Any = None,
-        died_from: Any = None,
-        died_to: Any = None,
+        due_from: Moment | None = None,
+        due_to: Moment | None = None,
+        died_from: Moment | None = None,
+        died_to: Moment | None = None,
     ) -> dict[str, int]:
         """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
         chosen = filters(
@@ -526,7 +740,7 @@ class Messages:
             name = min(chosen)
             raise InvalidArgument("messages are named by id or by filters, not both", field=name)
 
-    def _each_dead(self, action: str, header: Header, id: Ids) -> Any:
+    def _each_dead(self, action: str, header: Header, id: int | Integers) -> Outcome | Outcomes:
         target = Target(id, None, None)
         return target.answer(self._outcomes(action, header, target.batch({})))
 
