@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import assert_type
 
 import fasti
-from fasti.client.arguments import Status
 
 
 def topics(client: fasti.Client) -> None:

@@ -250,9 +250,16 @@ class Messages:
 
     # Changing by filter
 
-    async def release(self, id: sync.Ids, *, group: str = "") -> Any:
+    @overload
+    async def release(self, id: int, *, group: str = ...) -> Outcome: ...
+
+    @overload
+    async def release(self, id: Integers, *, group: str = ...) -> Outcomes: ...
+
+    async def release(self, id: int | Integers, *, group: str = "") -> Outcome | Outcomes:
         """Takes leased messages back without their token, for others. As `fasti.Messages.release`."""
-        return await self._home.run(partial(self._messages.release, id, group=group))
+        release: Callable[..., Any] = self._messages.release
+        return await self._home.run(release, id, group=group)
 
     async def cancel_where(
         self,

@@ -704,7 +704,13 @@ class Messages:
         self._refuse_filters(chosen)
         return self._each_dead("purge", header, id)
 
-    def release(self, id: Ids, *, group: str = "") -> Any:
+    @overload
+    def release(self, id: int, *, group: str = ...) -> Outcome: ...
+
+    @overload
+    def release(self, id: Integers, *, group: str = ...) -> Outcomes: ...
+
+    def release(self, id: int | Integers, *, group: str = "") -> Outcome | Outcomes:
         """Takes leased messages back without their token, for others: `Outcome`, `Outcomes` for a list.
 
         For operators, when a worker hangs: end it first, or it may get them again. The attempt doesn't

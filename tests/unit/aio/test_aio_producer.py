@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
+import gc
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -264,6 +267,29 @@ def test_what_a_thrown_away_producer_took_is_sent() -> None:
                 assert (await client.messages("t").count())["scheduled"] == 20
 
     asyncio.run(story())
+
+
+def test_a_producer_may_be_thrown_away_by_a_thread_that_holds_any_lock() -> None:
+    async def story(broker: VirtualBroker, client: Client) -> None:
+        await client.create_topic("t")
+        kept = [client.producer("t")]
+        await (await kept[0].send(b"", delay="1h"))
+        await kept[0].flush()
+        # Making another one has the client forget those that have nothing under way.
+        client.producer("t")
+
+        def collect() -> None:
+            # As when the collector of garbage runs while something is submitted to an executor.
+            with concurrent.futures.thread._global_shutdown_lock:
+                kept.clear()
+                gc.collect()
+
+        collecting = threading.Thread(target=collect, daemon=True)
+        collecting.start()
+        collecting.join(30)
+        assert not collecting.is_alive()
+
+    tell(story)
 
 
 def test_sending_without_a_pause_lets_others_run() -> None:
