@@ -49,7 +49,8 @@ from fasti.model import Limits, OnConflict, Outcome
 
 # Commands besides those on topics whose handlers change nothing but by events.
 _BY_EVENTS_ONLY = (
-    *(commands.CreateTopic, commands.ChangeTopic, commands.DeleteTopic, commands.DropStage),
+    *(commands.CreateTopic, commands.ChangeTopic, commands.DeleteTopic, commands.PauseTopic),
+    *(commands.DescribeConsumers, commands.DropStage),
     *(sink_commands.DropStages, sink_commands.ForgetSink, sink_commands.DescribeSinks),
     *(sink_commands.Carry, commands.Transaction, Bind, Unbind, ReadBindings),
 )

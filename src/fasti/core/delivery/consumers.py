@@ -84,7 +84,8 @@ def _add_leases(
     for topic in topics.values():
         if not topic.partitions:
             mine = leases.topic[live] == topic.number
-            groups[mine] = topic.kind.groups_of(leases.partition[live[mine]])
+            if mine.any():
+                groups[mine] = topic.kind.groups_of(leases.partition[live[mine]])
     places = np.stack([leases.topic[live], groups, leases.consumer[live]])
     distinct, members, counts = np.unique(places, axis=1, return_inverse=True, return_counts=True)
     since = np.full(len(counts), np.iinfo(np.int64).max)
