@@ -32,7 +32,7 @@ from fasti.aio.sinks import Sink
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
 from fasti.client import messages as sync_messages
-from fasti.client.arguments import Kind, TopicOptions, TopicSettingOptions
+from fasti.client.arguments import ConnectOptions, Kind, TopicOptions, TopicSettingOptions
 from fasti.client.calls import Answer
 from fasti.client.changes import FeedBounds
 from fasti.client.consumers import ConsumerInfo
@@ -48,7 +48,10 @@ from fasti.storage.backup import Backup
 
 
 def connect(
-    address: str | None = None, *, on_failure: OnFailure | None = None, **options: Any
+    address: str | None = None,
+    *,
+    on_failure: OnFailure | None = None,
+    **options: Unpack[ConnectOptions],
 ) -> Connecting:
     """Connects to a broker, or opens one inside this process; arguments as for `fasti.connect`.
 

@@ -32,7 +32,7 @@ from fasti.app.stats import HandlerStats
 from fasti.app.topics import ensure_topic
 from fasti.client import forking
 from fasti.client.address import parse_address
-from fasti.client.arguments import ScheduleOptions
+from fasti.client.arguments import ConnectionOptions, ScheduleOptions
 from fasti.client.client import Client, connect
 from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import OnFailure, checked_callback
@@ -64,7 +64,7 @@ class App:
         codec: Codec | None = None,
         grace: Duration = "30s",
         on_failure: OnFailure | None = None,
-        **connection: Any,
+        **connection: Unpack[ConnectionOptions],
     ) -> None:
         self.address = None if isinstance(address, Client) else address
         self.owner = owner

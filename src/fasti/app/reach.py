@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fasti.client.arguments import ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +17,13 @@ class Reach:
     address: str | None = None
     # A secret, so it is not shown.
     token: str | None = field(default=None, repr=False)
-    tls_ca: str | bytes | None = None
+    tls_ca: str | os.PathLike[str] | bytes | None = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> ConnectionOptions:
         """Arguments of `connect`, as far as they are known."""
-        given = {"token": self.token, "tls_ca": self.tls_ca}
-        return {name: value for name, value in given.items() if value is not None}
+        options: ConnectionOptions = {}
+        if self.token is not None:
+            options["token"] = self.token
+        if self.tls_ca is not None:
+            options["tls_ca"] = self.tls_ca
+        return options

@@ -15,9 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.client.durations import Duration
-from fasti.model import RetryPolicy
+from fasti.config import Durability, ShardSettings
+from fasti.model import Limits, RetryPolicy
 
 if TYPE_CHECKING:
+    import os
+
     from fasti.client.topics import Backoff
 
 Kind = Literal["timeline", "priority", "cron", "log", "kv"]
@@ -169,3 +172,35 @@ class ScheduleOptions(TypedDict, total=False):
     misfire_max: int
     misfire_grace: Duration
     overlap: Overlap
+
+
+class EmbeddedOptions(TypedDict, total=False):
+    """What `connect("embedded:...")` takes: one `settings`, or the fields of `ShardSettings`."""
+
+    settings: ShardSettings
+    durability: Durability | Literal["always", "interval"]
+    sync_interval_ms: int
+    segment_bytes: int
+    memory_bytes: int
+    leases_max: int
+    checkpoint_bytes: int
+    checkpoint_bytes_per_s: int
+    backup_bytes_per_s: int
+    inbox_rows_max: int
+    feed_age_us: int
+    feed_bytes: int
+    limits: Limits
+
+
+class ConnectionOptions(EmbeddedOptions, total=False):
+    """What `App` passes on to `connect`."""
+
+    token: str | None
+    tls_ca: str | os.PathLike[str] | bytes | None
+    timeout: Duration
+
+
+class ConnectOptions(ConnectionOptions, total=False):
+    """What `connect` takes besides the address and `on_failure`."""
+
+    owner: str

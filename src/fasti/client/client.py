@@ -33,7 +33,7 @@ from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
 
 if TYPE_CHECKING:
-    from fasti.client.arguments import Kind, TopicOptions, TopicSettingOptions
+    from fasti.client.arguments import EmbeddedOptions, Kind, TopicOptions, TopicSettingOptions
     from fasti.client.bindings import Bindings
     from fasti.client.calls import Answer, Calls
     from fasti.client.changes import Changes, FeedBounds
@@ -62,7 +62,7 @@ def connect(
     tls_ca: str | os.PathLike[str] | bytes | None = None,
     timeout: Duration = "30s",
     on_failure: OnFailure | None = None,
-    **embedded: Any,
+    **embedded: Unpack[EmbeddedOptions],
 ) -> Client:
     """Connects to a broker, or opens one inside this process.
 
@@ -90,7 +90,7 @@ def connect(
     if place.directory is not None:
         from fasti.client.embedded_transport import EmbeddedTransport
 
-        transport = EmbeddedTransport(Path(place.directory), settings=_shard_settings(embedded))
+        transport = EmbeddedTransport(Path(place.directory), settings=_shard_settings({**embedded}))
         hello, _ = transport.call("hello")
     else:
         from fasti.client.flight_transport import FlightTransport

@@ -8,6 +8,9 @@ from typing import get_args
 
 from fasti import model
 from fasti.client.arguments import (
+    ConnectionOptions,
+    ConnectOptions,
+    EmbeddedOptions,
     Fold,
     Gap,
     Kind,
@@ -19,7 +22,9 @@ from fasti.client.arguments import (
     TopicOptions,
     TopicSettingOptions,
 )
+from fasti.client.client import connect
 from fasti.client.schedules import Schedules
+from fasti.config import ShardSettings
 from fasti.core.cron import schedule
 from fasti.core.timeline.reads import STATE_WORDS
 
@@ -40,6 +45,14 @@ def test_every_setting_of_a_topic_can_be_given() -> None:
     assert set(TopicOptions.__annotations__) == names | lengths
     fixed = set(TopicOptions.__annotations__) - set(TopicSettingOptions.__annotations__)
     assert fixed == {"partitions"}
+
+
+def test_every_option_of_connect_can_be_given() -> None:
+    shard = {each.name for each in fields(ShardSettings)} | {"settings"}
+    assert set(EmbeddedOptions.__annotations__) == shard
+    named = set(inspect.signature(connect).parameters) - {"address", "on_failure", "embedded"}
+    assert set(ConnectOptions.__annotations__) == named | shard
+    assert set(ConnectOptions.__annotations__) - set(ConnectionOptions.__annotations__) == {"owner"}
 
 
 def test_the_options_of_a_schedule_are_those_of_put() -> None:
