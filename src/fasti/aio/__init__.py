@@ -14,6 +14,11 @@ Arrow Flight has no asyncio client, so this stands on the synchronous SDK and it
 receive and keep leases alive whatever the event loop does; results reach the loop in batches.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fasti.aio.bindings import Bindings
 from fasti.aio.changes import Changes
 from fasti.aio.client import Client, connect
@@ -29,7 +34,11 @@ from fasti.aio.receipts import PendingBatch, Receipt
 from fasti.aio.schedules import Schedules
 from fasti.aio.transaction import Transaction
 
+if TYPE_CHECKING:
+    from fasti.app.aio import App as App
+
 __all__ = [
+    "App",
     "Batch",
     "Changes",
     "Bindings",
@@ -48,3 +57,10 @@ __all__ = [
     "Transaction",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Apps stand on the SDK, which knows nothing of them.
+    if name == "App":
+        return import_module("fasti.app.aio").App
+    raise AttributeError(f"module 'fasti.aio' has no attribute {name!r}")

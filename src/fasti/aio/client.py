@@ -6,6 +6,7 @@ it was made; several loops, in several threads or one after the other, have a cl
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import time
@@ -513,6 +514,21 @@ class Client:
         is closed even then, and goes on closing if the task is cancelled; again: it waits for that.
         """
         await self._home.close(partial(self._close, seconds(timeout)))
+
+    async def detach(self) -> None:
+        """Sends what is under way and ends its threads, but leaves the synchronous client open."""
+        await self._flush()
+        await self._home.close(lambda: None)
+
+    @property
+    def synchronous(self) -> sync.Client:
+        """The client that it stands on."""
+        return self._client
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it belongs to."""
+        return self._home.loop
 
     def _close(self, timeout_s: float | None) -> None:
         """In a thread of its own, so that it may block."""

@@ -29,6 +29,7 @@ from fasti.app.handler import AnyHandler, Declaration, Handler, Kind, settings_o
 from fasti.app.reach import Reach
 from fasti.app.running import Running
 from fasti.app.stats import HandlerStats
+from fasti.app.tasks import HostLoop
 from fasti.app.topics import ensure_topic
 from fasti.client import forking
 from fasti.client.address import parse_address
@@ -84,6 +85,8 @@ class App:
         self._running: Running | None = None
         self._lock = threading.RLock()
         self._apart = False
+        # Where tasks run, if not on a loop of the app's own.
+        self.host_loop: HostLoop | None = None
         forking.register(self)
 
     def _fork_locks(self) -> list[forking.Lock]:
@@ -94,6 +97,7 @@ class App:
         """In a child process: it has a client and producers of its own, when it needs them."""
         self._lock = threading.RLock()
         self._client, self._producers, self._running = None, {}, None
+        self.host_loop = None
 
     # Declaring
 
@@ -250,6 +254,11 @@ class App:
         return self._bound
 
     @property
+    def connected(self) -> Client | None:
+        """The client, if there is one now."""
+        return self._bound or self._client
+
+    @property
     def reach_for_others(self) -> Reach | None:
         """How another process reaches the broker; None if none can."""
         if self._bound is not None:
@@ -272,14 +281,17 @@ class App:
             return found
         with self._lock:
             if topic not in self._producers:
-                client = self.client
-                for handler in self.handlers:
-                    if handler.topic == topic:
-                        ensure_topic(client, handler.settings)
-                self._producers[topic] = client.producer(
+                self.ensure(topic)
+                self._producers[topic] = self.client.producer(
                     topic, owner=self.owner or None, on_failure=self.on_failure
                 )
             return self._producers[topic]
+
+    def ensure(self, topic: str) -> None:
+        """Makes the topic of a handler if it is missing."""
+        for handler in self.handlers:
+            if handler.topic == topic:
+                ensure_topic(self.client, handler.settings)
 
     def messages(self, topic: str) -> Messages:
         """A topic's pending messages, changed in the app's name."""
@@ -354,6 +366,11 @@ class App:
             return
         running.ended.wait()
         self._after(running)
+
+    @property
+    def last_run(self) -> Running | None:
+        """How it runs, or ran the last time."""
+        return self._running
 
     def _after(self, running: Running) -> None:
         try:

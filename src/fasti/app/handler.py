@@ -85,6 +85,8 @@ class Place:
             found = importlib.import_module(self.module)
         for name in self.qualname.split("."):
             found = getattr(found, name, None)
+        # One of an app for asyncio stands on one of ours.
+        found = getattr(found, "base", found)
         if not isinstance(found, Handler):
             raise InvalidArgument(
                 f"{self.module}.{self.qualname} is no handler: worker processes import it by this "
@@ -105,6 +107,13 @@ class HandlerOptions(TypedDict, total=False):
     prefetch: int | None
     codec: Codec | None
     create: bool | Mapping[str, Any]
+
+
+class OnOptions(HandlerOptions, total=False):
+    """What `app.on` takes besides the topic."""
+
+    name: str | None
+    group: str | None
 
 
 class LaterOptions(TypedDict, total=False):

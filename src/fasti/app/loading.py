@@ -6,20 +6,23 @@ import importlib
 import importlib.util
 import os
 import sys
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fasti.app import aio
 from fasti.app.app import App
 from fasti.errors import InvalidArgument
 
 T = TypeVar("T")
+Kinds = type[T] | tuple[type[Any], ...]
 
 
 def load(reference: str) -> App:
-    """The app that `fasti run` is given. See `found`."""
-    return found(reference, App, "app", "fasti.App")
+    """The app that `fasti run` is given, for threads or for asyncio. See `found`."""
+    reached: App | aio.App = found(reference, (App, aio.App), "app", "fasti.App")
+    return reached if isinstance(reached, App) else reached.base
 
 
-def found(reference: str, kind: type[T], attribute: str, shown: str) -> T:
+def found(reference: str, kind: Kinds[T], attribute: str, shown: str) -> T:
     """Imports the module, from the current directory too, and gives the object that it has.
 
     `module` alone means `module:attribute`; attributes may be nested: `shop.tasks:registry.app`.
@@ -66,7 +69,7 @@ def _module(name: str, field: str) -> object:
         raise
 
 
-def _instead(name: str, kind: type[object]) -> str:
+def _instead(name: str, kind: Kinds[Any]) -> str:
     module = sys.modules.get(name)
     others = (
         [each for each, value in vars(module).items() if isinstance(value, kind)] if module else []

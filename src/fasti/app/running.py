@@ -8,6 +8,7 @@ it, so that a handler may ask for it; asking for haste cuts the grace to nothing
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import threading
@@ -22,7 +23,7 @@ from fasti.app.handler import AnyHandler
 from fasti.app.processes import Remote
 from fasti.app.slots import Here, Line, Slots
 from fasti.app.stats import HandlerStats, Tally, total
-from fasti.app.tasks import LoopThread, Tasks
+from fasti.app.tasks import HostLoop, LoopThread, Tasks
 from fasti.app.topics import ensure_topic
 from fasti.client.client import Client
 from fasti.client.consumer import Consumer
@@ -76,7 +77,7 @@ class Running:
         self._tell_ended = ended
         self._concurrency = concurrency
         self._worker = worker
-        self._loop: LoopThread | None = None
+        self._loop: HostLoop | None = None
         self._consumers: list[Consumer] = []
         self._runners: list[tuple[AnyHandler, Consumer, Runner]] = []
         self._stopping = threading.Event()
@@ -100,7 +101,7 @@ class Running:
                 ensure_topic(self.client, handler.settings)
             ensure_timetables(self.client, handlers, alone=bool(self.app.owner))
             if self._needs_loop():
-                self._loop = LoopThread()
+                self._loop = self.app.host_loop or LoopThread()
             for hook in self.app.start_hooks:
                 self._run_hook(hook)
             self._begin()
@@ -222,6 +223,11 @@ class Running:
         """Whether the calling thread is one that stopping waits for."""
         thread = threading.current_thread()
         return any(runner.owns(thread) for _, _, runner in self._runners)
+
+    def called_by_task(self) -> bool:
+        """Whether the current task handles a message, so that stopping would wait for itself."""
+        tasks = [runner for _, _, runner in self._runners if isinstance(runner, Tasks)]
+        return any(each.has(asyncio.current_task()) for each in tasks)
 
     def _stop(self) -> None:
         try:

@@ -22,21 +22,31 @@ from fasti.app.verdicts import GIVE_BACK, Verdict, over_time
 logger = logging.getLogger("fasti.app")
 
 
-class LoopThread:
+class HostLoop:
+    """The event loop of a program in which an app is embedded: it goes on after the app."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def run(self, made: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine there and waits for it. Not for the loop's own thread."""
+        return asyncio.run_coroutine_threadsafe(made, self.loop).result()
+
+    def close(self) -> None:
+        """The program's own affair."""
+
+
+class LoopThread(HostLoop):
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        super().__init__(asyncio.new_event_loop())
         self._thread = threading.Thread(target=self._run, name="fasti-asyncio", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-
-    def run(self, made: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine there and waits for it. Not for the loop's own thread."""
-        return asyncio.run_coroutine_threadsafe(made, self.loop).result()
 
     def close(self) -> None:
         """Ends what is left on it, and the thread."""
@@ -64,7 +74,7 @@ class Tasks:
         label: str,
         feed: Feed,
         call: Call,
-        loop: LoopThread,
+        loop: HostLoop,
         concurrency: int,
         time_limit_us: int | None,
         *,
@@ -121,6 +131,10 @@ class Tasks:
     def owns(self, thread: threading.Thread) -> bool:
         """Whether the thread is the loop's."""
         return thread.name == "fasti-asyncio"
+
+    def has(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task handles one of its messages. For the loop's thread."""
+        return task in self._tasks
 
     def tallies(self) -> list[Tally]:
         """The counts."""

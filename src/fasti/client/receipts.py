@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from fasti.client.outcomes import Outcome, Outcomes
 from fasti.errors import FastiError, IllegalTransition, TimedOut
 from fasti.model import Outcome as Code
 
+T = TypeVar("T")
 HEADERS = pa.map_(pa.string(), pa.string())
 _TYPES: dict[str, pa.DataType] = {
     "due_us": pa.int64(),
@@ -47,6 +48,7 @@ class Parcel:
         "dropped",
         "error",
         "failures",
+        "listeners",
         "maybe",
         "number",
         "on_conflict",
@@ -78,6 +80,8 @@ class Parcel:
         self.answered = threading.Event()
         self.outcomes: Outcomes | None = None
         self.error: FastiError | None = None
+        # To be called when the answer is here.
+        self.listeners: deque[Callable[[], None]] = deque()
         # Rows whose receipt was thrown away before the answer came; None once it is here.
         self.dropped: deque[int] | None = deque()
         # Of an answer with failures: the rows' keys, to name them.
@@ -120,6 +124,7 @@ class Parcel:
         self.batch = None
         dropped, self.dropped = self.dropped, None
         self.answered.set()
+        self._tell()
         if dropped:
             self.report_all(dropped)
 
@@ -134,6 +139,17 @@ class Parcel:
         if self.on_conflict == "keep":
             return (codes != Code.OK) & (codes != Code.DUPLICATE)
         return codes != Code.OK
+
+    def when_answered(self, call: Callable[[], None]) -> None:
+        """Calls it once the answer is here, in the thread that brings it or, if it is, in this one."""
+        self.listeners.append(call)
+        if self.answered.is_set():
+            self._tell()
+
+    def _tell(self) -> None:
+        # Two threads may be at it: each listener is called once.
+        for call in _taken(self.listeners):
+            call()
 
     def failure(self, row: int) -> dict[str, Any] | None:
         """What went wrong with a row, for an error's list; None if nothing did."""
@@ -193,7 +209,7 @@ class Parcel:
         return self.outcomes
 
 
-def _taken(rows: deque[int]) -> Iterator[int]:
+def _taken(rows: deque[T]) -> Iterator[T]:
     with suppress(IndexError):
         while True:
             yield rows.popleft()
@@ -228,6 +244,27 @@ class Receipt:
         row = self._row if self._row >= 0 else ~self._row
         outcomes = self._parcel.wait(timeout, self._looked)
         return outcomes[row]
+
+    def __await__(self) -> Generator[Any, None, Outcome]:
+        """In asynchronous code: `outcome = await receipt`. The task waits, and the loop goes on."""
+        if not self.done:
+            import asyncio
+
+            loop = asyncio.get_running_loop()
+            waiting = loop.create_future()
+
+            def answered() -> None:
+                if not waiting.done():
+                    waiting.set_result(None)
+
+            def wake() -> None:
+                # After the loop's end nobody is left to be told.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(answered)
+
+            self._parcel.when_answered(wake)
+            yield from waiting
+        return self.result(0)
 
     def disown(self) -> None:
         """What becomes of it is nobody's business any more: a failure is raised nowhere."""

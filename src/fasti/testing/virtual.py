@@ -33,6 +33,7 @@ from fasti.errors import InvalidArgument, TimedOut
 from fasti.storage.files import LocalFiles
 
 if TYPE_CHECKING:
+    from fasti.app import aio
     from fasti.app.app import App
     from fasti.client.client import Client
     from fasti.testing.idle import Run
@@ -163,7 +164,7 @@ class VirtualBroker:
 
     def run_until_idle(
         self,
-        app: App,
+        app: App | aio.App,
         *,
         until: Duration | datetime | None = None,
         runs_max: int = 10_000,
@@ -183,11 +184,13 @@ class VirtualBroker:
         Raises `timed_out` if there is no end after `runs_max` messages, as when a handler puts a
         message for itself each time, or if a handler takes `timeout` real seconds.
         """
+        from fasti.app.app import App
         from fasti.testing.idle import IdleRun
 
-        if app.bound not in self._clients:
-            app.bind(self.client(app.owner))
-        return IdleRun(self, app, runs_max=runs_max, timeout=timeout).run(until)
+        base = app if isinstance(app, App) else app.base
+        if base.bound not in self._clients:
+            app.bind(self.client(base.owner))
+        return IdleRun(self, base, runs_max=runs_max, timeout=timeout).run(until)
 
     def flush(self) -> None:
         """Waits until everything that clients of this broker have sent is there."""
