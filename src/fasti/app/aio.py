@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Generic, Protocol, Unpack, overload
 
@@ -94,12 +95,13 @@ class Handler(Generic[V, P, R]):
         *,
         key: str,
         delay: Duration | None = None,
-        at: Moment | None = None,
+        at: datetime | None = None,
+        due: Moment | None = None,
         version: int | None = None,
     ) -> Outcome:
         """Gives the pending message with this key another due time."""
         messages = await self.app.messages(self.topic)
-        return await messages.move(key=key, delay=delay, at=at, version=version)
+        return await messages.move(key=key, delay=delay, at=at, due=due, version=version)
 
     def __repr__(self) -> str:
         return repr(self.base)
