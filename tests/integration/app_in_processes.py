@@ -36,7 +36,7 @@ def work(job: dict[str, Any], message: fasti.Message) -> None:
     elif action == "raise":
         raise ValueError("as told")
     elif action == "retry":
-        raise fasti.Retry("1h")
+        raise fasti.Retry("1h", count=False)
     elif action == "reject":
         message.reject("by hand")
     elif action == "follow":

@@ -103,7 +103,71 @@ def test_a_failure_comes_again_after_the_handlers_backoff_and_is_dead_in_the_end
     assert app.stats()["emails"].failed == 3
 
 
-def test_retry_gives_back_without_counting_and_reject_ends(
+def test_retry_says_when_and_counts(
+    fasti_broker: VirtualBroker,
+    app: fasti.App,
+    client: fasti.Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[tuple[int, str | None]] = []
+
+    @app.on("emails", max_attempts=3)
+    def send(message: fasti.Message) -> None:
+        seen.append((message.attempts, message.last_reason))
+        raise fasti.Retry(delay="1h", reason=f"full at {message.attempts}")
+
+    receipt = send.later(b"x", key="user-7").result(WAIT_S)
+    with app, caplog.at_level("INFO", "fasti.app"):
+        fasti_broker.settle()
+        waiting = client.messages("emails").get(key="user-7")
+        assert (waiting["state"], waiting["reason"]) == ("scheduled", "full at 1")
+        for hour in range(1, 4):
+            fasti_broker.advance("59m")
+            fasti_broker.settle()
+            assert len(seen) == hour
+            fasti_broker.advance("1m")
+            fasti_broker.settle()
+    assert seen == [(1, None), (2, "full at 1"), (3, "full at 2")]
+    assert reasons(client) == ["full at 3"]
+    stats = app.stats()["emails"]
+    assert (stats.retried, stats.failed) == (3, 0)
+    lines = [(each.levelname, each.getMessage()) for each in caplog.records]
+    told = f"<Message {receipt.id} of 'emails', key 'user-7', attempt"
+    wants = [line for line in lines if "wants again" in line[1]]
+    assert [level for level, _ in wants] == ["INFO", "INFO", "ERROR"]
+    assert all(told in text for _, text in wants)
+    assert wants[-1][1].endswith("full at 3; it is dead now, after 3 attempts")
+
+
+@pytest.mark.parametrize("failing", ["threads", "asyncio"])
+def test_the_last_failure_says_that_it_is_dead(
+    fasti_broker: VirtualBroker, app: fasti.App, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    if failing == "threads":
+
+        @app.on("emails", max_attempts=2)
+        def send(payload: bytes) -> None:
+            raise ValueError("no address")
+
+    else:
+
+        @app.on("emails", max_attempts=2)
+        async def send(payload: bytes) -> None:
+            raise ValueError("no address")
+
+    receipt = send.later(b"x", key="user-7").result(WAIT_S)
+    with app, caplog.at_level("INFO", "fasti.app"):
+        fasti_broker.settle()
+        fasti_broker.advance("1d")
+        fasti_broker.settle()
+    lines = [each for each in caplog.records if "failed on" in each.getMessage()]
+    assert [each.levelname for each in lines] == ["WARNING", "ERROR"]
+    name = f"<Message {receipt.id} of 'emails', key 'user-7', attempt %d>: ValueError: no address"
+    assert lines[0].getMessage().endswith(name % 1)
+    assert lines[1].getMessage().endswith(name % 2 + "; it is dead now, after 2 attempts")
+
+
+def test_retry_that_does_not_count_gives_back_and_reject_ends(
     fasti_broker: VirtualBroker, app: fasti.App, client: fasti.Client
 ) -> None:
     seen: list[int] = []
@@ -112,7 +176,7 @@ def test_retry_gives_back_without_counting_and_reject_ends(
     def send(message: fasti.Message) -> None:
         seen.append(message.attempts)
         if len(seen) < 4:
-            raise fasti.Retry(delay="1h")
+            raise fasti.Retry(delay="1h", count=False)
         raise fasti.Reject("no such order")
 
     send.later(b"x").result(WAIT_S)

@@ -17,7 +17,7 @@ from fasti.aio.session import LoopSession, LoopWaiter
 from fasti.client import message as sync
 from fasti.client.durations import Duration, duration_us
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.returns import Return, release_argument
+from fasti.client.returns import DueAt, Return, due_again, release_argument
 
 
 class _Told:
@@ -54,10 +54,21 @@ class Message(sync.Message):
         return _TOLD
 
     def nack(  # type: ignore[override]
-        self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
+        self,
+        reason: str = "",
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
+        wait: bool = False,
+        timeout: Duration | None = None,
     ) -> Awaitable[Outcome | None]:
-        """Failed: due again after the topic's retry delay, dead after its last attempt."""
-        return self._finished("nack", reason, wait, timeout)
+        """Failed: due again after the topic's retry delay, dead after its last attempt.
+
+        With `delay`, or `at` (`due`), it is due again then. The next delivery has the reason as its
+        `last_reason`.
+        """
+        return self._finished("nack", reason, wait, timeout, due_again(delay, at, due))
 
     def reject(  # type: ignore[override]
         self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
@@ -112,14 +123,24 @@ class Message(sync.Message):
         return _first(waiter.outcomes("reply", timeout))
 
     def _finished(
-        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+        self,
+        op: str,
+        argument: Any,
+        wait: bool,
+        timeout: Duration | None,
+        when: int | DueAt | None = None,
     ) -> Awaitable[Outcome | None]:
-        return cast(Awaitable[Outcome | None], self._finish(op, argument, wait, timeout))
+        return cast(Awaitable[Outcome | None], self._finish(op, argument, wait, timeout, when))
 
     def _return(  # type: ignore[override]
-        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+        self,
+        op: str,
+        argument: Any,
+        wait: bool,
+        timeout: Duration | None,
+        when: int | DueAt | None = None,
     ) -> Awaitable[Outcome | None]:
-        returned = Return(op, argument, [(self._run, np.array([self._row]))])
+        returned = Return(op, argument, [(self._run, np.array([self._row]))], when=when)
         asked = _give_back(returned, wait, timeout)
         return _TOLD if asked is None else _first(asked)
 
@@ -151,11 +172,14 @@ class Batch(sync.Batch):
         mask: Any = None,
         reason: str = "",
         *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Awaitable[Outcomes | None]:
-        """Failed: due again after the topic's retry delay, or dead."""
-        return self._finish("nack", reason, mask, wait, timeout)
+        """Failed: due again after the topic's retry delay, after `delay` or `at` (`due`), or dead."""
+        return self._finish("nack", reason, mask, wait, timeout, due_again(delay, at, due))
 
     def reject(  # type: ignore[override]
         self,
@@ -182,9 +206,16 @@ class Batch(sync.Batch):
         return self._finish("release", release_argument(delay, at, due), mask, wait, timeout)
 
     def _finish(  # type: ignore[override]
-        self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
+        self,
+        op: str,
+        argument: Any,
+        mask: Any,
+        wait: bool,
+        timeout: Duration | None,
+        when: int | DueAt | None = None,
     ) -> Awaitable[Outcomes | None]:
-        return cast(Awaitable[Outcomes | None], super()._finish(op, argument, mask, wait, timeout))
+        found = super()._finish(op, argument, mask, wait, timeout, when)
+        return cast(Awaitable[Outcomes | None], found)
 
     def _give_back(  # type: ignore[override]
         self, returned: Return, wait: bool, timeout: Duration | None

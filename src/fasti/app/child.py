@@ -23,10 +23,11 @@ from typing import Any
 from fasti.app.calls import Call, attempt, call_of
 from fasti.app.handler import Place
 from fasti.app.reach import Reach
-from fasti.app.verdicts import ACK, Verdict, bounded
+from fasti.app.verdicts import ACK, Verdict, bounded, split
 from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime, duration_us
 from fasti.client.replies import REPLY_TO, asked
+from fasti.client.returns import due_again
 from fasti.errors import IllegalTransition, InvalidArgument
 
 _ORPHANED = 3
@@ -47,6 +48,8 @@ class Job:
     started_us: int
     created: datetime
     attempts: int
+    attempts_max: int
+    last_reason: str | None
     version: int
 
 
@@ -84,10 +87,18 @@ class RemoteMessage:
         self._finish(ACK, wait)
 
     def nack(
-        self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
+        self,
+        reason: str = "",
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
+        wait: bool = False,
+        timeout: Duration | None = None,
     ) -> None:
         """Failed."""
-        self._finish(Verdict("nack", bounded(reason)), wait)
+        delay_us, due_us = split(due_again(delay, at, due))
+        self._finish(Verdict("nack", bounded(reason), delay_us, due_us=due_us), wait)
 
     def reject(
         self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
@@ -99,12 +110,14 @@ class RemoteMessage:
         self,
         delay: Duration | None = None,
         *,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> None:
         """Given back."""
-        verdict = Verdict("release", "by its handler", duration_us(delay or 0, "delay"))
-        self._finish(verdict, wait)
+        delay_us, due_us = split(due_again(delay, at, due))
+        self._finish(Verdict("release", "by its handler", delay_us, due_us=due_us), wait)
 
     @property
     def reply_to(self) -> str | None:

@@ -96,6 +96,13 @@ def _answer(message: Any, verdict: Verdict) -> None:
         message.nack(bounded(f"its answer can't be sent: {error.message}"))
 
 
+def _when(verdict: Verdict) -> dict[str, Any]:
+    """When it is to be due again, if the verdict says it."""
+    if verdict.due_us is not None:
+        return {"due": verdict.due_us}
+    return {} if verdict.delay_us is None else {"delay": verdict.delay_us / 1_000_000}
+
+
 def carry_out(message: Any, verdict: Verdict) -> bool:
     """Tells the broker what becomes of a message. False if it was finished before.
 
@@ -109,11 +116,11 @@ def carry_out(message: Any, verdict: Verdict) -> bool:
         elif verdict.op == "reply":
             _answer(message, verdict)
         elif verdict.op == "nack":
-            message.nack(verdict.reason)
+            message.nack(verdict.reason, **_when(verdict))
         elif verdict.op == "reject":
             message.reject(verdict.reason)
         else:
-            message.release(verdict.delay_us / 1_000_000)
+            message.release(**_when(verdict))
     except IllegalTransition:
         return False
     except FastiError as error:

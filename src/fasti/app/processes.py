@@ -24,6 +24,7 @@ from typing import Any
 from fasti.app import child
 from fasti.app.handler import Place
 from fasti.app.reach import Reach
+from fasti.app.reports import report
 from fasti.app.stats import Tally
 from fasti.app.verdicts import Verdict, bounded, over_time
 
@@ -164,18 +165,14 @@ class Remote:
                 raise EOFError
 
     def _verdict(self, message: Any, verdict: Verdict, trace: str) -> Verdict:
-        if verdict.op == "reject":
-            logger.error("%s rejects %r: %s", self._label, message, verdict.reason)
-        elif verdict.op == "nack":
-            logger.warning("%s failed on %r: %s\n%s", self._label, message, verdict.reason, trace)
-        elif verdict.op == "release":
-            logger.info("%s gives %r back: %s", self._label, message, verdict.reason)
+        if not verdict.good:
+            report(self._label, message, verdict, trace=trace)
         return verdict
 
     def _over_time(self, message: Any, limit_us: int) -> Verdict:
         self._kill()
         verdict = over_time(limit_us)
-        logger.warning("%s is killed on %r: %s", self._label, message, verdict.reason)
+        report(self._label, message, verdict)
         return verdict
 
     def _died(self, message: Any) -> Verdict:
@@ -184,8 +181,9 @@ class Remote:
             return Verdict("release", "the app stops")
         self._deaths += 1
         reason = f"worker process died ({_why(code)})"
-        logger.error("%s: %s with %r", self._label, reason, message)
-        return Verdict("nack", bounded(reason))
+        verdict = Verdict("nack", bounded(reason))
+        report(self._label, message, verdict)
+        return verdict
 
     def _kill(self) -> int | None:
         """Makes sure that it has ended; its exit code."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from fasti.app.calls import Call, attempt
 from fasti.app.feed import Feed, carry_out
+from fasti.app.reports import report
 from fasti.app.stats import Tally
 from fasti.app.verdicts import ACK, GIVE_BACK, Verdict
 
@@ -53,7 +54,7 @@ class Here:
         """Calls the handler."""
         verdict, error = attempt(self._call, message)
         if not verdict.good:
-            tell(self._label, message, verdict, error)
+            report(self._label, message, verdict, error)
         return verdict
 
     def abort(self) -> None:
@@ -164,19 +165,8 @@ class Slots:
                 tally.handled += 1
             else:
                 carry_out(message, verdict)
-                tally.count(verdict.op)
+                tally.count(verdict)
                 if verdict.stop:
                     self._stop_asked(verdict.reason)
             slot.message = None
             tally.in_flight = 0
-
-
-def tell(label: str, message: Any, verdict: Verdict, error: BaseException | None) -> None:
-    """Logs how a handler ended, if it did not end well."""
-    if verdict.op == "release":
-        logger.info("%s gives %r back: %s", label, message, verdict.reason)
-    elif verdict.op == "reject":
-        logger.error("%s rejects %r: %s", label, message, verdict.reason)
-    else:
-        trace = error if error is not None and not verdict.stop else None
-        logger.warning("%s failed on %r: %s", label, message, verdict.reason, exc_info=trace)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fasti.app.verdicts import Verdict
+
 
 class Tally:
     """Counts of one worker. Only that worker writes; any thread reads."""
@@ -14,13 +16,13 @@ class Tally:
         self.handled = self.failed = self.retried = self.rejected = 0
         self.in_flight = self.replaced = 0
 
-    def count(self, op: str, failed: bool = False) -> None:
+    def count(self, verdict: Verdict) -> None:
         """How a message ended."""
-        if op == "nack" or failed:
-            self.failed += 1
-        elif op in ("ack", "reply"):
+        if verdict.good:
             self.handled += 1
-        elif op == "reject":
+        elif verdict.op == "nack" and not verdict.retry:
+            self.failed += 1
+        elif verdict.op == "reject":
             self.rejected += 1
         else:
             self.retried += 1
@@ -30,8 +32,8 @@ class Tally:
 class HandlerStats:
     """Counts of one handler since the app was started, in this process.
 
-    `handled` ended well, `failed` raised, ran over their time or lost their worker, `retried` were
-    given back for later, `rejected` are dead. `refused`: what the broker no longer took because the
+    `handled` ended well, `failed` raised, ran over their time or lost their worker, `retried` are to
+    come again as their handlers asked, `rejected` are dead. `refused`: what the broker no longer took because the
     lease was over. `replaced`: worker processes that were started anew.
     """
 

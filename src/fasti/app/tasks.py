@@ -15,7 +15,7 @@ from typing import Any
 
 from fasti.app.calls import Call, attempt_async
 from fasti.app.feed import Feed, carry_out
-from fasti.app.slots import tell
+from fasti.app.reports import report
 from fasti.app.stats import Tally
 from fasti.app.verdicts import GIVE_BACK, Verdict, over_time
 
@@ -177,7 +177,7 @@ class Tasks:
     async def _handle(self, message: Any) -> None:
         verdict = await self._verdict(message)
         carry_out(message, verdict)
-        self._tally.count(verdict.op)
+        self._tally.count(verdict)
         if verdict.stop:
             self._stop_asked(verdict.reason)
 
@@ -195,7 +195,7 @@ class Tasks:
                 return Verdict("release", "the app stops")
             verdict = Verdict("nack", "CancelledError")
         if not verdict.good:
-            tell(self._label, message, verdict, error)
+            report(self._label, message, verdict, error)
         return verdict
 
     def _finished(self, task: asyncio.Task[None]) -> None:

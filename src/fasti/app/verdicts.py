@@ -3,7 +3,8 @@
 A handler that returns has done its work: ack. If somebody waits for an answer, what it returned is the
 answer, and goes with the ack. One that raises has failed: nack, with the error as
 the reason, and the topic's retry policy says when it comes again. Two exceptions are no failures but
-orders: `Retry` gives the message back for later and counts no attempt, `Reject` makes it dead at once.
+orders: `Retry` says when it comes again, and may say that this was no attempt, `Reject` makes it dead
+at once.
 `KeyboardInterrupt` and `SystemExit` mean that the program ends: the message is given back.
 
 Values only; any thread and process may use them.
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from datetime import datetime
+from typing import Any, Literal
 
-from fasti.client.durations import Duration, duration_us
+from fasti.client.durations import Duration
+from fasti.client.returns import DueAt, due_again
 
 # As long as the broker's default limit for reasons, in UTF-8.
 REASON_BYTES_MAX = 1024
@@ -24,18 +27,35 @@ Op = Literal["ack", "nack", "release", "reject", "reply"]
 
 
 class Retry(Exception):
-    """Raised by a handler: not now, again after `delay`. Counts no attempt.
+    """Raised by a handler: not now, again after `delay`, or `at` (`due`) a moment.
 
-    raise fasti.Retry(delay="30s")
+        raise fasti.Retry(delay="30s", reason="the mail server is full")
+
+    It counts as an attempt, so after the topic's `max_attempts` the message is dead, with this
+    reason. Without a moment the topic's retry policy says when it comes again. With `count=False` the
+    attempt doesn't count, and without a moment it comes again at once: bound that yourself.
     """
 
-    def __init__(self, delay: Duration = 0, why: str = "") -> None:
-        super().__init__(why or "again later")
-        self.delay = delay
-        self.delay_us = duration_us(delay, "delay")
+    def __init__(
+        self,
+        delay: Duration | None = None,
+        reason: str = "",
+        *,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
+        count: bool = True,
+    ) -> None:
+        super().__init__(reason or "again later")
+        self.delay, self.reason, self.at, self.due, self.count = delay, reason, at, due, count
+        # Raises here rather than where nobody sees it.
+        self.when = due_again(delay, at, due)
 
-    def __reduce__(self) -> tuple[type[Retry], tuple[Duration, str]]:
-        return type(self), (self.delay, str(self))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _retry, (type(self), self.delay, self.reason, self.at, self.due, self.count)
+
+
+def _retry(kind: type[Retry], delay: Any, reason: str, at: Any, due: Any, count: bool) -> Retry:
+    return kind(delay, reason, at=at, due=due, count=count)
 
 
 class Reject(Exception):
@@ -51,12 +71,18 @@ class Undecodable(Reject):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to become of a message. `stop` asks the app to stop as well."""
+    """What is to become of a message. `stop` asks the app to stop as well.
+
+    When it is due again, a delay or a moment says; if neither does, the topic or at once.
+    """
 
     op: Op
     reason: str = ""
-    delay_us: int = 0
+    delay_us: int | None = None
     stop: bool = False
+    due_us: int | None = None
+    # The handler asked for it to come again.
+    retry: bool = False
     # Of a reply:
     payload: bytes = b""
     content_type: str | None = None
@@ -75,12 +101,19 @@ GIVE_BACK = Verdict("release")
 def judge(error: BaseException) -> Verdict:
     """What an exception that left a handler means."""
     if isinstance(error, Retry):
-        return Verdict("release", str(error), error.delay_us)
+        op: Op = "nack" if error.count else "release"
+        delay_us, due_us = split(error.when)
+        return Verdict(op, bounded(str(error)), delay_us, due_us=due_us, retry=True)
     if isinstance(error, Reject):
         return Verdict("reject", bounded(str(error) or type(error).__name__))
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         return Verdict("release", type(error).__name__, stop=True)
     return Verdict("nack", bounded(described(error)))
+
+
+def split(when: int | DueAt | None) -> tuple[int | None, int | None]:
+    """A delay or a moment, as a verdict has them."""
+    return (None, when.due_us) if isinstance(when, DueAt) else (when, None)
 
 
 def over_time(limit_us: int) -> Verdict:

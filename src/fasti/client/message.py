@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fasti.client.durations import Duration, as_datetime, duration_us, seconds
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.replies import REPLY_TO, Reply, answer_headers, asked, checked_payload
-from fasti.client.returns import Return, Segment, Waiter, release_argument
+from fasti.client.returns import DueAt, Return, Segment, Waiter, due_again, release_argument
 from fasti.client.run import Run
 from fasti.errors import IllegalTransition, InvalidArgument, TimedOut
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
@@ -126,6 +126,14 @@ class Message:
         return self._run.value("attempts", self._row)
 
     @property
+    def attempts_max(self) -> int:
+        """After how many attempts it is dead, by the topic's settings when the consumer began.
+
+        0: after none. `message.attempts == message.attempts_max` is the last one.
+        """
+        return self._run.session.attempts_max
+
+    @property
     def last_reason(self) -> str | None:
         """Why it last came back: what a nack said, or that its lease expired; None if it never did.
 
@@ -197,10 +205,21 @@ class Message:
         return None
 
     def nack(
-        self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
+        self,
+        reason: str = "",
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
+        wait: bool = False,
+        timeout: Duration | None = None,
     ) -> Outcome | None:
-        """Failed: due again after the topic's retry delay, dead after its last attempt."""
-        return self._finish("nack", reason, wait, timeout)
+        """Failed: due again after the topic's retry delay, dead after its last attempt.
+
+        With `delay`, or `at` (`due`), it is due again then. The next delivery has the reason as its
+        `last_reason`.
+        """
+        return self._finish("nack", reason, wait, timeout, due_again(delay, at, due))
 
     def reject(
         self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
@@ -304,20 +323,30 @@ class Message:
         return Reply(run, row, to, deadline_us, given, pairs, content_type, ack)
 
     def _finish(
-        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+        self,
+        op: str,
+        argument: Any,
+        wait: bool,
+        timeout: Duration | None,
+        when: int | DueAt | None = None,
     ) -> Outcome | None:
         run, row = self._run, self._row
         if op in ("nack", "reject"):
             check_reason(argument, run.session.reason_bytes_max)
         if run.finished[row]:
             self._refuse()
-        return self._return(op, argument, wait, timeout)
+        return self._return(op, argument, wait, timeout, when)
 
     def _return(
-        self, op: str, argument: Any, wait: bool, timeout: Duration | None
+        self,
+        op: str,
+        argument: Any,
+        wait: bool,
+        timeout: Duration | None,
+        when: int | DueAt | None = None,
     ) -> Outcome | None:
         rows = np.array([self._row])
-        returned = Return(op, argument, [(self._run, rows)])
+        returned = Return(op, argument, [(self._run, rows)], when=when)
         outcomes = self._run.session.give_back(returned, wait, timeout)
         return None if outcomes is None else outcomes[0]
 
@@ -325,7 +354,8 @@ class Message:
         raise IllegalTransition(f"message {self.id} of {self.topic!r} was finished before")
 
     def __repr__(self) -> str:
-        return f"<Message {self.id} of {self.topic!r}, attempt {self.attempts}>"
+        key = "" if self.key is None else f", key {self.key!r}"
+        return f"<Message {self.id} of {self.topic!r}{key}, attempt {self.attempts}>"
 
 
 class Batch:
@@ -376,11 +406,14 @@ class Batch:
         mask: Any = None,
         reason: str = "",
         *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
         wait: bool = False,
         timeout: Duration | None = None,
     ) -> Outcomes | None:
-        """Failed: due again after the topic's retry delay, or dead."""
-        return self._finish("nack", reason, mask, wait, timeout)
+        """Failed: due again after the topic's retry delay, after `delay` or `at` (`due`), or dead."""
+        return self._finish("nack", reason, mask, wait, timeout, due_again(delay, at, due))
 
     def reject(
         self,
@@ -407,13 +440,20 @@ class Batch:
         return self._finish("release", release_argument(delay, at, due), mask, wait, timeout)
 
     def _finish(
-        self, op: str, argument: Any, mask: Any, wait: bool, timeout: Duration | None
+        self,
+        op: str,
+        argument: Any,
+        mask: Any,
+        wait: bool,
+        timeout: Duration | None,
+        when: int | DueAt | None = None,
     ) -> Outcomes | None:
         while segments := self._chosen(mask):
             if op in ("nack", "reject"):
                 check_reason(argument, self.reason_bytes_max)
             try:
-                return self._give_back(Return(op, argument, segments), wait, timeout)
+                returned = Return(op, argument, segments, when=when)
+                return self._give_back(returned, wait, timeout)
             except IllegalTransition:
                 if mask is not None or not any(run.any_finished(rows) for run, rows in segments):
                     raise

@@ -14,7 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.client.durations import Duration, aware_us, check_one_moment, duration_us, moment_us
+from fasti.client.durations import (
+    Duration,
+    aware_us,
+    check_one_moment,
+    moment_us,
+    optional_duration_us,
+)
 from fasti.client.outcomes import Outcomes
 from fasti.client.run import Run
 from fasti.client.transport import Header
@@ -47,17 +53,22 @@ _HAD_HAPPENED = {
 
 @dataclass(frozen=True, slots=True)
 class DueAt:
-    """When released rows are due, where that is no delay."""
+    """When rows that go back are due, where that is no delay."""
 
     due_us: int
 
 
 def release_argument(delay: Duration | None, at: Any, due: Any) -> int | DueAt:
     """When released rows are due, checked: at once if nothing is given."""
+    return due_again(delay, at, due) or 0
+
+
+def due_again(delay: Duration | None, at: Any, due: Any) -> int | DueAt | None:
+    """When rows that go back are due, checked: a delay or a moment, None if nothing is given."""
     check_one_moment(at, delay, due)
     if at is not None or due is not None:
         return DueAt(aware_us(at) if due is None else moment_us(due, "due"))
-    return duration_us(delay or 0, "delay")
+    return optional_duration_us(delay, "delay")
 
 
 class Waiter:
@@ -132,6 +143,8 @@ class Return:
     # The client's own, such as renewals: nobody is told when they fail.
     quiet: bool = False
     again: bool = False
+    # Of a nack: when it is due again, if not after the topic's retry delay.
+    when: int | DueAt | None = None
 
     @property
     def renews(self) -> bool:
@@ -165,6 +178,7 @@ class Return:
                 None if shares is None else Share(shares, place),
                 self.quiet,
                 self.again,
+                self.when,
             )
             for place, segments in enumerate(cut)
         ]
@@ -172,7 +186,8 @@ class Return:
     def fields(self) -> Header:
         """The request's header, but for its number."""
         if self.op in ("nack", "reject"):
-            return {"op": self.op, "reason": self.argument}
+            after = {"delay_us": self.when} if isinstance(self.when, int) else {}
+            return {"op": self.op, "reason": self.argument, **after}
         if self.op == "extend":
             return {"op": self.op, "length_us": self.argument}
         if self.op == "release" and isinstance(self.argument, int):
@@ -193,8 +208,9 @@ class Return:
         """When each row is due, if it says so itself."""
         if self.op == "release" and self.argument is None:
             return pa.array(_joined([run.due_us[rows] for run, rows in self.segments]))
-        if isinstance(self.argument, DueAt):
-            return pa.array(np.full(self.rows, self.argument.due_us))
+        for given in (self.argument, self.when):
+            if isinstance(given, DueAt):
+                return pa.array(np.full(self.rows, given.due_us))
         return pa.nulls(self.rows, pa.int64())
 
     def outcomes(self, header: Header) -> Outcomes:
@@ -232,16 +248,22 @@ class Request:
 def merged(returns: list[Return]) -> list[Return]:
     """Equal returns as one, so that single nacks travel together. Those waited for stay alone."""
     found: list[Return] = []
-    alike: dict[tuple[str, Any, bool, bool], Return] = {}
+    alike: dict[tuple[str, Any, Any, bool, bool], Return] = {}
     for each in returns:
         if each.waiter is not None:
             found.append(each)
             continue
-        name = (each.op, each.argument, each.quiet, each.again)
+        name = (each.op, each.argument, each.when, each.quiet, each.again)
         known = alike.get(name)
         if known is None:
             alike[name] = Return(
-                each.op, each.argument, list(each.segments), None, each.quiet, each.again
+                each.op,
+                each.argument,
+                list(each.segments),
+                None,
+                each.quiet,
+                each.again,
+                each.when,
             )
             found.append(alike[name])
         else:

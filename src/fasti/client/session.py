@@ -147,6 +147,11 @@ class Session:
                 )
                 self._thread.start()
 
+    @property
+    def attempts_max(self) -> int:
+        """The topic's `max_attempts`; 0 for no bound."""
+        return self._settings.max_attempts
+
     def _started(self) -> bool:
         with self.lock:
             return self._thread is not None or self._closing

@@ -17,7 +17,7 @@ from fasti.client.message import Message, check_reason
 from fasti.client.messages import Messages, Target
 from fasti.client.outcomes import NAMED_MAX, Outcomes
 from fasti.client.producer import checked_partition
-from fasti.client.returns import Return, release_argument
+from fasti.client.returns import Return, due_again, release_argument
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, IllegalTransition, InvalidArgument, TransactionAborted
 
@@ -57,9 +57,17 @@ class Transaction:
         """Done, if the rest happens."""
         self._return(message, Return("ack", None, []))
 
-    def nack(self, message: Message, reason: str = "") -> None:
-        """Failed; due again after the retry delay."""
-        self._return(message, Return("nack", reason, []))
+    def nack(
+        self,
+        message: Message,
+        reason: str = "",
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        due: int | datetime | None = None,
+    ) -> None:
+        """Failed; due again after the retry delay, after `delay`, or `at` (`due`)."""
+        self._return(message, Return("nack", reason, [], when=due_again(delay, at, due)))
 
     def reject(self, message: Message, reason: str = "") -> None:
         """Failed for good."""

@@ -267,7 +267,7 @@ class Release:
 
 @dataclass(slots=True)
 class Nack:
-    """Failed: due again after the topic's retry delay, or dead after its last attempt."""
+    """Failed: due again after the topic's retry delay, or `when`; dead after its last attempt."""
 
     topic: str
     ids: Int64s
@@ -275,6 +275,7 @@ class Nack:
     reason: str = ""
     started_us: Int64s | int = 0
     group: str = ""
+    when: When | None = None
 
 
 @dataclass(slots=True)

@@ -25,6 +25,8 @@ class FakeMessage:
     started_us: int = 0
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     attempts: int = 1
+    attempts_max: int = 5
+    last_reason: str | None = None
     version: int = 1
     ended: tuple[Any, ...] | None = None
 
@@ -40,14 +42,14 @@ class FakeMessage:
     def ack(self) -> None:
         self._end("ack")
 
-    def nack(self, reason: str = "") -> None:
-        self._end("nack", reason)
+    def nack(self, reason: str = "", **when: Any) -> None:
+        self._end("nack", reason, *when.values())
 
     def reject(self, reason: str = "") -> None:
         self._end("reject", reason)
 
-    def release(self, delay: float = 0) -> None:
-        self._end("release", delay)
+    def release(self, **when: Any) -> None:
+        self._end("release", *when.values())
 
 
 class FakeSource:

@@ -60,7 +60,7 @@ def test_what_is_taken_while_it_stops_goes_back() -> None:
 
     source.take_now = take_now  # type: ignore[method-assign]
     assert feed.take() is None
-    assert message.ended == ("release", 0.0)
+    assert message.ended == ("release",)
 
 
 def test_an_error_ends_it_and_is_told_once() -> None:
@@ -75,9 +75,12 @@ def test_an_error_ends_it_and_is_told_once() -> None:
 def test_verdicts_are_carried_out_once() -> None:
     ends = {
         ACK: ("ack",),
-        GIVE_BACK: ("release", 0.0),
+        GIVE_BACK: ("release",),
         Verdict("release", "", 1_500_000): ("release", 1.5),
+        Verdict("release", "", due_us=7): ("release", 7),
         Verdict("nack", "why"): ("nack", "why"),
+        Verdict("nack", "why", 0): ("nack", "why", 0.0),
+        Verdict("nack", "why", due_us=7): ("nack", "why", 7),
         Verdict("reject", "why"): ("reject", "why"),
     }
     for verdict, ended in ends.items():

@@ -205,7 +205,9 @@ def test_middleware_wraps_from_the_outside_in() -> None:
         raise ValueError
 
     call = call_of(handle.function, handle.shape, handle.codec, app.middlewares)
-    assert attempt(call, FakeMessage(id=7))[0] == Verdict("release", "again later", 1_000_000)
+    assert attempt(call, FakeMessage(id=7))[0] == Verdict(
+        "nack", "again later", 1_000_000, retry=True
+    )
     assert seen == ["outer", "inner 7", "handler"]
 
 

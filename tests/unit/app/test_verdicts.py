@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from datetime import UTC, datetime
 
 import pytest
 
@@ -24,8 +25,12 @@ from fasti.errors import InvalidArgument
     [
         (ValueError("no address"), Verdict("nack", "ValueError: no address")),
         (ValueError(), Verdict("nack", "ValueError")),
-        (Retry("30s"), Verdict("release", "again later", 30_000_000)),
-        (Retry(delay=1.5, why="busy"), Verdict("release", "busy", 1_500_000)),
+        (Retry("30s"), Verdict("nack", "again later", 30_000_000, retry=True)),
+        (Retry(), Verdict("nack", "again later", retry=True)),
+        (Retry(delay=1.5, reason="busy"), Verdict("nack", "busy", 1_500_000, retry=True)),
+        (Retry(due=7_000), Verdict("nack", "again later", due_us=7_000, retry=True)),
+        (Retry("30s", count=False), Verdict("release", "again later", 30_000_000, retry=True)),
+        (Retry(reason="x" * 9_000), Verdict("nack", bounded("x" * 9_000), retry=True)),
         (Reject("no such order"), Verdict("reject", "no such order")),
         (Reject(), Verdict("reject", "Reject")),
         (Undecodable("no JSON"), Verdict("reject", "no JSON")),
@@ -62,8 +67,13 @@ def test_time_limits_are_named() -> None:
 def test_a_bad_delay_is_told_where_it_is_raised() -> None:
     with pytest.raises(InvalidArgument, match="delay"):
         Retry("soon")
+    with pytest.raises(InvalidArgument, match="due"):
+        Retry("5s", due=7)
 
 
 def test_retries_survive_pickling() -> None:
     copied = pickle.loads(pickle.dumps(Retry("5s", "busy")))
-    assert (copied.delay_us, str(copied)) == (5_000_000, "busy")
+    assert (copied.when, str(copied), copied.count) == (5_000_000, "busy", True)
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    copied = pickle.loads(pickle.dumps(Retry(at=moment, count=False)))
+    assert (copied.at, str(copied), copied.count) == (moment, "again later", False)

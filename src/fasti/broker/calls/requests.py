@@ -307,7 +307,7 @@ _RETURNED_TYPES = {field.name: field.type for field in RETURNED}
 _RETURNED_FIELDS: dict[str, Header] = {
     "ack": {"group": ""},
     "extend": {"group": "", "length_us": int},
-    "nack": {"group": "", "reason": ""},
+    "nack": {"group": "", "reason": "", "delay_us": None},
     "reject": {"group": "", "reason": ""},
     "release": {"group": "", "delay_us": None},
 }
@@ -333,10 +333,12 @@ def returned(op: str, topic: str, header: Header, batch: pa.RecordBatch, limits:
     if op == "extend":
         return co.Extend(*place, length_us=header["length_us"], group=group)
     if op == "nack":
-        return co.Nack(*place, reason=header["reason"], started_us=started, group=group)
+        when = _due_again(header, batch)
+        return co.Nack(*place, header["reason"], started, group, when)
     if op == "reject":
         return co.Reject(*place, reason=header["reason"], started_us=started, group=group)
-    return co.Release(*place, when=_released_to(header, batch), started_us=started, group=group)
+    when = _due_again(header, batch) or co.When()
+    return co.Release(*place, when=when, started_us=started, group=group)
 
 
 def returned_fields(op: str) -> Header:
@@ -344,13 +346,14 @@ def returned_fields(op: str) -> Header:
     return _RETURNED_FIELDS[op]
 
 
-def _released_to(header: Header, batch: pa.RecordBatch) -> co.When:
+def _due_again(header: Header, batch: pa.RecordBatch) -> co.When | None:
+    """When what goes back is due again; None if nothing says it."""
     delay_us = integer(header, "delay_us")
     due = _numbers(batch, "due_us")
     if delay_us is not None:
         return co.When(delay_us=delay_us)
     if due is None:
-        return co.When()
+        return None
     if due.null_count:
         raise InvalidArgument("due_us is given for every row or for none", field="due_us")
     return co.When(due_us=filled(due, 0))

@@ -308,9 +308,10 @@ def release(work: Work, command: Release) -> Reply:
 
 
 def nack(work: Work, command: Nack) -> Reply:
-    """Failed: again after the retry delay, or dead."""
+    """Failed: again after the retry delay or when it says, or dead."""
     count = len(command.ids)
     started = column(command.started_us, count, "started")
+    given = None if command.when is None else work.moments(command.when, count)
     _check_reason(work, command.reason)
 
     def decide(topic: Topic, piece: Piece) -> None:
@@ -324,8 +325,11 @@ def nack(work: Work, command: Nack) -> Reply:
         if left.any():
             piece = piece.only(left, count)
             ids = piece.sequences | piece.partition.number << SEQUENCE_BITS
-            delays = retry_delays(topic.settings.retry, ids, attempts[left])
-            due = np.minimum(work.now_us + delays, DUE_MAX_US)
+            if given is None:
+                delays = retry_delays(topic.settings.retry, ids, attempts[left])
+                due = np.minimum(work.now_us + delays, DUE_MAX_US)
+            else:
+                due = given[piece.rows]
             place, begun = _place(topic, piece), started[piece.rows]
             event = ev.Nacked(work.now_us, *place, command.reason, piece.sequences, due, begun)
             work.emit(event, piece.slots)

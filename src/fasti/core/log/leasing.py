@@ -96,10 +96,11 @@ def release_leases(work: Work, command: ReleaseLeases) -> Reply:
 
 
 def nack(work: Work, command: Nack) -> Reply:
-    """Failed: again after the retry delay, or dead."""
+    """Failed: again after the retry delay or when it says, or dead."""
     _check_reason(work, command.reason)
     count = len(command.ids)
     started = column(command.started_us, count, "started")
+    given = None if command.when is None else work.moments(command.when, count)
 
     def decide(topic: Topic, group: Group, piece: GroupPiece) -> None:
         begun = started[piece.rows]
@@ -112,8 +113,11 @@ def nack(work: Work, command: Nack) -> Reply:
         if left.any():
             rest = piece.only(left, count)
             ids = rest.offsets + 1 | piece.number << SEQUENCE_BITS
-            delays = retry_delays(topic.settings.retry, ids, attempts[left])
-            due = np.minimum(work.now_us + delays, DUE_MAX_US)
+            if given is None:
+                delays = retry_delays(topic.settings.retry, ids, attempts[left])
+                due = np.minimum(work.now_us + delays, DUE_MAX_US)
+            else:
+                due = given[rest.rows]
             _give_back(work, topic, group, rest, Verb.NACK, command.reason, due, begun[left])
 
     return _under_lease(work, command, decide)
