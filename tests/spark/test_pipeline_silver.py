@@ -126,8 +126,8 @@ def many_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silver_open, "FEW_ROWS", -1)
     monkeypatch.setattr(silver_open, "SMALL_FILES_MAX", 6)
     monkeypatch.setattr(silver_stage, "divide", lambda files, _: silver_open.divide(files, -1))
-    for module in (silver_open, silver_stage):
-        monkeypatch.setattr(module, "FOLD_ROWS", 16)
+    monkeypatch.setattr(silver_stage, "FOLD_ROWS", 16)
+    monkeypatch.setattr(silver_open, "FILE_ROWS", 16)
 
 
 @pytest.mark.usefixtures("many_open")
@@ -290,7 +290,7 @@ def test_which_files_are_folded_with_a_step() -> None:
     assert silver_open.divide([], 10) == ([], [])
     few = files(1_000, 10)
     assert silver_open.divide(few, 10) == (few, [])
-    many = files(*[250_000] * 80)
+    many = files(*[50_000] * 400)
     assert silver_open.divide(many, 1_000_000) == ([], many)
     assert silver_open.divide(many, 30_000_000) == (many, [])
     # Small ones are made into large ones when there are many.

@@ -3,11 +3,12 @@
 Files of the table hold either finished messages, which never change again, or open ones. A step knows
 of most messages all that there is to know: it has their first transition. For the others it looks
 into the files of open messages: `Split` writes the rows that go on to one side, and what is left of the
-file anew. A file in which no row goes on stays as it is, and by the bounds of its ids most need not be
-opened.
+file anew. A file in which no row goes on stays as it is; by the bounds of ids some need not be opened,
+and of the others two columns are read.
 
-The work of a step therefore grows with what is new and with the files in which something goes on: if
-that is a row in each of them, all open messages are written again.
+The work of a step therefore grows with what is new and with the files in which something goes on. So
+files are small, and a task's rows lie in them by due time: what happens to messages mostly happens
+when they are due. If something happens to a message of each file, all open messages are written again.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from fasti.pipeline.files import DataFile, folder_of
 from fasti.pipeline.groups import Ints, Mask
 from fasti.pipeline.lake import is_finished
 
-# What a task folds in memory, and a file of open messages, is at most about so many rows.
+# What a task folds in memory is at most about so many rows.
 FOLD_ROWS = 250_000
+# A file of open messages has at most so many.
+FILE_ROWS = 50_000
 # Fewer open messages than this, or than a step has rows, are folded with every step.
 FEW_ROWS = 200_000
 # So many files with less than a quarter of a file's rows are made into large ones.
@@ -36,7 +39,7 @@ SMALL_FILES_MAX = 32
 # The folder of a staging directory for rows that are not a message's whole.
 PARTIAL = "partial"
 SPLIT_ROW = "source int, path string, rows long"
-_BATCH_ROWS = 65_536
+_BATCH_ROWS = FILE_ROWS
 # What tells messages apart to readers of bounds, which are known of a table's first columns alone.
 _BOUNDS = ("topic_since", "id")
 
@@ -60,7 +63,7 @@ def divide(files: Sequence[DataFile], new_rows: int) -> tuple[list[DataFile], li
         return list(files), []
     sides: tuple[list[DataFile], list[DataFile]] = [], []
     for each in files:
-        sides[each.rows >= FOLD_ROWS // 4].append(each)
+        sides[each.rows >= FILE_ROWS // 4].append(each)
     return sides if len(sides[0]) >= SMALL_FILES_MAX else ([], list(files))
 
 
@@ -197,7 +200,7 @@ class _Writer:
         self._file.write_table(rows)
         path, before = self.written[-1]
         self.written[-1] = path, before + rows.num_rows
-        if before + rows.num_rows >= FOLD_ROWS:
+        if before + rows.num_rows >= FILE_ROWS:
             self._close()
 
     def _close(self) -> None:

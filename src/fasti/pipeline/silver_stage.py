@@ -28,6 +28,7 @@ from fasti.pipeline import silver
 from fasti.pipeline.bronze import parallelism, shards, transaction
 from fasti.pipeline.files import DataFile, folder_of
 from fasti.pipeline.silver_open import (
+    FILE_ROWS,
     FOLD_ROWS,
     PARTIAL,
     SPLIT_ROW,
@@ -238,7 +239,9 @@ class Folding:
             sources = tuple(each.path for each in files)
             place, staged = str(self._table.path), str(self._staged)
             work = Split(place, staged, self._level, sources, tuple(parts))
-            numbers = self._spark.range(0, len(files), 1, len(files))
+            # A task's own start costs as much as a file does.
+            most = max(parallelism(self._spark), -(-sum(f.rows for f in files) // FOLD_ROWS))
+            numbers = self._spark.range(0, len(files), 1, min(len(files), most))
             split = numbers.mapInArrow(work, SPLIT_ROW).collect()
             gone = [files[number] for number in sorted({row.source for row in split})]
             self._take(split)
@@ -275,10 +278,12 @@ class Fold:
             known = pa.repeat(pa.scalar(True), messages.num_rows)
         over = pc.is_in(messages.column("state"), pa.array(silver.FINAL))
         opened = folder_of({"level": str(self.level), "day": None})
+        open_rows = messages.filter(pc.and_(known, pc.invert(over))).sort_by("due_last")
         paths = [
-            self._write(messages.filter(pc.and_(known, pc.invert(over))), opened, name),
-            self._write(messages.filter(pc.invert(known)), f"{PARTIAL}/", name),
+            self._write(open_rows.slice(begin, FILE_ROWS), opened, f"{name}-{begin}")
+            for begin in range(0, open_rows.num_rows, FILE_ROWS)
         ]
+        paths.append(self._write(messages.filter(pc.invert(known)), f"{PARTIAL}/", name))
         ended = messages.filter(pc.and_(known, over))
         days = ended.column("finished_at").cast(pa.date32())
         for day in pc.unique(days).to_pylist():
