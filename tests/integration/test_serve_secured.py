@@ -26,7 +26,7 @@ from fasti.cli.main import app as commands
 from fasti.client.address import known_address
 from fasti.doors.credentials import create, revoke
 from fasti.doors.link import BrokerLink
-from fasti.errors import InvalidArgument, Unauthenticated
+from fasti.errors import InvalidArgument, Unauthenticated, Unavailable
 
 
 class Secured(NamedTuple):
@@ -226,3 +226,97 @@ def test_the_flags_of_an_app_reach_all_of_its_processes(secured: Secured, tmp_pa
             running.terminate()
             _, told = running.communicate(timeout=60)
     assert running.returncode == 0, told
+
+
+def test_who_writes_the_wrong_scheme_is_told_the_right_one(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = secured.broker.port
+    with pytest.raises(Unavailable, match=rf"speaks TLS: write fasti\+tls://127.0.0.1:{port}"):
+        fasti.connect(f"fasti://127.0.0.1:{port}")
+    asked = CliRunner().invoke(commands, ["topics", "list", "-a", f"fasti://127.0.0.1:{port}"])
+    assert "write fasti+tls://" in asked.stderr
+    assert "fasti serve" not in asked.stderr
+    with BrokerProcess(tmp_path / "plain", settings=SMALL) as plain:
+        with pytest.raises(Unavailable, match="doesn't speak TLS: write fasti://"):
+            fasti.connect(f"fasti+tls://127.0.0.1:{plain.port}", tls_ca=secured.authority)
+
+
+def test_an_authority_that_is_not_known_says_how_to_name_it(
+    secured: Secured, tmp_path: Path
+) -> None:
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    address = f"fasti+tls://localhost:{secured.broker.port}"
+    for authority in (None, tmp_path / "other.pem"):
+        with pytest.raises(Unavailable, match="tls_ca=, --tls-ca or FASTI_TLS_CA"):
+            fasti.connect(address, tls_ca=authority)
+    with pytest.raises(Unavailable, match="another host name"):
+        fasti.connect(f"fasti+tls://0.0.0.0:{secured.broker.port}", tls_ca=secured.authority)
+    with pytest.raises(InvalidArgument, match="no certificate in PEM"):
+        fasti.connect(address, tls_ca=b"nonsense")
+
+
+NOISY = """
+import sys
+import fasti
+
+plain, secure, authority = sys.argv[1:]
+for address in ("fasti://127.0.0.1:1", plain, secure):
+    try:
+        fasti.connect(address, tls_ca=authority, timeout="5s")
+    except fasti.errors.Unavailable:
+        print("refused", flush=True)
+# The broker behind stdin is killed in the middle.
+with fasti.connect(input()) as client:
+    client.create_topic("t")
+    producer = client.producer("t")
+    consumer = client.consumer("t", timeout="60s")
+    producer.send(b"x").result(60)
+    next(consumer).ack(wait=True)
+    print("killed?", flush=True)
+    input()
+    try:
+        client.producer("t", deadline="1s").send(b"y").result(60)
+    except fasti.FastiError:
+        print("lost", flush=True)
+    try:
+        client.close(timeout="2s")
+    except fasti.FastiError:
+        pass
+"""
+
+
+def test_nothing_of_grpc_is_on_stderr(secured: Secured, tmp_path: Path) -> None:
+    plain = f"fasti://127.0.0.1:{secured.broker.port}"
+    with BrokerProcess(tmp_path / "data", settings=SMALL) as broker:
+        wrong = f"fasti+tls://127.0.0.1:{broker.port}"
+        command = [sys.executable, "-c", NOISY, plain, wrong, str(secured.authority)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, **pipes) as running:  # type: ignore[call-overload]
+            assert [running.stdout.readline() for _ in range(3)] == ["refused\n"] * 3
+            running.stdin.write(broker.address + "\n")
+            running.stdin.flush()
+            assert running.stdout.readline() == "killed?\n", running.stderr.read()
+            broker.kill()
+            told, noise = running.communicate("\n", timeout=120)
+    assert told == "lost\n"
+    assert running.returncode == 0
+    assert noise == ""
+
+
+def test_what_is_printed_at_the_start_is_the_address_to_use(
+    secured: Secured, tmp_path: Path
+) -> None:
+    folder = secured.authority.parent
+    command = [sys.executable, "-m", "fasti", "serve", "--data", str(tmp_path / "data")]
+    command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--until-stdin-ends"]
+    command += ["--segment-size", "1MiB"]
+    command += ["--tls-cert", str(folder / "cert.pem"), "--tls-key", str(folder / "key.pem")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as running:  # type: ignore[call-overload]
+        banner = running.stdout.readline()
+        found = re.match(r"Fasti listens at (fasti\+tls://127.0.0.1:\d+), https://", banner)
+        assert found, banner
+        with fasti.connect(found[1], tls_ca=secured.authority) as client:
+            assert client.health()["ready"]
+        running.communicate(timeout=60)

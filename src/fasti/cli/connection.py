@@ -18,6 +18,7 @@ from fasti.cli.signatures import Command, option, parameters_of, presented
 from fasti.client.address import (
     ADDRESS_VARIABLE,
     DEFAULT_ADDRESS,
+    NOBODY,
     TLS_CA_VARIABLE,
     TOKEN_VARIABLE,
     known_address,
@@ -149,6 +150,8 @@ def client_of(
         with connect(address, token=token, tls_ca=tls_ca, owner=owner) as client:
             yield client
     except Unavailable as error:
+        if not error.message.startswith(NOBODY):
+            raise
         hint = "`fasti serve --data DIR` starts a broker, --address says where one is"
         raise Unavailable(f"{error.message}; {hint}") from error
 

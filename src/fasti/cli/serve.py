@@ -52,8 +52,10 @@ def _serve(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool
     from fasti.doors.process import end, serve
 
     def ready(started: Ready) -> None:
-        http = f", http://{started.http}" if started.http else ""
-        typer.echo(f"Fasti listens at fasti://{started.listen}{http}. Ctrl-C stops it.")
+        secure = settings.tls_cert is not None
+        http = f", http{'s' if secure else ''}://{started.http}" if started.http else ""
+        place = f"fasti{'+tls' if secure else ''}://{started.listen}"
+        typer.echo(f"Fasti listens at {place}{http}. Ctrl-C stops it.")
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as pipe:
                 pipe.write(started.to_json() + "\n")

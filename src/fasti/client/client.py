@@ -129,12 +129,15 @@ def _shard_settings(given: dict[str, Any]) -> ShardSettings:
 
 
 def _certificate(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
-    if given is None or isinstance(given, bytes):
-        return given
+    if given is None:
+        return None
     try:
-        return Path(given).read_bytes()
+        found = given if isinstance(given, bytes) else Path(given).read_bytes()
     except OSError as error:
         raise InvalidArgument(f"tls_ca can't be read: {error}", field="tls_ca") from error
+    if b"-----BEGIN CERTIFICATE-----" not in found:
+        raise InvalidArgument("tls_ca has no certificate in PEM", field="tls_ca")
+    return found
 
 
 class Client:

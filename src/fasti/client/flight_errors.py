@@ -7,6 +7,7 @@ import re
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from fasti.client.address import NOBODY
 from fasti.errors import (
     FastiError,
     InvalidArgument,
@@ -22,16 +23,26 @@ from fasti.protocol.problems import error_from_json
 _CODED = re.compile(r"\b([a-z_]+): ([^\n]*)")
 # Parts of what gRPC says, and what they mean; the first that is found counts.
 _MEANINGS = (
-    ("connection refused", "no broker answers: the connection was refused"),
-    ("lookup failed", "no broker answers: its host name is not known"),
-    ("errors resolving", "no broker answers: its host name is not known"),
-    ("name resolution", "no broker answers: its host name is not known"),
-    ("certificate", "the broker's certificate was not accepted"),
+    ("connection refused", f"{NOBODY}: the connection was refused"),
+    ("lookup failed", f"{NOBODY}: its host name is not known"),
+    ("errors resolving", f"{NOBODY}: its host name is not known"),
+    ("name resolution", f"{NOBODY}: its host name is not known"),
+    (
+        "wrong version number",
+        "the broker doesn't speak TLS: write fasti:// instead of fasti+tls://",
+    ),
+    ("not in peer certificate", "the broker's certificate is for another host name"),
+    ("hostname verification", "the broker's certificate is for another host name"),
+    (
+        "certificate",
+        "the broker's certificate is not trusted here: name the file of the authority that signed it "
+        "by tls_ca=, --tls-ca or FASTI_TLS_CA",
+    ),
     ("handshak", "no secure connection: the broker may not speak TLS, or not trust us"),
     ("ssl_error", "no secure connection: the broker may not speak TLS, or not trust us"),
-    ("no route to host", "no broker answers: there is no way to its host"),
-    ("network is unreachable", "no broker answers: there is no way to its host"),
-    ("failed to connect", "no broker answers"),
+    ("no route to host", f"{NOBODY}: there is no way to its host"),
+    ("network is unreachable", f"{NOBODY}: there is no way to its host"),
+    ("failed to connect", f"{NOBODY}"),
     ("socket closed", "the connection to the broker was lost"),
     ("connection reset", "the connection to the broker was lost"),
     ("broken pipe", "the connection to the broker was lost"),
@@ -71,7 +82,7 @@ def _plainly(text: str) -> str:
     for sign, meaning in _MEANINGS:
         if sign in text.lower():
             return meaning
-    return "no broker answers, or the connection was lost"
+    return f"{NOBODY}, or the connection was lost"
 
 
 def _told(extra: bytes) -> FastiError | None:

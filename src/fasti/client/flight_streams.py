@@ -25,7 +25,9 @@ logger = logging.getLogger("fasti.client")
 
 
 class FlightStream:
-    """What both kinds of call share. `ended` is called once, by the reading thread."""
+    """What both kinds of call share. `ended` is called by the reading thread, at its end, and before
+    that perhaps by `abandon`; what comes second is for nobody any more.
+    """
 
     def __init__(self, writer: Any, reader: Any, ended: Ended) -> None:
         self._writer = writer
@@ -86,6 +88,11 @@ class FlightStream:
         """Ends the call at once."""
         self._cancelled = True
         self.finish()
+
+    def abandon(self) -> None:
+        """Nothing comes any more: tells so at once, whenever gRPC notices. Any thread."""
+        self._ended(Unavailable("the broker is silent: the network may be gone"))
+        self.cancel()
 
     def _run(self) -> None:
         failure: FastiError | None = None

@@ -9,12 +9,16 @@ the caller's to repeat.
 
 from __future__ import annotations
 
+import logging
 import random
+import socket
+import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +33,10 @@ from fasti.client.transport import BrokerClock, Ended, Header, Stream
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.problems import error_from_json
+from fasti.protocol.quiet_grpc import quiet_grpc
 from fasti.protocol.schemas import RETURNED, VERSION
+
+logger = logging.getLogger("fasti.client")
 
 _REPEATABLE = frozenset(
     [
@@ -58,7 +65,12 @@ _REPEATABLE = frozenset(
         "checkpoint",
     ]
 )
+# While something is open the broker is asked for its time this often. One that doesn't answer for so
+# long, while nothing else comes from it either, is gone, or the way to it is.
 _CLOCK_EVERY_S = 2.0
+_SILENCE_S = 5.0
+# How long it may take to find out whether a port speaks TLS.
+_PROBE_S = 2.0
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
 _END_S = 5.0
 _OPTIONS = [
@@ -67,10 +79,11 @@ _OPTIONS = [
     ("grpc.max_send_message_length", 80 << 20),
     # Brokers of one process are told apart, and a lost connection is really gone.
     ("grpc.use_local_subchannel_pool", 1),
-    # Servers take pings from idle clients every five minutes at most. With this, data that nobody
-    # acknowledges for 20 seconds ends the connection.
+    # Servers take pings from idle clients every five minutes at most, so a silent network is noticed
+    # by questions of our own. With this, data that is not acknowledged for 8 seconds ends the
+    # connection as well.
     ("grpc.keepalive_time_ms", 301_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 8_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
@@ -100,6 +113,8 @@ class FlightTransport:
         self._closed = threading.Event()
         self._streams: weakref.WeakSet[FlightStream] = weakref.WeakSet()
         self._keeper: threading.Thread | None = None
+        # When something came from the broker by a stream.
+        self._heard_at = 0.0
         # How many threads are inside gRPC with a call that is no stream.
         self._calls = 0
         self._called = threading.Condition()
@@ -110,6 +125,7 @@ class FlightTransport:
         self._left: list[flight.FlightClient] = []
         self.estimate = ClockEstimate()
         self.clock = self.estimate
+        quiet_grpc()
         forking.check()
         forking.register_connection(self)
 
@@ -125,7 +141,19 @@ class FlightTransport:
                 return self._hello()
             except (Unavailable, TimedOut):
                 continue
-        return self._hello()
+        try:
+            return self._hello()
+        except Unavailable as error:
+            if not self._address.tls and _speaks_tls(*self._address.hosts[self._place_failed()]):
+                secure = replace(self._address, tls=True)
+                raise Unavailable(
+                    f"the broker speaks TLS: write {secure}", details=error.details
+                ) from error
+            raise
+
+    def _place_failed(self) -> int:
+        """The address that was tried last."""
+        return (self._place - 1) % len(self._address.hosts)
 
     def _hello(self) -> Header:
         asked_us = monotonic_us()
@@ -228,8 +256,14 @@ class FlightTransport:
                 raise self._failed(error, generation) from error
             finally:
                 del client
-        stream = ProduceStream(writer, reader, receipt, self._ending(generation, ended))
+
+        def heard(header: Header) -> None:
+            self._heard_at = time.monotonic()
+            receipt(header)
+
+        stream = ProduceStream(writer, reader, heard, self._ending(generation, ended))
         self._begin(stream, "receipts")
+        self._keep_time()
         return stream
 
     def consume(
@@ -239,7 +273,7 @@ class FlightTransport:
         ended: Ended,
     ) -> Stream:
         """Opens a session. The clock is asked first: the broker may be another by now."""
-        self.sample_clock()
+        self.sample_clock(min(self._timeout, _SILENCE_S))
         with self._calling():
             client, generation = self._client("sessions")
             try:
@@ -253,6 +287,7 @@ class FlightTransport:
         heard = self.estimate.heard
 
         def timed(header: Header, batch: pa.RecordBatch | None) -> None:
+            self._heard_at = time.monotonic()
             if "now_us" in header:
                 heard(header["now_us"])
             arrived(header, batch)
@@ -291,8 +326,10 @@ class FlightTransport:
         try:
             reader = client.do_get(flight.Ticket(dump(_versioned(ticket))), self._options())
             self._reads[id(reader)] = client, reader
+            self._keep_time()
             empty = True
             for chunk in reader:
+                self._heard_at = time.monotonic()
                 empty = False
                 yield chunk.data
             if empty:
@@ -324,12 +361,34 @@ class FlightTransport:
 
     # The clock
 
-    def sample_clock(self) -> None:
+    def sample_clock(self, timeout: float | None = None) -> None:
         """Asks the broker for its time. Raises `unavailable` and the like."""
         body = pack({"version": VERSION})
         asked_us = monotonic_us()
-        header, _ = self._call_once("clock", body, self._timeout)
+        header, _ = self._call_once("clock", body, timeout or self._timeout)
         self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]))
+
+    def look_after(self) -> None:
+        """Asks for the time, and ends what is open when the broker is silent: it connects again."""
+        if not len(self._streams) and not self._reads:
+            return
+        asked_at = time.monotonic()
+        try:
+            self.sample_clock(_SILENCE_S)
+        except TimedOut:
+            if self._heard_at < asked_at:
+                self._vanished()
+        except FastiError:
+            pass  # Whoever uses the connection notices, and connects again.
+
+    def _vanished(self) -> None:
+        logger.warning("the broker at %s is silent: connecting again", self._address)
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.abandon()
+        for _, reader in list(self._reads.values()):
+            reader.cancel()
 
     def _keep_time(self) -> None:
         with self._lock:
@@ -431,11 +490,26 @@ def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: thread
         if alive is None:
             return
         try:
-            if len(alive._streams):
-                alive.sample_clock()
-        except FastiError:
-            pass  # Whoever uses the connection notices, and connects again.
+            alive.look_after()
+        except Exception:  # The thread must live as long as its client.
+            logger.exception("looking after %s", alive)
         del alive
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    """Whether a port answers as TLS does, whatever its certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, port), _PROBE_S) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _versioned(header: Header) -> Header:

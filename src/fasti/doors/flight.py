@@ -33,6 +33,7 @@ from fasti.errors import (
 )
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.problems import error_to_json
+from fasti.protocol.quiet_grpc import quiet_grpc
 
 _log = logging.getLogger("fasti.doors.flight")
 
@@ -64,6 +65,7 @@ class FlightDoor(fl.FlightServerBase):
         tls: tuple[bytes, bytes] | None = None,
         credentials: Credentials | None = None,
     ) -> None:
+        quiet_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         shown = f"[{host}]" if ":" in host else host
         super().__init__(

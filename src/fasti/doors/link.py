@@ -12,6 +12,7 @@ import pyarrow.flight as fl
 from fasti.errors import FastiError, TimedOut, Unauthenticated, Unavailable
 from fasti.protocol.envelope import pack, unpack
 from fasti.protocol.problems import error_from_json
+from fasti.protocol.quiet_grpc import quiet_grpc
 from fasti.protocol.schemas import VERSION
 
 # A machine that is busy for a moment has no broker that is ill.
@@ -22,6 +23,7 @@ class BrokerLink:
     """A broker on the same machine. `token` is this process's own, if the broker asks for any."""
 
     def __init__(self, address: str, *, tls: bool = False, token: str = "") -> None:
+        quiet_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         # The certificate is made for the name that others use; here both ends are one machine's,
         # and the other end is this process's parent.

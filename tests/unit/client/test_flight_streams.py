@@ -110,7 +110,7 @@ def test_a_stream_that_is_opened_while_the_client_is_closed(kind: str) -> None:
     transport = FlightTransport(parse_address("fasti://127.0.0.1:1"))
     broker = Broker(transport)
     transport._client = lambda purpose: (broker, 0)  # type: ignore[method-assign,assignment,return-value]
-    transport.sample_clock = lambda: None  # type: ignore[method-assign]
+    transport.sample_clock = lambda *_: None  # type: ignore[method-assign]
     opening: dict[str, Callable[[], object]] = {
         "produce": lambda: transport.produce({}, BATCH.schema, lambda _: None, lambda _: None),
         "consume": lambda: transport.consume({}, lambda _, __: None, lambda _: None),
