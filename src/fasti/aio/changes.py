@@ -6,11 +6,10 @@ import weakref
 from functools import partial
 from types import TracebackType
 
-import pyarrow as pa
-
 from fasti.aio.home import Home
 from fasti.aio.waiter import Waiter
 from fasti.client import changes as sync
+from fasti.client.arguments import ArrowTable
 from fasti.client.changes import Position
 
 
@@ -36,7 +35,7 @@ class Changes:
     def __aiter__(self) -> Changes:
         return self
 
-    async def __anext__(self) -> pa.Table:
+    async def __anext__(self) -> ArrowTable:
         table = await self._waiter.ask(partial(next, self._changes, None))
         self._position = self._changes.position
         if table is None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, overload
 
-import pyarrow as pa
-
 from fasti.aio.home import Home
 from fasti.client import groups as sync
 from fasti.client.bulk import Progress
@@ -19,7 +17,7 @@ from fasti.client.log_place import Start
 from fasti.client.outcomes import Outcome, Outcomes
 
 if TYPE_CHECKING:
-    from fasti.client.arguments import Integers, Moment
+    from fasti.client.arguments import ArrowTable, Integers, Moment
 
 
 class Groups:
@@ -63,7 +61,7 @@ class Groups:
         after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """Rows that failed for good in this group, by id, with their `reason` and `attempts`."""
         return await self._home.run(
             self._groups.dead, group, reason=reason, after=after, limit=limit, payload=payload

@@ -20,6 +20,7 @@ from fasti.aio.home import Home
 from fasti.aio.waiter import Waiter
 from fasti.client import kv as sync
 from fasti.client import watch as sync_watch
+from fasti.client.arguments import ArrowBatch, ArrowTable
 from fasti.client.durations import Duration
 from fasti.client.kv import Entry, Place
 from fasti.client.outcomes import Outcome, Outcomes
@@ -93,7 +94,9 @@ class KeyValues:
         """The entry, or None."""
         return await self._home.run(self._kv.get, key, clustering=clustering)
 
-    async def get_many(self, keys: Any, *, clustering: Any = None, values: bool = True) -> pa.Table:
+    async def get_many(
+        self, keys: Any, *, clustering: Any = None, values: bool = True
+    ) -> ArrowTable:
         """Many at once: an Arrow table with a row for each that was asked for, in order."""
         return await self._home.run(self._kv.get_many, keys, clustering=clustering, values=values)
 
@@ -106,7 +109,7 @@ class KeyValues:
         end: Place | None = None,
         limit: int | None = 1000,
         values: bool = True,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """Entries in the order of (key, clustering), as an Arrow table; at most `limit`."""
         return await self._home.run(
             self._kv.range,
@@ -118,7 +121,7 @@ class KeyValues:
             values=values,
         )
 
-    async def scan(self, **filters: Any) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def scan(self, **filters: Any) -> AsyncGenerator[ArrowBatch, None]:
         """The same in batches, for any number of entries: `async for batch in profiles.scan()`."""
         batches = self._kv.scan(**filters)
         reading: Future[Any] | None = None
@@ -196,7 +199,7 @@ class Watch:
                 raise StopAsyncIteration
         return change
 
-    async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def batches(self) -> AsyncGenerator[ArrowBatch, None]:
         """The same by whole Arrow batches, as they come: `async for batch in watch.batches()`."""
         watch = await self._opened()
         while True:

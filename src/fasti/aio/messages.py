@@ -26,6 +26,8 @@ from fasti.errors import Closed
 
 if TYPE_CHECKING:
     from fasti.client.arguments import (
+        ArrowBatch,
+        ArrowTable,
         Durations,
         Headers,
         Integers,
@@ -351,7 +353,7 @@ class Messages:
     @overload
     async def get(
         self, *, id: Integers = ..., key: Texts = ..., payload: bool = ...
-    ) -> pa.Table: ...
+    ) -> ArrowTable: ...
 
     async def get(
         self,
@@ -383,7 +385,7 @@ class Messages:
         limit: int | None = 1000,
         payload: bool = False,
         columns: Sequence[str] | None = None,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """The messages that fit every filter, by id, as an Arrow table; at most `limit`.
 
         As `fasti.Messages.list`: the next page begins behind the last id of this one.
@@ -421,7 +423,7 @@ class Messages:
         limit: int | None = None,
         payload: bool = False,
         columns: Sequence[str] | None = None,
-    ) -> AsyncGenerator[pa.RecordBatch, None]:
+    ) -> AsyncGenerator[ArrowBatch, None]:
         """The same in batches, for any number of messages: `async for batch in emails.scan()`."""
         batches = self._messages.scan(
             due_from=due_from,
@@ -465,7 +467,7 @@ class Messages:
         after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """Those that failed for good, with their `reason` and when they died, `died_us`."""
         return await self._home.run(
             self._messages.dead,
@@ -484,7 +486,7 @@ class Messages:
 
     async def forecast(
         self, bucket: Duration = "1h", *, start: Moment | None = None, end: Moment | None = None
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
 
         From `start` (the broker's now) to `end` (a thousand buckets later).

@@ -16,6 +16,7 @@ import pyarrow as pa
 from fasti.aio.home import Home
 from fasti.aio.waiter import Waiter
 from fasti.client import reader as sync
+from fasti.client.arguments import ArrowTable
 from fasti.client.log_message import LogMessage
 from fasti.errors import Closed, InvalidArgument
 
@@ -55,7 +56,7 @@ class Reader:
                 raise StopAsyncIteration
         return message
 
-    def batches(self, count: int = 10_000) -> AsyncIterator[pa.Table]:
+    def batches(self, count: int = 10_000) -> AsyncIterator[ArrowTable]:
         """Tables of up to `count` rows, as soon as there are some."""
         if count < 1:
             raise InvalidArgument("count is at least 1", field="count", limit=1)

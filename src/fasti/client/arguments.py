@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
     from fasti.client.topics import Backoff
 
+ArrowTable = Any
+"""A `pyarrow.Table`. Named so, because to a strict checker what comes of an untyped package is
+unknown, and so would be every call that may give one."""
+
+ArrowBatch = Any
+"""A `pyarrow.RecordBatch`."""
+
 Kind = Literal["timeline", "priority", "cron", "log", "kv"]
 """What a topic is."""
 

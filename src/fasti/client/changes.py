@@ -22,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.client.arguments import ArrowTable
 from fasti.client.durations import Duration, moment_us, seconds
 from fasti.client.following import Following
 from fasti.client.pauses import PASSING
@@ -136,10 +137,10 @@ class Changes:
         """Whether it gives out nothing more."""
         return self._following.closed
 
-    def __iter__(self) -> Iterator[pa.Table]:
+    def __iter__(self) -> Iterator[ArrowTable]:
         return self
 
-    def __next__(self) -> pa.Table:
+    def __next__(self) -> ArrowTable:
         """The next rows. Ends at the end, with `follow` after `timeout` without any.
 
         Raises `gone` when the broker has dropped what comes next; its details say `first`.

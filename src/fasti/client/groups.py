@@ -23,7 +23,7 @@ from fasti.client.transport import Header, Transport
 from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from fasti.client.arguments import Integers, Moment
+    from fasti.client.arguments import ArrowTable, Integers, Moment
 
 # Dead rows are listed and changed by so many at a time.
 _PAGE_ROWS = 5_000
@@ -165,7 +165,7 @@ class Groups:
         after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """Rows that failed for good in this group, by id, with their `reason` and `attempts`.
 
         With `reason`, those whose reason has that text; with `after`, those behind that id.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.client.arguments import ArrowBatch, ArrowTable
 from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime
 from fasti.client.kept import Kept, keep
@@ -173,7 +174,7 @@ class KeyValues:
         row: dict[str, Any] = self.get_many([key], clustering=clustering).to_pylist()[0]
         return Entry.of_row(row) if row["status"] == "ok" else None
 
-    def get_many(self, keys: Any, *, clustering: Any = None, values: bool = True) -> pa.Table:
+    def get_many(self, keys: Any, *, clustering: Any = None, values: bool = True) -> ArrowTable:
         """Many at once: an Arrow table with a row for each that was asked for, in order.
 
         The columns are `key`, `clustering`, `version`, `expires_us`, `created_us`, `headers`,
@@ -205,7 +206,7 @@ class KeyValues:
         end: Place | None = None,
         limit: int | None = 1000,
         values: bool = True,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """Entries in the order of (key, clustering), as an Arrow table; at most `limit`.
 
         All of them, or those whose key begins with `prefix`, or from `start` up to but not including
@@ -225,7 +226,7 @@ class KeyValues:
         end: Place | None = None,
         limit: int | None = None,
         values: bool = True,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[ArrowBatch]:
         """The same in batches, for any number of entries."""
         ticket = scan_ticket(self.topic, key, prefix, start, end, limit, values)
         return self._transport.read(ticket)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fasti.client.arguments import ArrowTable
 from fasti.client.durations import Duration, as_datetime, duration_us, seconds
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.replies import REPLY_TO, Reply, answer_headers, asked, checked_payload
@@ -377,7 +378,7 @@ class Batch:
         return sum(len(rows) for _, rows in self._segments)
 
     @property
-    def table(self) -> pa.Table:
+    def table(self) -> ArrowTable:
         """The rows as an Arrow table."""
         if self._table is None:
             self._table = pa.Table.from_batches(

@@ -31,6 +31,8 @@ from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
 
 if TYPE_CHECKING:
     from fasti.client.arguments import (
+        ArrowBatch,
+        ArrowTable,
         Durations,
         Headers,
         Integers,
@@ -389,7 +391,7 @@ class Messages:
     def get(self, *, key: str, payload: bool) -> MessageMetadata | None: ...
 
     @overload
-    def get(self, *, id: Integers = ..., key: Texts = ..., payload: bool = ...) -> pa.Table: ...
+    def get(self, *, id: Integers = ..., key: Texts = ..., payload: bool = ...) -> ArrowTable: ...
 
     def get(
         self,
@@ -434,7 +436,7 @@ class Messages:
         limit: int | None = 1000,
         payload: bool = False,
         columns: Sequence[str] | None = None,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """The messages that fit every filter, by id, as an Arrow table; at most `limit`.
 
         The next page begins behind the last id of this one: `after=table["id"][-1].as_py()`.
@@ -477,7 +479,7 @@ class Messages:
         limit: int | None = None,
         payload: bool = False,
         columns: Sequence[str] | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[ArrowBatch]:
         """The same in batches, for any number of messages; a batch may be empty."""
         wanted: Header = {
             "due_from_us": optional_moment_us(due_from, "due_from"),
@@ -508,7 +510,7 @@ class Messages:
         after: int | None = None,
         limit: int | None = 1000,
         payload: bool = False,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """Those that failed for good, with their `reason` and when they died, `died_us`.
 
         With a text, those whose reason has it; the other filters, and pages, are those of `list`.
@@ -531,7 +533,7 @@ class Messages:
 
     def forecast(
         self, bucket: Duration = "1h", *, start: Moment | None = None, end: Moment | None = None
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
 
         From `start` (this minute on the broker's clock) to `end` (a thousand buckets later). The start
@@ -768,7 +770,7 @@ class Target:
             many = [versions] * self.rows if isinstance(versions, int) else versions
             self._versions = _array(many, pa.int64(), "version")
 
-    def batch(self, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    def batch(self, columns: dict[str, pa.Array]) -> ArrowBatch:
         """The part of a request that names them, with more columns besides."""
         found = {self._name: self._named}
         if self._versions is not None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti import model
-from fasti.client.arguments import Status
+from fasti.client.arguments import ArrowTable, Status
 from fasti.client.durations import as_datetime
 from fasti.protocol import outcomes as wire
 
@@ -201,7 +201,7 @@ class Outcomes(Sequence[Outcome]):
         found = np.bincount(self.codes, minlength=len(WORDS)).tolist()
         return {word: count for word, count in zip(WORDS, found, strict=True) if count}
 
-    def to_table(self) -> pa.Table:
+    def to_table(self) -> ArrowTable:
         """As an Arrow table: status, id, version."""
         return pa.table(
             {

@@ -15,6 +15,7 @@ from types import TracebackType
 
 import pyarrow as pa
 
+from fasti.client.arguments import ArrowTable
 from fasti.client.durations import Duration, seconds
 from fasti.client.following import Following
 from fasti.client.log_message import LogMessage, Rows
@@ -119,7 +120,7 @@ class Reader:
                 self._row = row + 1
                 yield LogMessage(rows, row)
 
-    def batches(self, count: int = 10_000) -> Iterator[pa.Table]:
+    def batches(self, count: int = 10_000) -> Iterator[ArrowTable]:
         """Tables of up to `count` rows, as soon as there are some.
 
         The columns are `partition`, `offset`, `created_us`, `key`, `headers`, `content_type`,
@@ -146,7 +147,7 @@ class Reader:
         self._row = row + 1
         return LogMessage(rows, row)
 
-    def take_table(self, count: int) -> pa.Table | None:
+    def take_table(self, count: int) -> ArrowTable | None:
         """Up to `count` rows that are here."""
         rows = self._rows
         if rows is None or self._row >= rows.count:

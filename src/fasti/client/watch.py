@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.client.arguments import ArrowBatch
 from fasti.client.durations import Duration, as_datetime, seconds
 from fasti.client.following import Following
 from fasti.client.transport import Header, Transport
@@ -124,7 +125,7 @@ class Watch:
                 raise StopIteration
         return change
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[ArrowBatch]:
         """The same by whole Arrow batches, as they come: for many changes a second.
 
         The columns are those of `Change`. What happened at once is never split over two batches.
@@ -148,7 +149,7 @@ class Watch:
             self.position = max(self.position, change.position)
         return change
 
-    def take_batch(self) -> pa.RecordBatch | None:
+    def take_batch(self) -> ArrowBatch | None:
         """The next batch, if one is here already."""
         if self._rows:
             raise IllegalTransition("a batch is being given change by change: take those first")
