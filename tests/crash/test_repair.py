@@ -29,6 +29,8 @@ from fasti.core.events import Event, Produced
 from fasti.core.log import commands as lo
 from fasti.core.log.body import log_of
 from fasti.core.log.events import LogAppended, LogTrimmed
+from fasti.core.rows.arena import FRAME_BITS
+from fasti.core.timeline.partition import Partition
 from fasti.errors import Corruption, Gone
 from fasti.model import SECOND_US, SEQUENCE_BITS, State, TopicSettings
 from fasti.storage.blocks import FileBlocks
@@ -214,6 +216,19 @@ def mentioned(frames: dict[int, Place], gone: set[int]) -> dict[int, set[int]]:
 # What can be seen
 
 
+def given(partition: Partition) -> np.ndarray[Any, Any]:
+    """Sequences that may have a row: a repair passes millions over that don't."""
+    view, arena = partition.ledger.view(), partition.arena
+    parts = [np.zeros(0, dtype=np.int64)]
+    for page, frame in enumerate(view.frames.tolist(), start=view.base_page):
+        if frame > 0:
+            parts.append(np.arange(page << FRAME_BITS, (page + 1) << FRAME_BITS))
+    for frame in view.packed_frames:
+        parts.append(arena.packed_id[frame << FRAME_BITS : (frame + 1) << FRAME_BITS])
+    sequences = np.unique(np.concatenate(parts))
+    return sequences[(sequences > 0) & (sequences < view.next_sequence)]
+
+
 def messages(shard: LocalShard) -> dict[int, dict[int, Any]]:
     """Every row of every topic that keeps rows in the arena, by topic and id."""
     seen: dict[int, dict[int, Any]] = {}
@@ -221,7 +236,7 @@ def messages(shard: LocalShard) -> dict[int, dict[int, Any]]:
     for topic in shard.engine.state.topics.values():
         mine = seen.setdefault(topic.number, {})
         for partition in topic.partitions:
-            sequences = np.arange(1, partition.ledger.next_sequence, dtype=np.int64)
+            sequences = given(partition)
             slots = partition.ledger.slots(sequences) if len(sequences) else sequences
             states = partition.states(slots)
             here = np.flatnonzero(states != State.NONE)
@@ -277,7 +292,7 @@ def check(
                 assert now[topic].get(number) == row, f"{topic}/{number} is not as it was"
     for losses in told.topics:
         for each in losses.ids if losses.kind != "log" else []:
-            assert not set(range(each.first, each.last + 1)) & set(now[losses.number])
+            assert not [n for n in now[losses.number] if each.first <= n <= each.last]
     check_logs(before, after, frames, gone, told)
 
 
@@ -346,7 +361,7 @@ def damaged(name: str, seed: int) -> tuple[SimulatedFiles, SimulatedFiles, dict[
     return sound, image, frames, lost
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", STORIES)
 def test_a_gap_costs_what_the_lost_frames_said(name: str, seed: int) -> None:
     sound, image, frames, lost = damaged(name, seed)
@@ -354,7 +369,10 @@ def test_a_gap_costs_what_the_lost_frames_said(name: str, seed: int) -> None:
         return
     incarnation = manifest_of(sound).incarnation
     assert not inspect(image).ok
+    planned = repair_directory(image, allow_gap=True)
+    assert not inspect(image).ok
     repaired = repair_directory(image, allow_gap=True, dry_run=False)
+    assert planned == repaired
     report = inspect(image)
     assert report.ok, report.findings
     assert repaired.losses is not None
@@ -381,7 +399,9 @@ def test_a_cut_leaves_what_was_before_it(name: str, seed: int) -> None:
     sound, image, frames, lost = damaged(name, seed)
     if not lost:
         return
+    planned = repair_directory(image)
     repaired = repair_directory(image, dry_run=False)
+    assert planned == repaired
     assert [action.kind for action in repaired.actions] == ["cut", "rebase"]
     assert repaired.losses is not None
     assert repaired.losses.frames[-1] == (repaired.losses.frames[0][0], None)
@@ -395,7 +415,7 @@ def test_a_cut_leaves_what_was_before_it(name: str, seed: int) -> None:
     go_on(image)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", STORIES)
 def test_missing_and_headless_segments(name: str, seed: int) -> None:
     """Segments behind the last checkpoint are gone, or nothing of them can be told."""

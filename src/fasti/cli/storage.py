@@ -64,7 +64,7 @@ def repair(
 ) -> None:
     """Make a directory with damaged frames one that opens again, and tell what was lost.
 
-    Tells its plan unless `--apply` is given. The old journal is kept below lost+found. Afterwards
+    Tells its plan, and what it would cost, unless `--apply` is given. The old journal is kept below lost+found. Afterwards
     positions of the change feed from before answer `gone`. Exits with 1 if there is something to
     do, or something is left.
     """
@@ -82,7 +82,7 @@ def repair(
     else:
         _print_actions(actions, apply)
         if losses is not None:
-            _print_losses(losses)
+            _print_losses(losses, apply)
         if left is not None:
             _print_report(left)
     if (actions and not apply) or (left is not None and not left.ok):
@@ -129,11 +129,11 @@ def _print_actions(actions: list[Action], applied: bool) -> None:
     )
 
 
-def _print_losses(losses: Losses) -> None:
+def _print_losses(losses: Losses, applied: bool) -> None:
     console = output.console()
     gaps = [f"{first} to {'the end' if last is None else last}" for first, last in losses.frames]
     if gaps:
-        console.print(f"frames given up: {', '.join(gaps)}")
+        console.print(f"frames {'given up' if applied else 'to give up'}: {', '.join(gaps)}")
     rows = [
         (
             topic.topic,
@@ -146,8 +146,9 @@ def _print_losses(losses: Losses) -> None:
         for topic in losses.topics
     ]
     if rows:
+        title = "what it cost" if applied else "what it would cost"
         names = ("topic", "lost>", "ids or offsets", "possibly lost ids", "uncertain>", "ended>")
-        console.print(output.table(*names, rows=rows, title="what the gap cost"))
+        console.print(output.table(*names, rows=rows, title=title))
         console.print(
             "lost: gone for good. possibly lost: ids that may have been given in the gap; none is "
             "given again. uncertain: may have been changed or finished in the gap, and may be "

@@ -24,6 +24,7 @@ from fasti.storage.journal_recovery import close_chain, read_chain
 from fasti.storage.journal_survey import survey
 from fasti.storage.losses import Losses
 from fasti.storage.manifest import Manifest
+from fasti.storage.overlay_files import OverlayFiles
 from fasti.storage.rebase import MARKER
 from fasti.storage.recovery import delete_leftovers
 from fasti.storage.salvage import GappedJournal, Salvage
@@ -34,7 +35,7 @@ _MANIFEST = f"blocks/{MANIFEST_NAME}"
 
 @dataclass(slots=True)
 class Repair:
-    """What was done, or would be; and what it cost, once it is done."""
+    """What was done, or would be, and what it costs."""
 
     actions: list[Action] = field(default_factory=list)
     losses: Losses | None = None
@@ -44,12 +45,11 @@ def repair_directory(files: Files, *, allow_gap: bool = False, dry_run: bool = T
     """Makes a damaged directory one that opens.
 
     Raises `Corruption` if that is beyond it (a damaged block or manifest), and changes nothing then;
-    `DataDirLocked` when a broker runs. A dry run changes nothing and takes no lock.
+    `DataDirLocked` when a broker runs. A dry run changes nothing and takes no lock; it tells what the
+    repair would cost.
     """
     if dry_run:
-        steps, is_needed = _plan(files, allow_gap)
-        actions = [action for action, _ in steps]
-        return Repair([*actions, _rebase_action()] if is_needed else actions)
+        return _try_out(files, allow_gap)
     lock = files.lock()
     try:
         return _repair(files, allow_gap)
@@ -83,6 +83,23 @@ def _repair(files: Files, allow_gap: bool) -> Repair:
     losses = _salvage(files, *found, marker["cut_frames"])
     _unmark(files)
     return Repair([*actions, _rebase_action()], losses)
+
+
+def _try_out(files: Files, allow_gap: bool) -> Repair:
+    """What a repair would do and cost: it is done in memory, up to the point where it would count."""
+    found = _read_manifest(files)
+    tried = OverlayFiles(files)
+    steps, is_needed = _plan(tried, allow_gap)
+    if found is None or not is_needed:
+        return Repair([action for action, _ in steps])
+    cut_frames = _cut_frames(tried, [action for action, _ in steps])
+    actions = [*verify.carry_out(steps), _rebase_action()]
+    chain = read_chain(tried, "journal", None)
+    try:
+        salvage = Salvage(FileBlocks(tried), GappedJournal(tried, chain), found[1])
+        return Repair(actions, salvage.read(found[0], cut_frames))
+    finally:
+        close_chain(chain)
 
 
 def _salvage(files: Files, version: int, manifest: Manifest, cut_frames: int | None) -> Losses:
