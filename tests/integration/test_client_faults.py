@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import fasti
@@ -14,6 +15,7 @@ from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
+from fasti.core.cron.commands import Fire
 from fasti.core.delivery import leasing
 from fasti.core.timeline import change, produce
 from fasti.core.work import Work
@@ -143,3 +145,55 @@ def test_a_consumer_that_makes_the_broker_recover_again_and_again_is_ended(
         assert message.payload == b"y"
         message.ack()
         good.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_published_batch_ends_although_a_parcel_meets_a_fault(
+    service: Service, client: fasti.Client, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    cancel = change.cancel
+
+    def fail(work: Work, command: Any) -> Any:
+        if late:
+            cancel(work, command)
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(change, "cancel", fail)
+    service.shard.engine._by_kind[co.Cancel]["timeline"] = fail
+    client.producer("jobs").send(b"x", key="k", delay="1h").result()
+    sink = client.sink("jobs", "sink", "cancel")
+    with sink.stage(0, 0, 0) as stage:
+        stage.write(pa.RecordBatch.from_pydict({"key": ["k"]}))
+    published = sink.publish(0, [stage.staged.name])
+    # The rows say what became of them, and the next batch may come.
+    assert published.outcomes == {"internal": 1}
+    assert recoveries(service) == int(late)
+    with sink.stage(1, 0, 0) as stage:
+        stage.write(pa.RecordBatch.from_pydict({"key": ["nobody"]}))
+    sink.publish(1, [stage.staged.name])
+
+
+def test_schedules_go_on_although_one_target_meets_a_fault(
+    service: Service, client: fasti.Client
+) -> None:
+    fire = service.shard.engine._by_kind[Fire]["cron"]
+
+    def fail(work: Work, command: Any) -> Any:
+        if command.target == "bad":
+            raise ZeroDivisionError("a fault")
+        return fire(work, command)
+
+    service.shard.engine._by_kind[Fire]["cron"] = fail
+    client.create_topic("bad")
+    client.create_topic("nightly", kind="cron")
+    schedules = client.schedules("nightly")
+    schedules.put("a bad one", every="1s", target="bad", payload=b"x")
+    schedules.put("a good one", every="1s", target="jobs", payload=b"y")
+    with client.consumer("jobs", timeout=60) as consumer:
+        messages = iter(consumer)
+        for _ in range(2):
+            message = next(messages)
+            assert message.payload == b"y"
+            message.ack()
+    assert recoveries(service) == 0
+    assert service.shard.faults.counts()["Fire", "kept"] >= 1

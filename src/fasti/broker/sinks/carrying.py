@@ -25,7 +25,7 @@ from fasti.broker.sinks import rows
 from fasti.broker.sinks.rows import Meant
 from fasti.core.sinks.commands import Carry, DescribeSinks, SinkView
 from fasti.core.state import ShardState
-from fasti.errors import Closed, FastiError
+from fasti.errors import Closed, FastiError, InternalError
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -171,6 +171,9 @@ class Carrier:
         error: FastiError | None
         try:
             error = answer.result()[0].error
+        except InternalError as failed:
+            # The same parcel would make the engine fall again.
+            error = failed
         except FastiError as failed:
             return failed
         if error is None:
