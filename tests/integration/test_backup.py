@@ -29,12 +29,14 @@ from fasti.errors import (
     Gone,
     InvalidArgument,
     NewerFormat,
+    Overloaded,
     Unavailable,
 )
 from fasti.storage.backup import back_up, directory_source
 from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect
 from fasti.storage.restore import restore
+from fasti.testing.virtual import VirtualBroker
 
 
 def fill(client: fasti.Client) -> None:
@@ -404,3 +406,41 @@ def test_a_source_that_changes_under_a_backup_at_rest(tmp_path: Path) -> None:
         assert refused.value.code == "locked"
         back_up(source, tmp_path / "backup")
     restore(tmp_path / "backup", tmp_path / "again")
+
+
+def test_in_virtual_time(tmp_path: Path) -> None:
+    """What a schedule missed between the backup and the restored broker's start is made up for."""
+    with VirtualBroker() as broker:
+        client = broker.client()
+        client.create_topic("t")
+        client.create_topic("c", kind="cron")
+        client.schedules("c").put("hourly", cron="0 * * * *", target="t", misfire="once")
+        client.producer("t").send(b"in three days", delay="3d").result()
+        assert client.backup(tmp_path / "backup").files > 1
+    restore(tmp_path / "backup", tmp_path / "again")
+    with fasti.connect(f"embedded:{tmp_path / 'again'}") as restored:
+        assert restored.schedules("c").get("hourly").name == "hourly"
+        assert (
+            restored.messages("t").list(payload=True)["payload"].to_pylist().count(b"in three days")
+            == 1
+        )
+
+
+def test_a_full_disk_and_a_recovery_end_backups(tmp_path: Path) -> None:
+    transport = EmbeddedTransport(tmp_path / "data")
+    shard = transport.service.shard
+    with fasti.Client(transport) as client:
+        client.create_topic("t")
+        told, _ = transport.call("begin_backup")
+        shard.store.journal._failure = "a test"
+        client.producer("t").send(b"x").result()
+        assert shard.recoveries == 1
+        ticket = {"call": "backup", "backup": told["backup"], "names": ["journal"], "rate": 0}
+        with pytest.raises(Gone, match="begin the backup again"):
+            list(transport.read(ticket))
+        for _ in range(4):
+            transport.call("begin_backup")
+        with pytest.raises(Overloaded, match="4 backups are under way"):
+            transport.call("begin_backup")
+        with pytest.raises(InvalidArgument, match="no file"):
+            list(transport.read({**ticket, "backup": 2, "names": ["../LOCK"]}))

@@ -46,6 +46,9 @@ class Backups:
             raise Overloaded(f"{BACKUPS_MAX} backups are under way", retry_after_us=10_000_000)
         number = shard.holds.take()
         try:
+            # With durability `interval` what was answered may not be synced yet.
+            decided = shard.run(lambda: shard.engine.state.next_frame - 1).result()
+            shard.committer.wait_durable(decided)
             # The manifest's files stay from here on, if it was in force when it was held.
             store = shard.store
             place = (store.manifest, store.version, shard.clock.now_us())
