@@ -8,11 +8,14 @@ ones, so that calls get as far as the engine, and those at and beyond every boun
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +24,7 @@ from tests.conformance.protocol_client import HEADERS, Client, Refused, rows, st
 
 from fasti.broker.calls import actions, requests
 from fasti.broker.calls.actions import ACTIONS
+from fasti.broker.calls.subscription import Subscription
 from fasti.broker.service import Service
 from fasti.errors import error_codes
 from fasti.model import DUE_MAX_US, Limits
@@ -426,9 +430,17 @@ _WAYS: dict[str, Callable[[Client, str, Header, Parts, Header], None]] = {
 }
 
 
+@cache
+def session_ops() -> list[str]:
+    """What a consumer may say, as the session's own code tells it."""
+    ops = re.findall(r'op == "(\w+)"', inspect.getsource(Subscription))
+    assert {"credit", "heartbeat", "clock"} <= set(ops)
+    return sorted({*ops, *requests.RETURNS})
+
+
 def session_words(rng: random.Random) -> tuple[Header, Parts]:
     """Something that a consumer may write."""
-    op = rng.choice([*["credit"] * 4, "heartbeat", "clock", *sorted(requests.RETURNS), "x", None])
+    op = rng.choice([*["credit"] * 4, *session_ops(), "x", None])
     said: Header = {"op": op, "request": rng.choice([1, None, *INTEGERS])}
     if op == "credit":
         said["count"] = rng.choice([1, 2, *INTEGERS])

@@ -30,8 +30,9 @@ _SECOND_US = 1_000_000
 _CLOSED_MAX_US = 60 * _SECOND_US
 # What did no harm for so long is forgotten.
 _FORGOTTEN_US = 600 * _SECOND_US
-# So many are remembered, and logged as often.
+# So many are remembered.
 _SUSPECTS_MAX = 1_024
+# The same fault is logged so often.
 _LOGGED_EVERY_US = 60 * _SECOND_US
 
 Key = tuple[Any, ...]
@@ -55,8 +56,8 @@ class Faults:
         # By the command's name, and whether the engine was kept or dropped.
         self._counts: Counter[tuple[str, str]] = Counter()
         self._suspects: dict[Key, _Suspect] = {}
-        # By what was raised: when it was logged, and how often it was not since.
-        self._logged: dict[str, tuple[int, int]] = {}
+        # By command and what was raised: when it was logged, and how often it was not since.
+        self._logged: dict[tuple[str, str, str], tuple[int, int]] = {}
 
     def counts(self) -> dict[tuple[str, str], int]:
         """How often a command raised, by its name and by what became of the engine."""
@@ -68,7 +69,8 @@ class Faults:
         name = _name(fault.command)
         with self._lock:
             self._counts[name, "kept"] += 1
-        self._tell(f"refused {_described(fault.command)}, nothing of it happened", fault.error)
+        told = f"refused {_described(fault.command)}, nothing of it happened"
+        self._tell((name, "kept"), told, fault.error)
 
     def note_dropped(self, command: Any, error: BaseException, serving: str = "") -> None:
         """The engine is dropped because of a command, or by serving a topic, or nobody knows why."""
@@ -80,7 +82,7 @@ class Faults:
             elif command is not None:
                 self._suspect(_key(command))
         cause = f"handing out {serving!r}" if serving else _described(command)
-        self._tell(f"dropped the engine, which failed on {cause}", error)
+        self._tell((name, "dropped"), f"dropped the engine, which failed on {cause}", error)
 
     def check(self, command: Any) -> None:
         """Raises `internal` for what made the shard drop its engine again and again."""
@@ -111,17 +113,17 @@ class Faults:
             suspect.until_us = now_us + min(closed_us, _CLOSED_MAX_US)
         self._suspects[key] = suspect
 
-    def _tell(self, what: str, error: BaseException) -> None:
-        """Logs it with its traceback; what was logged a moment ago is only counted."""
-        kind, now_us = f"{what} {type(error).__name__}", self._clock.tick()
+    def _tell(self, fault: tuple[str, str], what: str, error: BaseException) -> None:
+        """Logs it with its traceback; what was logged a moment ago is only counted.
+
+        Topics make no difference: there may be as many as a client likes.
+        """
+        kind, now_us = (*fault, type(error).__name__), self._clock.tick()
         with self._lock:
             logged_us, left_out = self._logged.get(kind, (None, 0))
             if logged_us is not None and now_us - logged_us < _LOGGED_EVERY_US:
                 self._logged[kind] = (logged_us, left_out + 1)
                 return
-            self._logged.pop(kind, None)
-            while len(self._logged) >= _SUSPECTS_MAX:
-                del self._logged[next(iter(self._logged))]
             self._logged[kind] = (now_us, 0)
         again = f" (and {left_out} times since this was last logged)" if left_out else ""
         _log.error("a fault of the broker: %s%s", what, again, exc_info=error)
