@@ -24,7 +24,7 @@ from fasti.app.processes import Remote
 from fasti.app.slots import Here, Line, Slots
 from fasti.app.stats import HandlerStats, Tally, total
 from fasti.app.tasks import HostLoop, LoopThread, Tasks
-from fasti.app.topics import ensure_topic
+from fasti.app.topics import check_topic, ensure_topic
 from fasti.client.client import Client
 from fasti.client.consumer import Consumer
 from fasti.errors import FastiError
@@ -90,12 +90,16 @@ class Running:
     # Starting
 
     def start(self) -> None:
-        """Raises what the broker refuses or a hook raises; nothing is left running then."""
+        """Raises what the broker refuses or a hook raises; nothing is left running then.
+
+        Everything that is declared is judged before anything is made.
+        """
         try:
             handlers = self.app.handlers
             for handler in handlers:
                 if handler.settings.kind == "processes":
                     handler.place.find()
+                check_topic(self.client, handler.settings)
             check_timetables(self.client, handlers)
             for handler in handlers:
                 ensure_topic(self.client, handler.settings)

@@ -16,8 +16,10 @@ from typing import Any
 
 from fasti.app.handler import HandlerSettings
 from fasti.client.client import Client
-from fasti.client.topics import given_settings
+from fasti.client.topics import check_consumable, given_settings
+from fasti.core.topics import check_settings
 from fasti.errors import AlreadyExists, NotFound
+from fasti.model import TopicSettings
 
 logger = logging.getLogger("fasti.app")
 
@@ -35,21 +37,49 @@ def ensure_topic(client: Client, settings: HandlerSettings) -> None:
             client.groups(settings.topic).create(settings.group)
 
 
-def _ensure_topic(client: Client, settings: HandlerSettings) -> None:
+def check_topic(client: Client, settings: HandlerSettings) -> None:
+    """What `ensure_topic` would be refused, before anything is made or changed for any handler.
+
+    Raises `not_found`, and `invalid_argument` for settings that can't be and for a topic of a kind
+    that has nothing to handle.
+    """
     name = settings.topic
+    declared, others = _asked(settings)
+    try:
+        current, asked = client.topic(name).settings, declared
+    except NotFound:
+        if settings.create is False:
+            raise _missing(name) from None
+        current, asked = TopicSettings(), {**others, **declared}
+    if settings.create is not False:
+        current = TopicSettings.from_dict({**current.to_dict(), **given_settings(asked)})
+        check_settings(current, client.limits)
+    check_consumable(name, current.kind, settings.group or "")
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"there is no topic {name!r}, and its handler was declared with create=False")
+
+
+def _asked(settings: HandlerSettings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the handler declares for its topic, and what it asks for a topic that is missing."""
     policy = {"retry": settings.retry, "max_attempts": settings.max_attempts}
-    declared: dict[str, Any] = {key: value for key, value in policy.items() if value is not None}
+    declared = {key: value for key, value in policy.items() if value is not None}
     others = dict(settings.create) if isinstance(settings.create, Mapping) else {}
     if settings.group is not None:
         # Only logs have groups.
         others = {"kind": "log"} | others
+    return declared, others
+
+
+def _ensure_topic(client: Client, settings: HandlerSettings) -> None:
+    name = settings.topic
+    declared, others = _asked(settings)
     try:
         found = client.topic(name)
     except NotFound:
         if settings.create is False:
-            raise NotFound(
-                f"there is no topic {name!r}, and its handler was declared with create=False"
-            ) from None
+            raise _missing(name) from None
         client.create_topic(name, **{**others, **declared})
         logger.info("topic %r was made", name)
         return

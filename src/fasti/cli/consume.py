@@ -13,7 +13,7 @@ from fasti.cli import options
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.templates import FIELDS, Form, form, format_option
 from fasti.cli.terminating import terminated_softly
-from fasti.errors import InvalidArgument, NotFound
+from fasti.errors import NotFound
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -84,16 +84,11 @@ def consume(
 
 def _ready(client: Client, topic: str, group: str | None, count: int | None) -> int:
     """How many to print: what falls due while we do is left to the next call."""
-    if group is None:
-        found = client.topic(topic)
-        if found.settings.kind == "log":
-            raise InvalidArgument(
-                f"{topic} is a log: say which group consumes (--group), or read it (fasti log read)",
-                field="group",
-            )
-        ready = found.counts["ready"]
-    else:
-        ready = _open_rows(client, topic, group)
+    from fasti.client.topics import check_consumable
+
+    found = client.topic(topic)
+    check_consumable(topic, found.settings.kind, group or "")
+    ready = found.counts["ready"] if group is None else _open_rows(client, topic, group)
     return ready if count is None else min(count, ready)
 
 

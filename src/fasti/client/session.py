@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.client import forking
+from fasti.client.absence import absence_of
 from fasti.client.custody import Custody
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import Failures
@@ -37,6 +38,7 @@ from fasti.client.replies import Replies
 from fasti.client.returns import Request, Return, Waiter, merged
 from fasti.client.run import Run, prepare
 from fasti.client.settling import Settling
+from fasti.client.topics import check_consumable
 from fasti.client.transport import Header, Stream, Transport
 from fasti.client.window import STALL_S, Window
 from fasti.errors import Closed, FastiError, IllegalTransition, TimedOut, Unavailable
@@ -99,6 +101,7 @@ class Session:
         # that reaches it late is not taken for the newer.
         self._stream_number = 0
         self._life = secrets.token_hex(8)
+        self._absence = absence_of(transport)
         self._known = False
         self._custody = Custody()
         # Messages that the broker may still send, and those that came before all was known.
@@ -133,14 +136,18 @@ class Session:
         forking.register(self)
 
     def start(self) -> None:
-        """Connects, once. Raises `not_found` if there is no such topic."""
+        """Connects, once. Raises `not_found` if there is no such topic, `invalid_argument` if it is
+        of a kind that can't be consumed.
+        """
         if self._started():
             return
         prepare()
         header, _ = self._transport.call("topic", {"topic": self.topic})
+        settings = TopicSettings.from_dict(header["settings"])
+        check_consumable(self.topic, settings.kind, self.group)
         with self.lock:
             if self._thread is None and not self._closing:
-                self._settings = TopicSettings.from_dict(header["settings"])
+                self._settings = settings
                 self._stop_listening = self._transport.clock.listen(self.holding.wake)
                 self._thread = threading.Thread(
                     target=self._run, name=f"fasti-consume-{self.topic}", daemon=True
@@ -372,6 +379,7 @@ class Session:
             self._work.notify()
             self._answered.notify_all()
         self._stop_listening()
+        self._absence.left(id(self))
         if self._thread is not None:
             self._thread.join(_left_s(until, 0.1))
         self._end_stream(until)
@@ -432,7 +440,7 @@ class Session:
             try:
                 if void:
                     # A new session is told what is still ours.
-                    self._lost(number, Unavailable("leases were not renewed in time"))
+                    self._lost(number, Unavailable("leases were not renewed in time"), away=False)
                 elif stream is None:
                     self._connect()
                 else:
@@ -725,6 +733,8 @@ class Session:
                 self._credit = 0 if self._came_first else 1
                 self._work.notify()
                 self._answered.notify_all()
+        if self._known:
+            self._absence.found(id(self))
 
     def _outcomes(self, number: int, header: Header) -> None:
         with self.lock:
@@ -783,7 +793,7 @@ class Session:
 
     # Trouble
 
-    def _lost(self, number: int | None, error: FastiError) -> None:
+    def _lost(self, number: int | None, error: FastiError, away: bool = True) -> None:
         """The session is over: connect again, or tell the one who iterates."""
         fatal = error.code not in PASSING
         with self.lock:
@@ -805,6 +815,10 @@ class Session:
             self._work.notify()
             self._telling += 1
         logger.debug("the session of %r on %r ended: %s", self.consumer, self.topic, error)
+        if fatal or self._closing:
+            self._absence.left(id(self))
+        elif away:
+            self._absence.lost(id(self), f"consumer {self.consumer!r} of {self.topic!r}", error)
         try:
             for returned in left:
                 self.settling.failed(returned, error)

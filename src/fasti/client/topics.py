@@ -39,6 +39,34 @@ class Backoff:
         )
 
 
+def check_consumable(topic: str, kind: str, group: str) -> None:
+    """Refuses to consume what can't be, and says what to do instead. Raises `invalid_argument`."""
+    if kind == "cron":
+        raise InvalidArgument(
+            f"{topic!r} is a cron topic: its schedules put messages into other topics, so consume "
+            f"their targets; client.schedules({topic!r}) and `fasti schedules list {topic}` have them",
+            field="topic",
+        )
+    if kind == "kv":
+        raise InvalidArgument(
+            f"{topic!r} is a kv topic, which has values and no messages: read them by "
+            f"client.kv({topic!r}) or `fasti kv`, and follow changes by client.kv({topic!r}).watch()",
+            field="topic",
+        )
+    if kind == "log" and not group:
+        raise InvalidArgument(
+            f"{topic!r} is a log: say which group consumes it (group=, --group), or read it "
+            f"(client.reader({topic!r}), `fasti log read {topic}`)",
+            field="group",
+        )
+    if kind != "log" and group:
+        raise InvalidArgument(
+            f"{topic!r} is a {kind} topic, whose consumers share its messages without a group: "
+            "groups are for logs",
+            field="group",
+        )
+
+
 class ScheduleReference(NamedTuple):
     """A schedule that emits into a topic: the cron topic, and its name there."""
 

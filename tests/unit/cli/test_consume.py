@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tests.unit.cli.rig import Shell
 
 from fasti.cli.exits import ERROR_EXITS
@@ -67,3 +68,15 @@ def test_what_it_can_not_do(shell: Shell) -> None:
     assert shell("consume", "nothing").code == ERROR_EXITS["not_found"]
     assert shell("consume", "nothing", "-f").code == ERROR_EXITS["not_found"]
     assert shell("consume", "emails", "--format", "{nothing}").code == 2
+
+
+@pytest.mark.parametrize("kind", ["cron", "kv", "log"])
+@pytest.mark.parametrize("options", [(), ("-f",)])
+def test_what_can_not_be_consumed_says_what_to_do_instead(
+    shell: Shell, kind: str, options: tuple[str, ...]
+) -> None:
+    shell.good("topics", "create", "t", "--kind", kind)
+    answer = shell("consume", "t", *options)
+    assert answer.code == ERROR_EXITS["invalid_argument"]
+    advice = {"cron": "fasti schedules list t", "kv": "`fasti kv`", "log": "--group"}
+    assert advice[kind] in " ".join(answer.err.split())
