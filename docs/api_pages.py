@@ -269,6 +269,7 @@ INTERNAL = {
         "bound",
         "connected",
         "ensure",
+        "has_ensured",
         "last_run",
     ),
     "fasti.aio.Client": ("detach", "synchronous", "loop"),

@@ -53,7 +53,7 @@ def test_the_names_are_those_of_the_other_app() -> None:
 
     # What a base does for those that stand on it, and for worker processes.
     inside = {"ensure", "bound", "connected", "last_run", "use", "reach_for_others", "finish"}
-    inside |= {"in_worker_process", "reference"}
+    inside |= {"in_worker_process", "reference", "has_ensured"}
     assert names(App) - inside <= names(fasti.aio.App)
     shown = inspect.signature(App.on).parameters.keys() - {"self", "topic"}
     assert shown == OnOptions.__optional_keys__
@@ -89,6 +89,17 @@ def test_later_move_and_cancel_are_awaited(app: fasti.aio.App, fasti_broker: Vir
 
     run(story)
     assert got == [1, 2, 3, 5]
+
+
+def test_a_cancel_may_be_the_first_that_a_broker_hears(app: fasti.aio.App) -> None:
+    @app.on("carts")
+    async def remind(cart: Cart) -> None: ...
+
+    async def story() -> None:
+        assert (await remind.cancel(key="cart-1")).status == "not_found"
+        assert (await remind.move(key="cart-1", delay="1h")).status == "not_found"
+
+    run(story)
 
 
 def test_handlers_of_every_kind_hooks_and_middleware(

@@ -266,6 +266,14 @@ def test_pending_messages_are_moved_and_cancelled_by_key(
     assert got == ["moved"]
 
 
+def test_a_cancel_may_be_the_first_that_a_broker_hears(app: fasti.App) -> None:
+    @app.on("emails")
+    def send(text: str) -> None: ...
+
+    assert send.cancel(key="a").status == "not_found"
+    assert send.move(key="a", delay="1h").status == "not_found"
+
+
 def test_only_the_owner_changes_what_an_app_sent(
     fasti_broker: VirtualBroker, client: fasti.Client
 ) -> None:

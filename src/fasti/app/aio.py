@@ -217,8 +217,11 @@ class App:
         return self._producers[topic]
 
     async def messages(self, topic: str) -> Messages:
-        """A topic's pending messages, changed in the app's name."""
-        return (await self.client()).messages(topic, owner=self.base.owner or None)
+        """A topic's pending messages, changed in the app's name. Makes it as `producer` does."""
+        client = await self.client()
+        if not self.base.has_ensured(topic):
+            await asyncio.to_thread(self.base.ensure, topic)
+        return client.messages(topic, owner=self.base.owner or None)
 
     async def close(self) -> None:
         """Sends what is under way and disconnects; the next use connects again."""

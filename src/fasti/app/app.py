@@ -82,6 +82,7 @@ class App:
         self._bound = address if isinstance(address, Client) else None
         self._client: Client | None = None
         self._producers: dict[str, Producer] = {}
+        self._ensured: set[str] = set()
         self._running: Running | None = None
         self._lock = threading.RLock()
         self._apart = False
@@ -97,7 +98,7 @@ class App:
         """In a child process: it has a client and producers of its own, when it needs them."""
         self._lock = threading.RLock()
         self._client, self._producers, self._running = None, {}, None
-        self.host_loop = None
+        self.host_loop, self._ensured = None, set()
 
     # Declaring
 
@@ -287,20 +288,29 @@ class App:
                 )
             return self._producers[topic]
 
+    def has_ensured(self, topic: str) -> bool:
+        """Whether `ensure` has nothing to do."""
+        return topic in self._ensured
+
     def ensure(self, topic: str) -> None:
-        """Makes the topic of a handler if it is missing."""
+        """Makes the topic of a handler if it is missing; looks once for each connection."""
+        if topic in self._ensured:
+            return
         for handler in self.handlers:
             if handler.topic == topic:
                 ensure_topic(self.client, handler.settings)
+        self._ensured.add(topic)
 
     def messages(self, topic: str) -> Messages:
-        """A topic's pending messages, changed in the app's name."""
+        """A topic's pending messages, changed in the app's name. Makes it as `producer` does."""
+        self.ensure(topic)
         return self.client.messages(topic, owner=self.owner or None)
 
     def close(self) -> None:
         """Sends what is under way and disconnects; the next use connects again."""
         with self._lock:
             producers, self._producers = self._producers, {}
+            self._ensured = set()
             client, self._client = self._client, None
         problem: FastiError | None = None
         for producer in producers.values():
