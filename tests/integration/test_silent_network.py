@@ -16,6 +16,7 @@ from tests.integration.trouble.proxy import Proxy
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from fasti.errors import TimedOut
 
 PATIENCE_S = 120.0
 
@@ -101,3 +102,16 @@ def test_a_broker_that_only_takes_its_time_is_not_left(broker: BrokerProcess) ->
             next(consumer).ack(wait=True, timeout=60)
         assert consumer.reconnections == 0
         consumer.close()
+
+
+def test_a_call_says_what_lets_it_wait_longer(broker: BrokerProcess) -> None:
+    with Proxy(broker.host, broker.port) as network:
+        with fasti.connect(network.address, timeout="200ms") as client:
+            client.create_topic("work")
+            pending = client.messages("work")
+            network.hold_up()
+            with pytest.raises(TimedOut, match=r"cancel within 0.2 s; connect\(timeout=...\)"):
+                pending.cancel(key="k")
+            with pytest.raises(TimedOut, match=r"hello within 0.1 s; connect\(timeout=...\)"):
+                fasti.connect(network.address, timeout="100ms")
+            network.let_go()

@@ -120,7 +120,7 @@ class Message(sync.Message):
         session.home.check()
         reply.waiter = waiter = LoopWaiter(session.home)
         session.replies.send(reply)
-        return _first(waiter.outcomes("reply", timeout))
+        return _first(waiter.outcomes("the reply", session.limit_s(timeout)))
 
     def _finished(
         self,

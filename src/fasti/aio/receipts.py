@@ -13,7 +13,7 @@ from typing import Any
 
 from fasti.aio.home import Home, settle, within
 from fasti.client import receipts as sync
-from fasti.client.durations import Duration
+from fasti.client.durations import Duration, seconds
 from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import Parcel
@@ -41,8 +41,8 @@ class Answers:
             settle(each)
         self._any.clear()
 
-    async def of(self, parcel: Parcel) -> None:
-        """Waits until a parcel has its answer."""
+    async def of(self, parcel: Parcel, limit_s: float | None = None) -> None:
+        """Waits until a parcel has its answer, or for so long: then it raises `timed_out`."""
         if parcel.answered.is_set():
             return
         self._home.check()
@@ -51,14 +51,19 @@ class Answers:
         # The answer may have come before we were on the list.
         if parcel.answered.is_set():
             self._tell(parcel)
+        timer = None if limit_s is None else self._home.loop.call_later(limit_s, settle, waiting)
         try:
             await waiting
         finally:
+            if timer is not None:
+                timer.cancel()
             others = self._awaited.get(parcel)
             if others is not None and waiting in others:
                 others.remove(waiting)
                 if not others:
                     del self._awaited[parcel]
+        if not parcel.answered.is_set():
+            raise sync.no_receipt(limit_s)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until it holds; looks again after every answer."""
@@ -97,21 +102,19 @@ class Receipt:
     def __await__(self) -> Generator[Any, None, Outcome]:
         return self._outcome().__await__()
 
-    async def _outcome(self) -> Outcome:
-        await self._answers.of(self._receipt._parcel)
+    async def _outcome(self, limit_s: float | None = None) -> Outcome:
+        parcel = self._receipt._parcel
+        await self._answers.of(parcel, parcel.timeout_s if limit_s is None else limit_s)
         return self._receipt.result(0)
 
     async def result(self, timeout: Duration | None = None) -> Outcome:
-        """Waits until the send is durable, like `await receipt`; at most `timeout`.
+        """Waits until the send is durable, like `await receipt`; at most `timeout`, by default that of
+        `connect`.
 
         Raises `timed_out` when there is no answer in time, and the error that refused the batch.
         A status other than `ok`, such as `conflict`, is no error here: read it.
         """
-        return await within(
-            timeout,
-            self._outcome(),
-            lambda: TimedOut(f"no receipt within {timeout}; the send is still under way"),
-        )
+        return await self._outcome(seconds(timeout))
 
     def wait(self, timeout_s: float) -> Outcome:
         """The outcome, for a thread that may block. Raises as `result`."""

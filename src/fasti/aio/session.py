@@ -14,10 +14,10 @@ from fasti.aio.home import Home, settle, within
 from fasti.client.durations import Duration
 from fasti.client.failures import Failures
 from fasti.client.outcomes import Outcomes
-from fasti.client.returns import Return, Waiter
+from fasti.client.returns import Return, Waiter, no_answer
 from fasti.client.session import Session
 from fasti.client.transport import Transport
-from fasti.errors import Closed, FastiError, TimedOut
+from fasti.errors import Closed, FastiError
 from fasti.model import Limits
 
 
@@ -58,7 +58,7 @@ class LoopSession(Session):
 
     async def ask(self, returned: Return, waiter: LoopWaiter, timeout: Duration | None) -> Outcomes:
         """The outcomes of a return that was given back with this waiter."""
-        outcomes = await waiter.outcomes(returned.op, timeout)
+        outcomes = await waiter.outcomes(returned.op, self.limit_s(timeout))
         if returned.op != "extend" and not outcomes.all_ok:
             self.failures.counted(len(outcomes.failed))
         return outcomes
@@ -90,12 +90,12 @@ class LoopWaiter(Waiter):
         super().settle(outcomes, error)
         self._home.post(partial(settle, self._answer))
 
-    async def outcomes(self, op: str, timeout: Duration | None) -> Outcomes:
+    async def outcomes(self, op: str, limit_s: float) -> Outcomes:
         """The outcomes. Raises the error that refused them, `timed_out`."""
         await within(
-            timeout,
+            limit_s,
             self._await(),
-            lambda: TimedOut(f"no answer to {op} within {timeout}; it is still under way"),
+            lambda: no_answer(op, limit_s),
         )
         found = self.wait(0)
         assert found is not None

@@ -20,7 +20,7 @@ from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
 from fasti.client import forking
-from fasti.client.transport import BrokerClock, Ended, Header
+from fasti.client.transport import TIMEOUT_S, BrokerClock, Ended, Header
 from fasti.config import ShardSettings
 from fasti.errors import Closed, FastiError, IllegalTransition, Unavailable
 from fasti.protocol.schemas import VERSION
@@ -61,7 +61,9 @@ class EmbeddedTransport:
         settings: ShardSettings | None = None,
         service: Service | None = None,
         clock: BrokerClock | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        self.timeout_s = timeout_s
         self._owns_shard = service is None
         self._data = data
         if service is None:

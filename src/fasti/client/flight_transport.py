@@ -104,7 +104,7 @@ class FlightTransport:
     ) -> None:
         self._address = address
         self._tls_ca = tls_ca
-        self._timeout = timeout
+        self.timeout_s = timeout
         # gRPC wants the names of headers in lower case.
         self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
         self._lock = threading.Lock()
@@ -157,7 +157,10 @@ class FlightTransport:
 
     def _hello(self) -> Header:
         asked_us = monotonic_us()
-        header, _ = self._call_once("hello", pack({"version": VERSION}), self._timeout)
+        try:
+            header, _ = self._call_once("hello", pack({"version": VERSION}), self.timeout_s)
+        except TimedOut as error:
+            raise self._too_late("hello", None) from error
         self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]))
         return header
 
@@ -201,11 +204,13 @@ class FlightTransport:
     ) -> tuple[Header, list[pa.Table]]:
         """An action's reply; an error in it is raised, after `timeout` seconds `timed_out`."""
         body = pack({"version": VERSION, **(header or {})}, parts)
-        until = time.monotonic() + (self._timeout if timeout is None else timeout)
+        until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
         pause = _PAUSE_FIRST_S
         while True:
             try:
                 return self._call_once(action, body, max(0.001, until - time.monotonic()))
+            except TimedOut as error:
+                raise self._too_late(action, timeout) from error
             except Unavailable:
                 pause = min(pause * 2, _PAUSE_MAX_S)
                 wait = pause * random.uniform(0.5, 1.0)
@@ -213,6 +218,14 @@ class FlightTransport:
                     raise
             if self._closed.wait(wait):
                 raise Closed("the client is closed")
+
+    def _too_late(self, action: str, timeout: float | None) -> TimedOut:
+        limit_s = self.timeout_s if timeout is None else timeout
+        longer = "; connect(timeout=...) waits longer" if timeout is None else ""
+        return TimedOut(
+            f"{self._address} did not answer {action} within {limit_s:g} s{longer}",
+            details={"action": action},
+        )
 
     def _call_once(self, action: str, body: bytes, timeout: float) -> tuple[Header, list[pa.Table]]:
         with self._calling():
@@ -273,7 +286,7 @@ class FlightTransport:
         ended: Ended,
     ) -> Stream:
         """Opens a session. The clock is asked first: the broker may be another by now."""
-        self.sample_clock(min(self._timeout, _SILENCE_S))
+        self.sample_clock(min(self.timeout_s, _SILENCE_S))
         with self._calling():
             client, generation = self._client("sessions")
             try:
@@ -351,7 +364,7 @@ class FlightTransport:
             client, generation = self._client("actions")
             try:
                 found = client.get_flight_info(
-                    _command(descriptor), self._options(self._timeout)
+                    _command(descriptor), self._options(self.timeout_s)
                 ).endpoints
                 return [parse(endpoint.ticket.ticket) for endpoint in found]
             except Exception as error:
@@ -365,7 +378,7 @@ class FlightTransport:
         """Asks the broker for its time. Raises `unavailable` and the like."""
         body = pack({"version": VERSION})
         asked_us = monotonic_us()
-        header, _ = self._call_once("clock", body, timeout or self._timeout)
+        header, _ = self._call_once("clock", body, timeout or self.timeout_s)
         self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]))
 
     def look_after(self) -> None:

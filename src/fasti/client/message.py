@@ -15,12 +15,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.client.arguments import ArrowTable
-from fasti.client.durations import Duration, as_datetime, duration_us, seconds
+from fasti.client.durations import Duration, as_datetime, duration_us
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.replies import REPLY_TO, Reply, answer_headers, asked, checked_payload
-from fasti.client.returns import DueAt, Return, Segment, Waiter, due_again, release_argument
+from fasti.client.returns import (
+    DueAt,
+    Return,
+    Segment,
+    Waiter,
+    due_again,
+    no_answer,
+    release_argument,
+)
 from fasti.client.run import Run
-from fasti.errors import IllegalTransition, InvalidArgument, TimedOut
+from fasti.errors import IllegalTransition, InvalidArgument
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
 
 
@@ -289,7 +297,8 @@ class Message:
         in the topic `_replies`; the message is acked all the same. Anything else, such as
         `stale_lease`: nothing happened, and the message comes again. With `ack=False` it stays
         yours: a second answer to one call would find nobody who waits. With `wait=False` it returns
-        at once, like `ack`, and a failure is raised by the consumer's next call.
+        at once, like `ack`, and a failure is counted, logged and raised by the consumer's `flush` or
+        `close`.
 
         Raises `invalid_argument` if nobody asked for an answer, `illegal_transition` if the message
         was finished before, `timed_out`.
@@ -300,9 +309,10 @@ class Message:
         self._run.session.replies.send(reply)
         if reply.waiter is None:
             return None
-        outcomes = reply.waiter.wait(seconds(timeout))
+        limit_s = self._run.session.limit_s(timeout)
+        outcomes = reply.waiter.wait(limit_s)
         if outcomes is None:
-            raise TimedOut(f"no answer to the reply within {timeout}; it is still under way")
+            raise no_answer("the reply", limit_s)
         return outcomes[0]
 
     def _replying(

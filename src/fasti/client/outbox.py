@@ -176,6 +176,7 @@ class Outbox:
     def _new(self, on_conflict: str, partition: int | None) -> Parcel:
         parcel = Parcel(on_conflict, self.failures, partition)
         parcel.deadline = time.monotonic() + self._deadline_s
+        parcel.timeout_s = self._transport.timeout_s
         self._made += 1
         parcel.number = self._made
         self._unsettled[parcel.number] = None

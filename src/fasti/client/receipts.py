@@ -19,6 +19,7 @@ import pyarrow as pa
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import FailureReports, Failures, described
 from fasti.client.outcomes import Outcome, Outcomes
+from fasti.client.transport import TIMEOUT_S
 from fasti.errors import FastiError, IllegalTransition, TimedOut
 from fasti.model import Outcome as Code
 
@@ -33,6 +34,14 @@ _TYPES: dict[str, pa.DataType] = {
     "priority": pa.int32(),
     "subject": pa.string(),
 }
+
+
+def no_receipt(timeout_s: float | None) -> TimedOut:
+    """For who has waited so long."""
+    return TimedOut(
+        f"no receipt within {timeout_s:g} s; the send is still under way, and result(timeout=...) "
+        "or connect(timeout=...) waits longer"
+    )
 
 
 class Parcel:
@@ -59,6 +68,7 @@ class Parcel:
         "sequence",
         "size_bytes",
         "stage",
+        "timeout_s",
     )
 
     def __init__(self, on_conflict: str, failures: Failures, partition: int | None = None) -> None:
@@ -77,6 +87,8 @@ class Parcel:
         # Whether it was written to a connection that was lost: it may have been carried out.
         self.maybe = False
         self.deadline = 0.0
+        # How long one waits for a single receipt who doesn't say how long.
+        self.timeout_s = TIMEOUT_S
         self.answered = threading.Event()
         self.outcomes: Outcomes | None = None
         self.error: FastiError | None = None
@@ -198,10 +210,10 @@ class Parcel:
                 ),
             )
 
-    def wait(self, timeout: Duration | None, looked: Callable[[], None]) -> Outcomes:
+    def wait(self, timeout_s: float | None, looked: Callable[[], None]) -> Outcomes:
         """The answer for all rows. Raises the error that refused them, or `timed_out`."""
-        if not self.answered.wait(seconds(timeout)):
-            raise TimedOut(f"no receipt within {timeout}; the send is still under way")
+        if not self.answered.wait(timeout_s):
+            raise no_receipt(timeout_s)
         looked()
         if self.error is not None:
             raise self.error
@@ -238,11 +250,14 @@ class Receipt:
     def result(self, timeout: Duration | None = None) -> Outcome:
         """Waits until the send is durable: its `.id`, `.version` and `.status`.
 
-        Raises `timed_out` when there is no answer in time, and the error that refused the batch.
+        Raises `timed_out` when there is no answer in time (by default the `timeout` of `connect`, 30
+        s), and the error that refused the batch.
         A status other than `ok`, such as `conflict`, is no error here: read it.
         """
         row = self._row if self._row >= 0 else ~self._row
-        outcomes = self._parcel.wait(timeout, self._looked)
+        parcel = self._parcel
+        limit_s = parcel.timeout_s if timeout is None else seconds(timeout)
+        outcomes = parcel.wait(limit_s, self._looked)
         return outcomes[row]
 
     def __await__(self) -> Generator[Any, None, Outcome]:
@@ -309,8 +324,11 @@ class PendingBatch:
         return all(parcel.answered.is_set() for parcel in self._parcels)
 
     def result(self, timeout: Duration | None = None) -> Outcomes:
-        """Waits until all is durable. Raises `timed_out`, or the error that refused a batch."""
-        found = [parcel.wait(timeout, self._look) for parcel in self._parcels]
+        """Waits until all is durable: by default as long as it is tried, the producer's `deadline`.
+
+        Raises `timed_out`, or the error that refused a batch.
+        """
+        found = [parcel.wait(seconds(timeout), self._look) for parcel in self._parcels]
         return Outcomes.joined(found)
 
     def _look(self) -> None:

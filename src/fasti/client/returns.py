@@ -24,7 +24,7 @@ from fasti.client.durations import (
 from fasti.client.outcomes import Outcomes
 from fasti.client.run import Run
 from fasti.client.transport import Header
-from fasti.errors import FastiError
+from fasti.errors import FastiError, TimedOut
 from fasti.model import Outcome as Code
 from fasti.protocol.schemas import RETURNED
 
@@ -91,6 +91,14 @@ class Waiter:
         if self._error is not None:
             raise self._error
         return self._outcomes
+
+
+def no_answer(op: str, timeout_s: float) -> TimedOut:
+    """For who has waited so long."""
+    return TimedOut(
+        f"no answer to {op} within {timeout_s:g} s; it is still under way, and timeout=... or "
+        "connect(timeout=...) waits longer"
+    )
 
 
 class Shares:

@@ -28,14 +28,14 @@ import pyarrow as pa
 from fasti.client import forking
 from fasti.client.absence import absence_of
 from fasti.client.custody import Custody
-from fasti.client.durations import Duration, seconds
+from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import Failures
 from fasti.client.gathering import Gathering
 from fasti.client.holding import Holding
 from fasti.client.outcomes import Outcomes
 from fasti.client.pauses import PASSING, Pauses
 from fasti.client.replies import Replies
-from fasti.client.returns import Request, Return, Waiter, merged
+from fasti.client.returns import Request, Return, Waiter, merged, no_answer
 from fasti.client.run import Run, prepare
 from fasti.client.settling import Settling
 from fasti.client.topics import check_consumable
@@ -187,6 +187,10 @@ class Session:
 
     # User threads
 
+    def limit_s(self, timeout: Duration | None) -> float:
+        """How long to wait for an answer."""
+        return self._transport.timeout_s if timeout is None else duration_us(timeout) / 1_000_000
+
     def acked(self, run: Run) -> None:
         """A run has gathered acks."""
         if self.gathering.put(run) or self._over:
@@ -230,9 +234,10 @@ class Session:
             self._return_afterwards([returned])
         if waiter is None:
             return None
-        outcomes = waiter.wait(seconds(timeout))
+        limit_s = self.limit_s(timeout)
+        outcomes = waiter.wait(limit_s)
         if outcomes is None:
-            raise TimedOut(f"no answer to {returned.op} within {timeout}; it is still under way")
+            raise no_answer(returned.op, limit_s)
         if returned.op == "extend" or outcomes.all_ok:
             return outcomes
         self.failures.counted(len(outcomes.failed))

@@ -51,10 +51,16 @@ class Stream(Protocol):
         """Ends the call at once, on both sides."""
 
 
+# By `connect(timeout=...)` another.
+TIMEOUT_S = 30.0
+
+
 class Transport(Protocol):
     """A way to a broker. Any thread may call; each call raises `FastiError` and nothing else."""
 
     clock: BrokerClock
+    # How long those wait who don't say how long.
+    timeout_s: float
 
     def call(
         self,

@@ -16,6 +16,9 @@ from tests.unit.client.fakes import FakeStream, FakeTransport
 import fasti
 import fasti.aio
 from fasti.aio import Client
+from fasti.aio.home import Home
+from fasti.aio.producer import Producer
+from fasti.client import producer as sync
 from fasti.errors import Closed, InvalidArgument, Overloaded, RowsFailed, TimedOut
 from fasti.testing.virtual import VirtualBroker
 
@@ -310,3 +313,22 @@ def test_sending_without_a_pause_lets_others_run() -> None:
         ticking.cancel()
 
     tell(story)
+
+
+def test_who_awaits_a_receipt_waits_as_long_as_for_any_call() -> None:
+    async def story() -> None:
+        transport = FakeTransport()
+        transport.timeout_s = 0.01
+        home = Home()
+        producer = Producer(home, sync.Producer(transport, "t"), 1.0)
+        receipt = await producer.send(b"0")
+        with pytest.raises(TimedOut, match=r"0.01 s.*connect\(timeout=...\) waits longer"):
+            await receipt
+        with pytest.raises(TimedOut):
+            await receipt.result(0.02)
+        transport.stream().answer(1)
+        assert (await receipt.result(20)).ok
+        await producer.close()
+        await home.close(lambda: None)
+
+    asyncio.run(story())

@@ -21,6 +21,7 @@ from fasti.errors import (
     NotFound,
     Overloaded,
     RowsFailed,
+    TimedOut,
 )
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
@@ -665,3 +666,19 @@ def test_a_connection_lost_while_something_is_finished(
     consumer.flush(5)
     assert consumer.failed == 0
     assert session._custody.unfinished == 0
+
+
+def test_who_waits_for_an_ack_waits_as_long_as_for_any_call(
+    transport: FakeTransport, consumer: Consumer
+) -> None:
+    transport.timeout_s = 0.01
+    taker = Taker(consumer, transport)
+    stream = ready(transport.stream())
+    stream.on_send = lambda *_: None  # It takes its time.
+    stream.lease(1, [1], [NOW_US])
+    message = taker.wait_for(1)[0]
+    with pytest.raises(TimedOut, match=r"no answer to ack within 0.01 s.*connect\(timeout=...\)"):
+        message.ack(wait=True)
+    request = eventually(lambda: stream.of("ack"))[0][0]["request"]
+    stream.outcomes(request, [["ok", 1]])
+    consumer.flush(20)

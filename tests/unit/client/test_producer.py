@@ -602,3 +602,16 @@ def test_flush_waits_for_an_answer_that_is_overtaken_by_a_later_one(
     producer.flush(5)
     assert first.result(5).ok
     assert box.settled
+
+
+def test_who_waits_for_a_receipt_waits_as_long_as_for_any_call(
+    transport: FakeTransport, producer: Producer
+) -> None:
+    transport.timeout_s = 0.01
+    receipt = producer.send(b"0")
+    written(transport.stream(), 1)
+    with pytest.raises(TimedOut, match=r"within 0.01 s; .* connect\(timeout=...\) waits longer"):
+        receipt.result()
+    # It goes on, and who asks for longer waits longer.
+    transport.stream().answer(1)
+    assert receipt.result("20s").ok
