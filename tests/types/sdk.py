@@ -86,3 +86,18 @@ def handlers() -> None:
     assert_type(remind.cancel(key="cart-7"), fasti.Outcome)
     remind.later(7)  # type: ignore[arg-type]
     remind.later(Cart(7), dely="1h")  # type: ignore[call-arg]
+
+
+def finishing(client: fasti.Client) -> None:
+    for message in client.consumer("emails"):
+        assert_type(message.ack(wait=True), fasti.Outcome)
+        assert_type(message.nack("why", delay="5m", wait=True).status, Status)
+        assert_type(message.release(delay="1m"), fasti.Outcome | None)
+    for batch in client.consumer("emails").batches(10_000):
+        assert_type(batch.ack(wait=True), fasti.Outcomes)
+
+
+async def finishing_in_a_loop(client: fasti.aio.Client) -> None:
+    async for message in client.consumer("emails"):
+        assert_type(await message.ack(wait=True), fasti.Outcome)
+        assert_type(await message.reject("why", wait=True), fasti.Outcome)

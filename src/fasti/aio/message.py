@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Mapping
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 
@@ -44,7 +44,15 @@ class Message(sync.Message):
 
     __slots__ = ()
 
-    def ack(  # type: ignore[override]  # What the synchronous one returns, this one awaits.
+    @overload  # type: ignore[override]
+    def ack(self, *, wait: Literal[True], timeout: Duration | None = ...) -> Awaitable[Outcome]: ...
+
+    @overload
+    def ack(
+        self, *, wait: bool = ..., timeout: Duration | None = ...
+    ) -> Awaitable[Outcome | None]: ...
+
+    def ack(
         self, *, wait: bool = False, timeout: Duration | None = None
     ) -> Awaitable[Outcome | None]:
         """Done. Raises `illegal_transition` if it was finished before."""
@@ -53,7 +61,31 @@ class Message(sync.Message):
         super().ack()
         return _TOLD
 
-    def nack(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def nack(
+        self,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcome]: ...
+
+    @overload
+    def nack(
+        self,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcome | None]: ...
+
+    def nack(
         self,
         reason: str = "",
         *,
@@ -70,13 +102,45 @@ class Message(sync.Message):
         """
         return self._finished("nack", reason, wait, timeout, due_again(delay, at, due))
 
-    def reject(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def reject(
+        self, reason: str = ..., *, wait: Literal[True], timeout: Duration | None = ...
+    ) -> Awaitable[Outcome]: ...
+
+    @overload
+    def reject(
+        self, reason: str = ..., *, wait: bool = ..., timeout: Duration | None = ...
+    ) -> Awaitable[Outcome | None]: ...
+
+    def reject(
         self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
     ) -> Awaitable[Outcome | None]:
         """Failed for good: dead, until somebody redrives it."""
         return self._finished("reject", reason, wait, timeout)
 
-    def release(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def release(
+        self,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcome]: ...
+
+    @overload
+    def release(
+        self,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcome | None]: ...
+
+    def release(
         self,
         delay: Duration | None = None,
         *,
@@ -91,13 +155,47 @@ class Message(sync.Message):
         """
         return self._finished("release", release_argument(delay, at, due), wait, timeout)
 
-    def extend(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def extend(
+        self, length: Duration, *, wait: Literal[True], timeout: Duration | None = ...
+    ) -> Awaitable[Outcome]: ...
+
+    @overload
+    def extend(
+        self, length: Duration, *, wait: bool = ..., timeout: Duration | None = ...
+    ) -> Awaitable[Outcome | None]: ...
+
+    def extend(
         self, length: Duration, *, wait: bool = False, timeout: Duration | None = None
     ) -> Awaitable[Outcome | None]:
         """Has the lease last `length` from now. Mostly not needed: leases renew themselves."""
         return self._return("extend", duration_us(length, "length"), wait, timeout)
 
-    def reply(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def reply(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        content_type: str | None = ...,
+        ack: bool = ...,
+        wait: Literal[True] = ...,
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcome]: ...
+
+    @overload
+    def reply(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        content_type: str | None = ...,
+        ack: bool = ...,
+        wait: bool,
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcome | None]: ...
+
+    def reply(
         self,
         payload: bytes,
         *,
@@ -161,13 +259,49 @@ class Batch(sync.Batch):
         """The rows one by one."""
         return [Message(run, row) for run, rows in self._segments for row in rows.tolist()]
 
-    def ack(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def ack(
+        self, mask: Any = ..., *, wait: Literal[True], timeout: Duration | None = ...
+    ) -> Awaitable[Outcomes]: ...
+
+    @overload
+    def ack(
+        self, mask: Any = ..., *, wait: bool = ..., timeout: Duration | None = ...
+    ) -> Awaitable[Outcomes | None]: ...
+
+    def ack(
         self, mask: Any = None, *, wait: bool = False, timeout: Duration | None = None
     ) -> Awaitable[Outcomes | None]:
         """Done: the rows where `mask` is true, or all that are not finished yet."""
         return self._finish("ack", None, mask, wait, timeout)
 
-    def nack(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def nack(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcomes]: ...
+
+    @overload
+    def nack(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcomes | None]: ...
+
+    def nack(
         self,
         mask: Any = None,
         reason: str = "",
@@ -181,7 +315,27 @@ class Batch(sync.Batch):
         """Failed: due again after the topic's retry delay, after `delay` or `at` (`due`), or dead."""
         return self._finish("nack", reason, mask, wait, timeout, due_again(delay, at, due))
 
-    def reject(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def reject(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcomes]: ...
+
+    @overload
+    def reject(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcomes | None]: ...
+
+    def reject(
         self,
         mask: Any = None,
         reason: str = "",
@@ -192,7 +346,31 @@ class Batch(sync.Batch):
         """Failed for good."""
         return self._finish("reject", reason, mask, wait, timeout)
 
-    def release(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def release(
+        self,
+        mask: Any = ...,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcomes]: ...
+
+    @overload
+    def release(
+        self,
+        mask: Any = ...,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Awaitable[Outcomes | None]: ...
+
+    def release(
         self,
         mask: Any = None,
         delay: Duration | None = None,

@@ -197,6 +197,12 @@ class Message:
 
     # What becomes of it
 
+    @overload
+    def ack(self, *, wait: Literal[True], timeout: Duration | None = ...) -> Outcome: ...
+
+    @overload
+    def ack(self, *, wait: bool = ..., timeout: Duration | None = ...) -> Outcome | None: ...
+
     def ack(self, *, wait: bool = False, timeout: Duration | None = None) -> Outcome | None:
         """Done. Raises `illegal_transition` if it was finished before."""
         run, row = self._run, self._row
@@ -212,6 +218,30 @@ class Message:
         if not run.listed or gathering.eager or gathering.unsent >= gathering.hurry:
             run.session.acked(run)
         return None
+
+    @overload
+    def nack(
+        self,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def nack(
+        self,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcome | None: ...
 
     def nack(
         self,
@@ -230,11 +260,43 @@ class Message:
         """
         return self._finish("nack", reason, wait, timeout, due_again(delay, at, due))
 
+    @overload
+    def reject(
+        self, reason: str = ..., *, wait: Literal[True], timeout: Duration | None = ...
+    ) -> Outcome: ...
+
+    @overload
+    def reject(
+        self, reason: str = ..., *, wait: bool = ..., timeout: Duration | None = ...
+    ) -> Outcome | None: ...
+
     def reject(
         self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
     ) -> Outcome | None:
         """Failed for good: dead, until somebody redrives it."""
         return self._finish("reject", reason, wait, timeout)
+
+    @overload
+    def release(
+        self,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Outcome: ...
+
+    @overload
+    def release(
+        self,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcome | None: ...
 
     def release(
         self,
@@ -250,6 +312,16 @@ class Message:
         The attempt doesn't count.
         """
         return self._finish("release", release_argument(delay, at, due), wait, timeout)
+
+    @overload
+    def extend(
+        self, length: Duration, *, wait: Literal[True], timeout: Duration | None = ...
+    ) -> Outcome: ...
+
+    @overload
+    def extend(
+        self, length: Duration, *, wait: bool = ..., timeout: Duration | None = ...
+    ) -> Outcome | None: ...
 
     def extend(
         self, length: Duration, *, wait: bool = False, timeout: Duration | None = None
@@ -406,11 +478,47 @@ class Batch:
         """The rows one by one."""
         return [Message(run, row) for run, rows in self._segments for row in rows.tolist()]
 
+    @overload
+    def ack(
+        self, mask: Any = ..., *, wait: Literal[True], timeout: Duration | None = ...
+    ) -> Outcomes: ...
+
+    @overload
+    def ack(
+        self, mask: Any = ..., *, wait: bool = ..., timeout: Duration | None = ...
+    ) -> Outcomes | None: ...
+
     def ack(
         self, mask: Any = None, *, wait: bool = False, timeout: Duration | None = None
     ) -> Outcomes | None:
         """Done: the rows where `mask` is true, or all that are not finished yet."""
         return self._finish("ack", None, mask, wait, timeout)
+
+    @overload
+    def nack(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    def nack(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        delay: Duration | None = ...,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcomes | None: ...
 
     def nack(
         self,
@@ -426,6 +534,26 @@ class Batch:
         """Failed: due again after the topic's retry delay, after `delay` or `at` (`due`), or dead."""
         return self._finish("nack", reason, mask, wait, timeout, due_again(delay, at, due))
 
+    @overload
+    def reject(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    def reject(
+        self,
+        mask: Any = ...,
+        reason: str = ...,
+        *,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcomes | None: ...
+
     def reject(
         self,
         mask: Any = None,
@@ -436,6 +564,30 @@ class Batch:
     ) -> Outcomes | None:
         """Failed for good."""
         return self._finish("reject", reason, mask, wait, timeout)
+
+    @overload
+    def release(
+        self,
+        mask: Any = ...,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: Literal[True],
+        timeout: Duration | None = ...,
+    ) -> Outcomes: ...
+
+    @overload
+    def release(
+        self,
+        mask: Any = ...,
+        delay: Duration | None = ...,
+        *,
+        at: datetime | None = ...,
+        due: int | datetime | None = ...,
+        wait: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Outcomes | None: ...
 
     def release(
         self,
