@@ -21,7 +21,7 @@ from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.priority.kind import PriorityPartition
 from fasti.core.replies import Buckets, ConsumerReplaced, Counts, Deliver, LoadSlice, Messages, Step
-from fasti.core.rows.arena import STATE_MASK
+from fasti.core.rows.arena import EXPIRES, STATE_MASK
 from fasti.core.rows.location import is_in_run, number_of, row_of
 from fasti.core.rows.snapshot import live_rows_of, read_range
 from fasti.core.timeline.partition import FOREVER, Partition
@@ -55,6 +55,13 @@ def to_when(when: Any) -> co.When:
     return co.When(due_us=values) if kind == "due" else co.When(delay_us=values)
 
 
+def to_expires(expires: Any) -> co.Expires | None:
+    if expires is None:
+        return None
+    kind, values = expires
+    return co.Expires(**{f"{kind}_us": int64s(values)})
+
+
 def to_target(arguments: dict[str, Any]) -> co.Target:
     if arguments.get("ids") is not None:
         return co.Target(ids=int64s(arguments["ids"]))
@@ -79,6 +86,7 @@ def to_command(op: Op) -> Any:
             None if keys is None else as_keys(keys),
             given.get("explicit_partition"),
             priorities=uint16s(given.get("priorities")),
+            expires=to_expires(given.get("expires")),
             **extra,
         )
     if name in ("update", "reprioritise", "move", "cancel"):
@@ -93,6 +101,7 @@ def to_command(op: Op) -> Any:
             priorities = uint16s(given["priorities"])
             return co.Reprioritise(given["topic"], target, priorities, **common)
         if name == "move":
+            common["expires"] = to_expires(given.get("expires"))
             return co.Move(given["topic"], target, to_when(given["when"]), **common)
         return co.Cancel(given["topic"], target, **common)
     if name == "redrive":
@@ -344,6 +353,8 @@ class Rig:
             assert int(effect.attempts[row]) == message.attempts
             assert (0 if effect.priority is None else int(effect.priority[row])) == message.priority
             assert self.payload(int(effect.location[row])) == message.payload
+            ends = 0 if effect.expires_us is None else int(effect.expires_us[row])
+            assert ends == message.expires_us
             assert (None if effect.reasons is None else effect.reasons[row]) == (
                 message.reason or None
             )
@@ -471,6 +482,8 @@ class Rig:
             assert memory.reasons.name(row["lease"]) == message.reason
         if message.state == State.DEAD:
             assert row["moment"] == message.died_us
+        expires = bool(row["flags"] & int(EXPIRES))
+        assert (row["moment"] if expires else 0) == message.expires_us
 
     def _check_partition(self, name: str, partition: Partition) -> None:
         topic = self.model.topics[name]
@@ -551,6 +564,7 @@ class Rig:
         leased = message.state == State.LEASED
         assert columns["leased_us"] == (message.leased_us if leased else 0)
         assert columns["lease_until_us"] == (now_us + message.until_tick - tick if leased else 0)
+        assert columns["expires_us"] == message.expires_us
         assert columns["died_us"] == (message.died_us if message.state == State.DEAD else 0)
         assert self.payload(columns["location"]) == message.payload
 

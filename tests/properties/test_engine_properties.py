@@ -168,7 +168,18 @@ class EngineMachine(RuleBasedStateMachine):
         elif draw(st.integers(0, 3)) == 0:
             given["explicit_partition"] = draw(st.integers(0, 0 if topic == "one" else 2))
         given["priorities"] = self._priorities(draw, topic, count)
+        given["expires"] = self._expires(draw, count)
         return "produce", {**given, **fixed}
+
+    def _expires(self, draw: Any, count: int) -> Any:
+        kind = draw(st.sampled_from([None, None, None, "at", "after"]))
+        if kind is None:
+            return None
+        spans = [draw(SPANS_US) * draw(st.integers(0, 1)) for _ in range(count)]
+        if kind == "after":
+            return kind, spans
+        sign = draw(st.sampled_from([1, 1, -1]))
+        return kind, [span and max(1, self.rig.now_us + sign * span) for span in spans]
 
     def _priorities(self, draw: Any, topic: str, count: int) -> list[int] | None:
         """For a topic that has them, mostly; for another one hardly ever."""
@@ -208,6 +219,7 @@ class EngineMachine(RuleBasedStateMachine):
             given["payloads"] = [self._payload()]
         if name == "move":
             given["when"] = self._when(draw, 1)
+            given["expires"] = self._expires(draw, 1)
         return name, given
 
     def _change(self, draw: Any) -> Op:

@@ -90,6 +90,14 @@ class Staging:
 
 
 @dataclass(slots=True)
+class Expires:
+    """By when messages must be begun: each at a moment, or so long after it is due; 0: never."""
+
+    at_us: Int64s | None = None
+    after_us: Int64s | None = None
+
+
+@dataclass(slots=True)
 class Produce:
     """New messages. With `stage`, they stay invisible until that stage is published."""
 
@@ -106,6 +114,8 @@ class Produce:
     stage: str = ""
     # For priority topics; None: 0 for all.
     priorities: UInt16s | None = None
+    # For timelines and priority topics; None: nothing expires.
+    expires: Expires | None = None
     # Where rows go besides, as the topic's bindings say; None: nobody looked.
     routes: Routes | None = None
     # With `stage`: of a sink.
@@ -155,6 +165,8 @@ class Move:
     owner: str = ""
     # The outcomes are told, and nothing changes.
     dry_run: bool = False
+    # By when they must be begun from now on, 0: no matter; None: that stays as it is.
+    expires: Expires | None = None
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ import numpy as np
 from fasti.core import commands
 from fasti.core import events as ev
 from fasti.core.calendar.slices import Slices
-from fasti.core.delivery import consumers, leasing
+from fasti.core.delivery import consumers, expiry, leasing
 from fasti.core.delivery.leases import NEVER
 from fasti.core.delivery.together import ack_together, find_acks
 from fasti.core.delivery.turns import Turns
@@ -196,6 +196,8 @@ class Engine:
         step = Step(frames=work.frames, effects=work.effects, faults=work.faults)
         if tick >= self.memory.leases.expiry_bound:
             step.more |= self._grouped(work, leasing.expire)
+        if self.memory.plans.next_us() <= now_us:
+            step.more |= self._grouped(work, expiry.lapse)
         for kind in self._before:
             if kind.all_topics:
                 step.more |= self._grouped(work, kind.before)
@@ -317,6 +319,8 @@ class Engine:
 
     def _produce(self, work: Work, command: commands.Produce) -> Reply:
         produce.check_rows(command)
+        if command.expires is not None:
+            produce.check_expires(work.topic(command.topic))
         if not command.atomic or self.memory.undo.active:
             topic = work.topic(command.topic)
             if topic.bindings or topic.settings.relay:
@@ -489,6 +493,7 @@ class Engine:
 
     def _plan_wake(self, work: Work, step: Step) -> None:
         first_us = min(self.turns.next_us(), self.slices.next_us(), self.idle.next_us())
+        first_us = min(first_us, self.memory.plans.next_us())
         for kind in self._next_us:
             if kind.all_topics:
                 first_us = min(first_us, kind.next_us())

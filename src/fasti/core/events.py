@@ -156,6 +156,17 @@ class Cancelled(Event):
 
 
 @dataclass(slots=True)
+class ExpirySet(Event):
+    """Messages are dead at these moments, unless they are leased before. 0: they stay for ever."""
+
+    code: ClassVar[int] = 19
+    topic: int
+    partition: int
+    sequence: Int64s
+    expires_us: Int64s
+
+
+@dataclass(slots=True)
 class Leased(Event):
     """Handed to a consumer under a token; each message's attempts went up by one."""
 
@@ -284,7 +295,7 @@ class Purged(Event):
 
 @dataclass(slots=True)
 class Lapsed(Event):
-    """Messages that came too late for anybody: dead without ever having been leased."""
+    """Messages that came too late for anybody, or that nobody began in time: dead."""
 
     code: ClassVar[int] = 31
     topic: int

@@ -63,6 +63,7 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.LEASED, Verb.ACK): State.DONE,
     (State.LEASED, Verb.REJECT): State.DEAD,
     (State.LEASED, Verb.EXHAUST): State.DEAD,
+    (State.LEASED, Verb.LAPSE): State.DEAD,
     (State.DEAD, Verb.REDRIVE): State.SCHEDULED,
     (State.DEAD, Verb.PURGE): State.NONE,
 }

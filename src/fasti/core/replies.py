@@ -124,6 +124,8 @@ class Deliver:
     priority: NDArray[np.uint16] | None = None
     # Why each last came back, where there is one that did.
     reasons: NDArray[np.object_] | None = None
+    # By when each must be begun, 0: no matter; None if it is none's.
+    expires_us: Int64s | None = None
     # Of logs.
     group: str = ""
 

@@ -96,6 +96,7 @@ class ShardState:
             ev.Updated: self._updated,
             ev.Moved: self._moved,
             ev.Cancelled: self._cancelled,
+            ev.ExpirySet: self._expiry_set,
             ev.Leased: self._leased,
             ev.Resumed: self._resumed,
             ev.Extended: self._extended,
@@ -267,6 +268,11 @@ class ShardState:
         self._unuse_reasons(partition, self.slots_of(partition, event.sequence))
         self._finish(event, Verb.CANCEL)
 
+    def _expiry_set(self, event: ev.ExpirySet, _: int) -> None:
+        partition = self.partition(event)
+        slots = self.slots_of(partition, event.sequence)
+        partition.set_expiry(event.sequence, slots, event.expires_us, event.at_us)
+
     def _finish(self, event: Any, verb: Verb) -> None:
         partition = self.partition(event)
         slots = self.slots_of(partition, event.sequence)
@@ -383,7 +389,10 @@ class ShardState:
     def _lapsed(self, event: ev.Lapsed, _: int) -> None:
         partition = self.partition(event)
         slots = self.slots_of(partition, event.sequence)
-        self._unuse_reasons(partition, slots)
+        if int(partition.states(slots[:1])[0]) == State.LEASED:
+            self._close_leases(partition, event.sequence)
+        else:
+            self._unuse_reasons(partition, slots)
         self._bury(partition, slots, Verb.LAPSE, event)
 
     def _use_reason(self, reason: str, rows: int) -> int:
@@ -486,6 +495,7 @@ class ShardState:
                 partition.schedule(
                     batch.sequences, slots, partition.arena.due.take(slots, mode="clip")
                 )
+                partition.plan_expiry(batch.sequences, slots, event.at_us)
         if not stage.batches:
             self.close_stage(event.stage)
 

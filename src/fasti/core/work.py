@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.columns.reductions import highest, lowest
-from fasti.core.commands import When
+from fasti.core.commands import Expires, When
 from fasti.core.events import Event
 from fasti.core.keys import Rows
 from fasti.core.replies import Frame
@@ -173,6 +173,20 @@ class Work:
         delay = column(when.delay_us, count, "due")
         _check_range(delay, "delay", DUE_MAX_US - self.now_us)
         return delay + self.now_us
+
+    def expiry(self, expires: Expires, due: Int64s) -> Int64s:
+        """When each row expires, checked; 0: never."""
+        count = len(due)
+        found = np.zeros(count, dtype=np.int64)
+        if expires.at_us is not None:
+            found = column(expires.at_us, count, "expires").copy()
+            _check_range(found, "expires", DUE_MAX_US)
+        if expires.after_us is not None:
+            after = column(expires.after_us, count, "expires")
+            _check_range(after, "expires", DUE_MAX_US)
+            # For ever is the longest there is.
+            found = np.where(after != 0, np.minimum(due + after, DUE_MAX_US), found)
+        return found
 
 
 def _check_range(values: Int64s, field: str, limit: int) -> None:

@@ -29,7 +29,7 @@ from fasti.core.columns.hashing import hash_keys
 from fasti.core.commands import RowsInstalled, RunsInstalled
 from fasti.core.engine import Engine
 from fasti.core.log.commands import LogsInstalled
-from fasti.core.rows.arena import CHANGED, STATE_MASK
+from fasti.core.rows.arena import CHANGED, EXPIRES, STATE_MASK
 from fasti.core.rows.location import in_block, is_in_run, number_of
 from fasti.core.rows.snapshot import Snapshot
 from fasti.core.timeline.partition import FOREVER
@@ -245,7 +245,8 @@ class CheckpointWriter:
         # What a lease's slot is called means nothing after a restart; a reason does.
         leased, dead = selected["state"] == State.LEASED, selected["state"] == State.DEAD
         selected["lease"] = np.where(leased, 0, columns["lease"][rows]).astype(np.uint32)
-        selected["moment"] = np.where(dead, columns["moment"][rows], 0)
+        told = dead | (columns["flags"][rows] & EXPIRES != 0)
+        selected["moment"] = np.where(told, columns["moment"][rows], 0)
         if self._plan.snapshot.topics[topic][1].kind != "priority":
             # Nobody wrote it.
             selected["priority"] = np.zeros(len(dead), dtype=np.uint16)

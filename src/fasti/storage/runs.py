@@ -65,7 +65,7 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 # Columns that a block leaves out where all are 0: priorities outside of priority topics, and when
-# messages died, where none is dead.
+# messages expire, or died if they are dead.
 RARE_FIELDS = (
     pa.field("priority", pa.uint16(), nullable=False),
     pa.field("moment", pa.int64(), nullable=False),

@@ -42,7 +42,7 @@ from fasti.model import (
     sequence_of,
 )
 from fasti.testing.model_leases import Leases
-from fasti.testing.model_state import Answer, Message, Producer, Stage, Topic, When
+from fasti.testing.model_state import Answer, Expires, Message, Producer, Stage, Topic, When
 
 RECEIPTS_KEPT = 8
 
@@ -59,6 +59,9 @@ class Model(Leases):
             for message in self._leased(topic):
                 if message.until_tick <= tick:
                     self._fail(topic, message, "the lease expired", message.due_us)
+            for message in topic.messages.values():
+                if message.state == State.SCHEDULED:
+                    self._lapse(message)
 
     def land(self) -> None:
         """Published stages land, a bounded number of rows a step; old ones are dropped."""
@@ -134,6 +137,7 @@ class Model(Leases):
         producer_sequence: int = 0,
         stage: str = "",
         priorities: Sequence[int] | None = None,
+        expires: Expires = None,
     ) -> list[Answer]:
         """Rows come one after another. `partition` is where those without a key went."""
         if atomic:
@@ -147,6 +151,7 @@ class Model(Leases):
             return answers_of[0]
         where = self._topic(topic)
         dues = self._moments(when, len(payloads))
+        ends = self._expiry(expires, dues)
         self._check_priorities(where, priorities)
         self._check_stage(where, stage)
         if producer:
@@ -162,6 +167,7 @@ class Model(Leases):
             place = partition if key is None else route(key, where.settings.partitions)
             new = Message(where.next_id(place), key, owner, payload, dues[row])
             new.priority = priorities[row] if priorities else 0
+            new.expires_us = ends[row]
             holder = None if stage else where.live_by_key(key)
             if holder is not None:
                 answers.append(self._conflict(holder, new, on_conflict))
@@ -193,6 +199,7 @@ class Model(Leases):
             return Answer(Outcome.NOT_OWNER, holder.id, holder.version)
         holder.payload, holder.due_us, holder.attempts = new.payload, new.due_us, 0
         holder.priority, holder.reason = new.priority, ""
+        holder.expires_us = new.expires_us
         holder.version += 1
         return Answer(Outcome.OK, holder.id, holder.version)
 
@@ -281,12 +288,16 @@ class Model(Leases):
         keys: Sequence[str] | None = None,
         versions: Sequence[int] | int = 0,
         owner: str = "",
+        expires: Expires = None,
     ) -> list[Answer]:
         where = self._topic(topic)
         dues = self._moments(when, len(ids if ids is not None else keys or ()))
+        ends = self._expiry(expires, dues)
 
         def do(row: int, message: Message) -> None:
             message.due_us = dues[row]
+            if expires is not None:
+                message.expires_us = ends[row]
 
         return self._change(where, ids, keys, versions, owner, do)
 

@@ -97,6 +97,7 @@ class Leases(Books):
                 for m in where.messages.values()
                 if m.state == State.SCHEDULED
                 and m.due_us <= limit_us
+                and not self._is_over(m)
                 and partition_of(m.id) == partition
             ),
             key=lambda m: self.order(topic, m, floor_us),
@@ -176,6 +177,8 @@ class Leases(Books):
         dues = self._moments(when, len(ids))
 
         def do(row: int, message: Message) -> None:
+            if self._lapse(message):
+                return
             message.attempts -= 1
             self._give_back(message, dues[row])
             message.version += 1
@@ -201,6 +204,8 @@ class Leases(Books):
             else:
                 answers.append(self._why_not(where, message_id, by_key=False))
         for row, message in self._each_once(goods, answers):
+            if self._lapse(message):
+                continue
             message.attempts -= 1
             self._give_back(message, message.due_us)
             message.version += 1

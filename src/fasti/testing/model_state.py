@@ -52,6 +52,8 @@ class Message:
     priority: int = 0
     # Why it is dead, or why it last came back.
     reason: str = ""
+    # By when it must be handed out; 0: no matter.
+    expires_us: int = 0
     # When it died, if it is dead.
     died_us: int = 0
     # While leased. The ticks say when the lease ends and how far heartbeats can carry it.
@@ -127,6 +129,8 @@ class Stage:
 
 
 When = tuple[str, Sequence[int] | int] | None
+# ("at", moments) or ("after", lengths from the due time); 0: never.
+Expires = tuple[str, Sequence[int]] | None
 
 
 class Books:
@@ -152,6 +156,14 @@ class Books:
             raise InvalidArgument("a moment for each row", field="due")
         return [self.now_us + value if kind == "delay" else value for value in each]
 
+    def _expiry(self, expires: Expires, dues: Sequence[int]) -> list[int]:
+        if expires is None:
+            return [0] * len(dues)
+        kind, values = expires
+        if kind == "at":
+            return list(values)
+        return [due + after if after else 0 for due, after in zip(dues, values, strict=True)]
+
     def _leased(self, topic: Topic) -> Iterator[Message]:
         return iter([m for m in topic.messages.values() if m.state == State.LEASED])
 
@@ -168,8 +180,21 @@ class Books:
         message.state, message.due_us = State.SCHEDULED, due_us
         message.consumer, message.token = "", 0
 
+    def _is_over(self, message: Message) -> bool:
+        """Whether it has expired."""
+        return 0 < message.expires_us <= self.now_us
+
+    def _lapse(self, message: Message) -> bool:
+        """If it has expired it is dead instead of coming back (True)."""
+        if self._is_over(message):
+            self._die(message, "expired")
+            return True
+        return False
+
     def _fail(self, topic: Topic, message: Message, reason: str, due_us: int) -> bool:
         """An attempt failed: again later, or dead if it was the last one (True)."""
+        if self._lapse(message):
+            return True
         limit = topic.settings.max_attempts
         if limit and message.attempts >= limit:
             self._die(message, reason)
@@ -181,7 +206,7 @@ class Books:
     def _die(self, message: Message, reason: str) -> None:
         self._give_back(message, message.due_us)
         message.state, message.reason = State.DEAD, reason
-        message.died_us = self.now_us
+        message.died_us, message.expires_us = self.now_us, 0
 
     def _end(self, topic: Topic, message: Message, how: Outcome) -> None:
         del topic.messages[message.id]

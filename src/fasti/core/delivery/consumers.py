@@ -19,6 +19,7 @@ from fasti.core import events as ev
 from fasti.core.columns import codes
 from fasti.core.columns.reductions import rows_where
 from fasti.core.commands import DescribeConsumers, ReleaseLeases, Target
+from fasti.core.delivery.expiry import lapse_over
 from fasti.core.delivery.lines import Line
 from fasti.core.replies import Done, Reply
 from fasti.core.state import Topic
@@ -127,11 +128,14 @@ def release_leases(work: Work, command: ReleaseLeases) -> Reply:
         reply.versions[piece.rows] = piece.versions()
         explain(work, topic, piece, reply)
         good = rows_where(status == codes.OK)
-        if len(good):
-            free = piece.only(good, len(ids))
+        free = piece.only(good, len(ids))
+        left = lapse_over(work, piece.partition, free.sequences, free.slots)
+        if left is not None:
+            free = free.only(left, len(ids))
+        if len(free.sequences):
             due = piece.partition.arena.due.take(free.slots)
             where = (work.now_us, topic.number, piece.partition.number)
-            none = np.zeros(len(good), dtype=np.int64)
+            none = np.zeros(len(due), dtype=np.int64)
             work.emit(ev.Released(*where, free.sequences, due, none), free.slots)
             reply.versions[free.rows] = piece.partition.arena.version.take(free.slots)
     return reply

@@ -17,6 +17,7 @@ from fasti.core import events as ev
 from fasti.core.columns import codes
 from fasti.core.columns.reductions import rows_where, some
 from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Release, Target
+from fasti.core.delivery.expiry import lapse_over
 from fasti.core.delivery.lines import Line, Waiting
 from fasti.core.delivery.retry import retry_delays
 from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
@@ -216,6 +217,7 @@ def _deliver(
             work.now_us,
             arena.priority.take(slots, mode="clip") if ranked else None,
             _last_reasons(work, partition, slots),
+            partition.expiry_of(slots),
         )
     )
 
@@ -244,6 +246,11 @@ def expire(work: Work) -> bool:
             continue
         sequences = np.sort(leases.sequence[mine])
         partition = topic.partitions[number]
+        left = lapse_over(work, partition, sequences, partition.ledger.slots(sequences))
+        if left is not None:
+            sequences = sequences[left]
+        if not len(sequences):
+            continue
         attempts = partition.arena.attempts.take(partition.ledger.slots(sequences))
         spent = _spent(topic, attempts)
         if spent.any():
@@ -300,6 +307,9 @@ def release(work: Work, command: Release) -> Reply:
     started = column(command.started_us, len(command.ids), "started")
 
     def decide(topic: Topic, piece: Piece) -> None:
+        piece = _without_expired(work, piece, len(command.ids))
+        if not len(piece.sequences):
+            return
         to, begun = due[piece.rows], started[piece.rows]
         event = ev.Released(work.now_us, *_place(topic, piece), piece.sequences, to, begun)
         work.emit(event, piece.slots)
@@ -315,6 +325,9 @@ def nack(work: Work, command: Nack) -> Reply:
     _check_reason(work, command.reason)
 
     def decide(topic: Topic, piece: Piece) -> None:
+        piece = _without_expired(work, piece, count)
+        if not len(piece.sequences):
+            return
         attempts = piece.partition.arena.attempts.take(piece.slots)
         spent = _spent(topic, attempts)
         if spent.any():
@@ -347,6 +360,12 @@ def reject(work: Work, command: Reject) -> Reply:
         _die(work, topic, piece.partition, piece.sequences, command.reason, begun, False)
 
     return _under_lease(work, command, decide)
+
+
+def _without_expired(work: Work, piece: Piece, count: int) -> Piece:
+    """Of rows that come back, those that do: the others are dead."""
+    left = lapse_over(work, piece.partition, piece.sequences, piece.slots)
+    return piece if left is None else piece.only(left, count)
 
 
 def _place(topic: Topic, piece: Piece) -> tuple[int, int]:

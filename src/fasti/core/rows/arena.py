@@ -53,13 +53,15 @@ STATE_MASK = np.uint8(0x07)
 CHANGED = np.uint8(0x80)
 # The row stands in the ready line.
 NEAR = np.uint8(0x40)
+# The row's message expires, at its `moment`.
+EXPIRES = np.uint8(0x20)
 # The rest of the frame's rows are packed ones, of any id: this column says which. It costs
 # memory only in such frames, because nobody touches it elsewhere.
 PACKED_ID = "packed_id"
 # The same holds for priorities: only priority topics write and read them, so that elsewhere the
 # column is whatever was there before.
 PRIORITY = "priority"
-# And for when a dead message died: only rows that are dead have it.
+# And for when a message expires (a row with the EXPIRES bit), or died (one that is dead).
 MOMENT = "moment"
 _RARE: dict[str, DTypeLike] = {PACKED_ID: np.int64, PRIORITY: np.uint16, MOMENT: np.int64}
 BYTES_PER_ROW = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())

@@ -10,6 +10,7 @@ from fasti.core.delivery.leases import LeaseTable
 from fasti.core.rows.arena import FRAME_BYTES, Arena
 from fasti.core.rows.marks import Marks
 from fasti.core.rows.names import Names
+from fasti.core.rows.plans import Plans
 from fasti.core.undo import Undo
 
 # Some eighty thousand different ones of the usual length. The journal has every reason in full.
@@ -39,6 +40,8 @@ class Memory:
         self.marks = Marks()
         self.undo = Undo()
         self.epoch = 1
+        # Partitions in which messages expire.
+        self.plans = Plans()
         # Partitions that have memory to give back.
         self.untidy: set[Tidied] = set()
         # By topic: the earliest due time of what became scheduled since somebody looked.

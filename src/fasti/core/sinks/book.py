@@ -123,6 +123,7 @@ class SinkBook:
             partition.turn(slots, Verb.PUBLISH)
             due = partition.arena.due.take(slots, mode="clip")
             partition.schedule(event.sequence, slots, due)
+            partition.plan_expiry(event.sequence, slots, event.at_us)
             if stage.skip and rows.hashes is not None:
                 kept = event.sequence - rows.sequences[0]
                 partition.claim_keys(rows.hashes[kept], event.sequence)

@@ -74,10 +74,12 @@ def move(work: Work, command: Move) -> Reply:
     """New due times for messages that are not out."""
     topic = work.topic(command.topic)
     due = work.moments(command.when, len(command.target))
+    expires = None if command.expires is None else work.expiry(command.expires, due)
 
     def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
         place = (work.now_us, topic.number, piece.partition.number, piece.sequences[good])
-        return [ev.Moved(*place, versions, due[places])]
+        moved = ev.Moved(*place, versions, due[places])
+        return [moved] if expires is None else [moved, ev.ExpirySet(*place, expires[places])]
 
     return _change(work, topic, command, events)
 

@@ -24,10 +24,11 @@ from fasti.core.columns.index import HashIndex
 from fasti.core.columns.pairs import sort_pairs
 from fasti.core.columns.reductions import distinct, every, highest, lowest, some
 from fasti.core.lifecycle import Verb
-from fasti.core.rows.arena import CHANGED, FRAME_BITS, MOMENT, NEAR, STATE_MASK
+from fasti.core.rows.arena import CHANGED, EXPIRES, FRAME_BITS, MOMENT, NEAR, STATE_MASK
 from fasti.core.rows.ledger import Ledger
 from fasti.core.rows.memory import Memory
 from fasti.core.rows.outcomes import Outcomes
+from fasti.core.timeline.expiries import Expiries
 from fasti.model import SEQUENCE_MASK, State
 
 Int64s = NDArray[np.int64]
@@ -40,6 +41,8 @@ Holds = Callable[[Int64s, Int64s], NDArray[np.bool_]]
 FOREVER = (1 << 62) - 1
 NOBODY = np.zeros(0, dtype=np.int64)
 _STALE_MIN = 65_536
+# What begins anew has no moment any more, and what is dead has that of its death.
+_FORGETS_EXPIRY = (Verb.REPLACE, Verb.REDRIVE, Verb.REJECT, Verb.EXHAUST, Verb.LAPSE)
 # A sequence that no message will ever have.
 _NOBODY = SEQUENCE_MASK
 _LIVE = np.zeros(8, dtype=np.bool_)
@@ -62,6 +65,9 @@ class Partition:
         self.counts = np.zeros(8, dtype=np.int64)
         # Scheduled rows that stand in the ready line (they have the NEAR bit).
         self.near = 0
+        # When messages expire, from the first one on that does; and when to look at them next.
+        self.expiries: Expiries | None = None
+        self.planned_us = FOREVER
         # The time of the step that is under way, as far as somebody set it.
         self.now_us = 0
         # Rows of runs due before this are in memory; the cursor never passes it.
@@ -163,7 +169,10 @@ class Partition:
         source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
         if source == State.SCHEDULED:
             self._unschedule(slots, flags)
-        self.write(slots, flags=int(target) | int(CHANGED), **values)
+        became: Any = int(target) | int(CHANGED)
+        if self.expiries is not None and verb not in _FORGETS_EXPIRY:
+            became |= flags & EXPIRES
+        self.write(slots, flags=became, **values)
         self._count(source, target, len(slots))
 
     def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
@@ -183,6 +192,66 @@ class Partition:
         if remembered != State.STAGED:
             self.outcomes.remember(sequences, remembered, at_us)
             undo.note(lambda: self.outcomes.take_back(len(sequences)))
+
+    def set_expiry(self, sequences: Int64s, slots: Int64s, moments: Int64s, at_us: int) -> None:
+        """Live rows expire at these moments; 0: never."""
+        self.keep_moments()
+        if self.expiries is None:
+            self.expiries = Expiries()
+        flags = self.arena.flags.take(slots, mode="clip")
+        given = moments != 0
+        # The NEAR bit stays with the row: what is undone, `_restore` counts.
+        became = np.where(given, flags | EXPIRES, flags & ~EXPIRES) | CHANGED
+        self.write(slots, moment=moments, flags=became)
+        self.plan_expiry(sequences[given], slots[given], at_us)
+
+    def plan_expiry(self, sequences: Int64s, slots: Int64s, at_us: int) -> None:
+        """Rows that became scheduled, or were given a moment, are looked at when it comes."""
+        if self.expiries is None or not len(sequences):
+            return
+        expires = self.arena.flags.take(slots, mode="clip") & EXPIRES != 0
+        if some(expires):
+            moments = self.arena.moment.take(slots[expires], mode="clip")
+            self.expiries.add(sequences[expires], moments, at_us)
+            self._plan_next()
+
+    def pull_expired(self, now_us: int, count: int) -> Int64s:
+        """Up to `count` scheduled messages that are over; the next look is planned."""
+        if self.expiries is None:
+            return NOBODY
+        sequences, more = self.expiries.pull(now_us, self._resolve_expiry, count)
+        if more:
+            self._memory.plans.add(now_us, self)
+        else:
+            self._plan_next()
+        return sequences
+
+    def _plan_next(self) -> None:
+        assert self.expiries is not None
+        next_us = self.expiries.next_us()
+        if next_us is not None:
+            self._memory.plans.add(next_us, self)
+
+    def _resolve_expiry(self, sequences: Int64s) -> tuple[Int64s, Int64s]:
+        """Of entries, those that are scheduled and expire, with their moments."""
+        slots = self.ledger.slots(sequences)
+        flags = self.arena.flags.take(slots, mode="clip")
+        good = (flags & STATE_MASK == codes.SCHEDULED) & (flags & EXPIRES != 0)
+        return sequences[good], self.arena.moment.take(slots[good], mode="clip")
+
+    def is_over(self, slots: Int64s, now_us: int) -> NDArray[np.bool_]:
+        """Which live rows have expired."""
+        expires = self.arena.flags.take(slots, mode="clip") & EXPIRES != 0
+        return expires & (self.arena.moment.take(slots, mode="clip") <= now_us)
+
+    def expiry_of(self, slots: Int64s) -> Int64s | None:
+        """When each live row expires, 0: never; None if none does."""
+        if self.expiries is None:
+            return None
+        expires = self.arena.flags.take(slots, mode="clip") & EXPIRES != 0
+        if not some(expires):
+            return None
+        return np.where(expires, self.arena.moment.take(slots, mode="clip"), 0)
 
     def claim_keys(self, hashes: UInt64s, sequences: Int64s, new: bool = False) -> None:
         """The keys (0: none) name these messages from now on. `new`: the index has none of them."""
@@ -233,6 +302,9 @@ class Partition:
             last = len(sequences) < count
             slots = self.ledger.slots(sequences)
             good = (self.states(slots) == codes.SCHEDULED) & holds(slots, values)
+            if self.expiries is not None:
+                # Its time is over, and it dies as soon as its turn comes.
+                good &= ~self.is_over(slots, self.now_us)
             if not every(good):
                 sequences, slots, values = sequences[good], slots[good], values[good]
             if len(values) > 1 and some(sequences[1:] == sequences[:-1]):
@@ -369,7 +441,16 @@ class Partition:
         if MOMENT in columns and some(columns[MOMENT]):
             self.keep_moments()
             self.arena.moment[slots] = columns[MOMENT]
-        self.arena.flags[slots] = columns["flags"]
+        flags = columns["flags"]
+        if MOMENT in columns:
+            expires = (columns[MOMENT] != 0) & (flags & STATE_MASK != State.DEAD)
+            flags = np.where(expires, flags | EXPIRES, flags)
+            if some(expires):
+                if self.expiries is None:
+                    self.expiries = Expiries()
+                self.expiries.add(sequences[expires], columns[MOMENT][expires], 0)
+                self._plan_next()
+        self.arena.flags[slots] = flags
 
     def recount(self) -> None:
         """Works out what is derived from the rows: counts and forecast."""
@@ -383,6 +464,7 @@ class Partition:
 
     def release(self) -> None:
         """The topic is gone: so are all its rows."""
+        self.expiries, self.planned_us = None, FOREVER
         for frame in self.ledger.frames().tolist():
             rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
             states = self.arena.flags[rows] & STATE_MASK

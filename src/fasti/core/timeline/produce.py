@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.columns.hashing import UInt64s, repeated_keys
-from fasti.core.commands import Produce, Staging
+from fasti.core.commands import Expires, Produce, Staging
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced
 from fasti.core.producers import Producer
 from fasti.core.replies import Reply
@@ -39,6 +39,7 @@ def produce(work: Work, command: Produce) -> Reply:
     topic = work.topic(command.topic)
     count = len(command.rows)
     due = work.moments(command.when, count)
+    expires = None if command.expires is None else work.expiry(command.expires, due)
     if command.staging is not None and _staged_before(work, command.staging, command.stage):
         again = blank(count)
         again.sent_before = True
@@ -57,6 +58,7 @@ def produce(work: Work, command: Produce) -> Reply:
         work.bring(piece)
         rows = slice(begin, begin + len(piece))
         part = _Part(work, topic, command, begin, due[rows], reply)
+        part.expires = None if expires is None else expires[rows]
         hashes = None if command.keys is None else command.keys.hashes[rows]
         part.decide(hashes, np.arange(len(piece)))
         begin += len(piece)
@@ -72,7 +74,16 @@ def put_rows(
     _check(work, topic, command)
     part = _Part(work, topic, command, begin, due, reply)
     end = begin + len(due)
+    if command.expires is not None:
+        part.expires = work.expiry(_rows_of(command.expires, begin, end), due)
     part.decide(None if command.keys is None else command.keys.hashes[begin:end], rows)
+
+
+def _rows_of(expires: Expires, begin: int, end: int) -> Expires:
+    at, after = expires.at_us, expires.after_us
+    return Expires(
+        None if at is None else at[begin:end], None if after is None else after[begin:end]
+    )
 
 
 def _check(work: Work, topic: Topic, command: Produce) -> None:
@@ -212,6 +223,8 @@ class _Part:
     begin: int
     due: Int64s
     reply: Reply
+    # When each of these rows expires, 0: never; None: none does.
+    expires: Int64s | None = None
 
     def decide(self, hashes: UInt64s | None, rows: Rows) -> None:
         if hashes is None or self.command.stage:
@@ -266,6 +279,9 @@ class _Part:
             self.work.emit(PriorityProduced(*place, *columns, self._priorities(rows)))
         else:
             self.work.emit(ev.Produced(*place, *columns))
+        if self.expires is not None:
+            sequences = np.arange(sequence, sequence + len(rows), dtype=np.int64)
+            self._expire(partition, sequences, self.expires[rows])
 
     def _conflict(self, partition: Partition, rows: Rows, sequences: Int64s) -> None:
         """Rows whose key a live message has; no message stands here twice."""
@@ -317,6 +333,14 @@ class _Part:
             self.work.emit(PriorityReplaced(*place, *columns, self._priorities(rows)))
         else:
             self.work.emit(ev.Replaced(*place, *columns))
+        if self.expires is not None:
+            self._expire(partition, sequences, self.expires[rows])
+
+    def _expire(self, partition: Partition, sequences: Int64s, moments: Int64s) -> None:
+        given = moments != 0
+        if given.any():
+            place = (self.work.now_us, self.topic.number, partition.number)
+            self.work.emit(ev.ExpirySet(*place, sequences[given], moments[given]))
 
     def _priorities(self, rows: Rows) -> UInt16s:
         given = self.command.priorities
@@ -365,6 +389,18 @@ def check_priorities(topic: Topic, priorities: UInt16s | None, count: int) -> No
         )
     if len(priorities) != count:
         raise InvalidArgument("priorities and messages differ in number", field="priority")
+
+
+def check_expires(topic: Topic) -> None:
+    """Only what is handed out once can come too late."""
+    kind = topic.settings.kind
+    if kind not in ("timeline", "priority"):
+        hint = {"log": ": its rows go by retention", "kv": ": put(ttl=) is for entries"}.get(
+            kind, ""
+        )
+        raise InvalidArgument(
+            f"{topic.name!r} is a {kind} topic: its messages don't expire{hint}", field="expires"
+        )
 
 
 def check_rows(command: Produce) -> None:

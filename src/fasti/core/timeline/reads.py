@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fasti.core.calendar.histogram import BUCKET_US
 from fasti.core.commands import Count, Forecast, Get, List, Target
 from fasti.core.replies import Buckets, Counts, Messages, Reply
-from fasti.core.rows.arena import FRAME_ROWS, MOMENT, PRIORITY, STATE_MASK
+from fasti.core.rows.arena import EXPIRES, FRAME_ROWS, MOMENT, PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns, Snapshot, live_rows_of, read_range
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import blank, locate, unname_strangers, why_not
@@ -281,6 +281,7 @@ def _messages(
         "leased_us": np.where(leased, leases.since_us, 0),
         "lease_until_us": np.where(leased, leases.until_us, 0),
         "died_us": np.where(dead, columns[MOMENT], 0),
+        "expires_us": np.where(columns["flags"] & EXPIRES != 0, columns[MOMENT], 0),
     }
     if PRIORITY in columns:
         out["priority"] = columns[PRIORITY]
