@@ -72,6 +72,7 @@ class Messages:
         at: datetime | None = ...,
         due: Moment | None = ...,
         delay: Duration | None = ...,
+        expires: Duration | datetime | None = ...,
         version: int | None = ...,
         dry_run: bool = ...,
     ) -> Outcome: ...
@@ -84,6 +85,7 @@ class Messages:
         at: datetime | None = ...,
         due: Moment | None = ...,
         delay: Duration | None = ...,
+        expires: Duration | datetime | None = ...,
         version: int | None = ...,
         dry_run: bool = ...,
     ) -> Outcome: ...
@@ -97,6 +99,7 @@ class Messages:
         at: datetime | Moments | None = ...,
         due: Moment | Moments | None = ...,
         delay: Duration | Durations | None = ...,
+        expires: Duration | datetime | Durations | Moments | None = ...,
         version: int | Integers | None = ...,
         dry_run: bool = ...,
     ) -> Outcomes: ...
@@ -109,6 +112,7 @@ class Messages:
         at: datetime | Moments | None = None,
         due: Moment | Moments | None = None,
         delay: Duration | Durations | None = None,
+        expires: Duration | datetime | Durations | Moments | None = None,
         version: int | Integers | None = None,
         dry_run: bool = False,
     ) -> Outcome | Outcomes:
@@ -125,6 +129,7 @@ class Messages:
                 at=at,
                 due=due,
                 delay=delay,
+                expires=expires,
                 version=version,
                 dry_run=dry_run,
             )

@@ -84,6 +84,7 @@ class Producer:
         priority: int | None = None,
         subject: str | None = None,
         partition: int | None = None,
+        expires: Duration | datetime | None = None,
         on_conflict: sync.OnConflict = "reject",
     ) -> Receipt:
         """Puts one message: after `delay`, `at` an aware datetime, or now. One of them, or `due`: the
@@ -93,7 +94,7 @@ class Producer:
         waits until it is durable. `key` is your own name for it, by which it can be changed until
         it is delivered; when a live message has the key, `on_conflict` says what happens: `reject`
         answers `conflict`, `replace` makes that message new, `keep` leaves it and answers
-        `duplicate`. `priority`, `subject` and `partition` as for `fasti.Producer.send`. If the task
+        `duplicate`. `priority`, `subject`, `partition` and `expires` as for `fasti.Producer.send`. If the task
         is cancelled here, nothing was sent.
 
         Raises `invalid_argument` on bad input, `overloaded` when the buffer stays full for
@@ -117,6 +118,7 @@ class Producer:
             priority=priority,
             subject=subject,
             partition=partition,
+            expires=expires,
             on_conflict=on_conflict,
         )
         return Receipt(receipt, self._answers)
@@ -154,6 +156,7 @@ class Producer:
         priority: Any = ...,
         subject: Any = ...,
         partition: int | None = ...,
+        expires: Any = ...,
         wait: Literal[True] = ...,
         timeout: Duration | None = ...,
     ) -> Outcomes: ...
@@ -175,6 +178,7 @@ class Producer:
         priority: Any = ...,
         subject: Any = ...,
         partition: int | None = ...,
+        expires: Any = ...,
         wait: Literal[False],
         timeout: Duration | None = ...,
     ) -> PendingBatch: ...
@@ -195,6 +199,7 @@ class Producer:
         priority: Any = None,
         subject: Any = None,
         partition: int | None = None,
+        expires: Any = None,
         wait: bool = True,
         timeout: Duration | None = None,
     ) -> Outcomes | PendingBatch:
@@ -211,7 +216,7 @@ class Producer:
 
         def cut() -> list[pa.RecordBatch]:
             batch = message_batch(
-                payloads, due, delay, key, headers, content_type, priority, subject, at
+                payloads, due, delay, key, headers, content_type, priority, subject, at, expires
             )
             sync.checked_partition(partition)
             return self._producer.cut(batch, on_conflict, atomic)

@@ -126,6 +126,7 @@ class LaterOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     priority: int | None
     subject: str | None
+    expires: Duration | datetime | None
     on_conflict: OnConflict
 
 
@@ -187,7 +188,7 @@ class Handler(Generic[V, P, R]):
             send.later(Order(7), delay="5m", key="order-7")
 
         Options are those of `Producer.send`: `delay`, `at`, `due`, `key`, `headers`, `priority`,
-        `subject` and `on_conflict`. Returns at once; `receipt.result()` waits until it is durable. Connects if
+        `subject`, `expires` and `on_conflict`. Returns at once; `receipt.result()` waits until it is durable. Connects if
         the app is not connected. Raises what `connect` and `send` raise, and
         `invalid_argument` if the handler would not get the value as it is: it has another type.
         """

@@ -120,7 +120,7 @@ class Session:
 
 
 # Columns that not every delivery has.
-_OPTIONAL = ("priority", "reasons")
+_OPTIONAL = ("priority", "reasons", "expires_us")
 
 
 def _rows_of(leased: Deliver, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Deliver:

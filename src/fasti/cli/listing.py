@@ -28,6 +28,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "leased_us": moments.shown_moment,
     "lease_until_us": moments.shown_moment,
     "died_us": moments.shown_moment,
+    "expires_us": moments.shown_moment,
     "reason": lambda reason: payloads.as_cell(reason.encode()),
     "created_us": moments.shown_moment,
     "content_type": str,
@@ -44,6 +45,7 @@ _PAGE_ROWS = 4_096
 # Left out where no row has a value.
 _OPTIONAL = (
     *("key", "priority", "owner", "consumer", "leased_us", "lease_until_us", "died_us"),
+    "expires_us",
     *("reason", "content_type", "subject", "headers"),
 )
 

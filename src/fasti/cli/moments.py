@@ -25,6 +25,8 @@ _SHOWN_UNITS = (
     ("us", 1),
 )
 _NUMBER = re.compile(r"\d+(\.\d+)?")
+# A time in ISO 8601 has a dash behind its year.
+_LENGTH = re.compile(r"[\d.]+\s*([a-z]|$)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -70,6 +72,13 @@ def moment_or_distance(text: str) -> datetime:
     if written == "now":
         return datetime.now(UTC)
     return moment(text)
+
+
+def expiry(text: str) -> tuple[str, int]:
+    """By when a message must be begun, a time or a length of time: the wire's column, its value."""
+    if _LENGTH.match(text.strip()):
+        return "expires_after_us", max(1, length_us(text))
+    return "expires_us", microseconds(moment(text))
 
 
 def microseconds(at: datetime) -> int:

@@ -77,6 +77,13 @@ def produce(
     ] = 1,
     delay: Delay = None,
     at: At = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Dead unless begun by then: 10m after it is due, or a time in ISO 8601.",
+        ),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(help="Your own name for the message; at most one pending message has it."),
@@ -124,7 +131,7 @@ def produce(
     if copies > 1 and not texts:
         raise typer.BadParameter("-n repeats payloads that are given as arguments")
     chosen = Format.WHOLE if whole else form
-    common = _common(delay, at, key, headers, content_type, priority, subject)
+    common = _common(delay, at, key, headers, content_type, priority, subject, expires)
     tables = _tables(texts, file, chosen, copies, key_field)
     if create:
         _make_sure_of(client, topic)
@@ -163,6 +170,7 @@ def _common(
     content_type: str | None,
     priority: int | None,
     subject: str | None,
+    expires: str | None,
 ) -> Common:
     return Common(
         due_us=None if at is None else moments.microseconds(at),
@@ -172,6 +180,7 @@ def _common(
         content_type=content_type,
         priority=priority,
         subject=subject,
+        expires=None if expires is None else moments.expiry(expires),
     )
 
 

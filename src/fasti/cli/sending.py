@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Batches whose receipts are still to come; the broker is busy while the next one is read.
 UNDER_WAY = 4
 _HEADERS = pa.map_(pa.string(), pa.string())
+_EXPIRES = {"expires", "expires_us", "expires_after_us"}
 # Of how many rows the answers are kept for people to see.
 KEPT_ROWS = 20
 
@@ -37,6 +38,8 @@ class Common:
     content_type: str | None = None
     priority: int | None = None
     subject: str | None = None
+    # The column that says by when messages must be begun, and its value.
+    expires: tuple[str, int] | None = None
 
     def added_to(self, table: pa.Table) -> pa.Table:
         """The table with it. What a row says of itself goes before what is said of all."""
@@ -56,6 +59,8 @@ class Common:
             table = _with(table, "priority", self.priority, pa.int32())
         if self.subject is not None and "subject" not in table.column_names:
             table = _with(table, "subject", self.subject, pa.string())
+        if self.expires is not None and not _EXPIRES & set(table.column_names):
+            table = _with(table, *self.expires, pa.int64())
         return table
 
 

@@ -27,6 +27,9 @@ _NAMES = (
     "content_type",
     "priority",
     "subject",
+    "expires",
+    "expires_us",
+    "expires_after_us",
 )
 
 
@@ -58,6 +61,7 @@ def message_batch(
     priority: Any = None,
     subject: Any = None,
     at: Any = None,
+    expires: Any = None,
 ) -> pa.RecordBatch:
     """Columns, or one value for all rows, as a batch. `payloads` may be a whole table."""
     check_one_moment(at, delay, due)
@@ -67,6 +71,7 @@ def message_batch(
         columns = {"payload": payloads}
     given = {"due": due, "delay": delay, "key": key, "headers": headers}
     given |= {"content_type": content_type, "priority": priority, "subject": subject}
+    given["expires"] = expires
     for name, values in given.items():
         if values is not None:
             columns[name] = values
@@ -107,6 +112,12 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
         return "due_us", _moments(name, values, rows)
     if name in ("delay", "delay_us"):
         return "delay_us", _lengths(name, values, rows)
+    if name == "expires":
+        return expiry_column(values, rows)
+    if name == "expires_us":
+        return name, _moments(name, values, rows)
+    if name == "expires_after_us":
+        return name, _lengths(name, values, rows)
     single = isinstance(values, (str, Mapping)) or (name == "priority" and _is_number(values))
     if single and name == "key" and rows > 1:
         raise InvalidArgument("key must be a column: a key has one message", field="key")
@@ -114,6 +125,43 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
     if name == "headers" and not isinstance(values, (pa.Array, pa.ChunkedArray)):
         values = [None if each is None else as_headers(each) for each in values]
     return name, _column(name, values, PRODUCE_TYPES[name])
+
+
+def expiry_column(values: Any, rows: int) -> tuple[str, pa.Array]:
+    """By when messages must be begun: moments, or lengths of time from when they are due."""
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        if pa.types.is_timestamp(values.type):
+            return "expires_us", _moments("expires", values, rows)
+        if pa.types.is_duration(values.type):
+            return "expires_after_us", _lengths("expires", values, rows)
+        raise InvalidArgument(
+            f"expires must be timestamps or durations, not {values.type}; whole microseconds go "
+            "into expires_us or expires_after_us",
+            field="expires",
+        )
+    many = isinstance(values, Sequence) and not isinstance(values, str)
+    each = list(values) if many else [values]
+    if any(isinstance(value, datetime) for value in each):
+        return "expires_us", _moments("expires", [*each] if many else values, rows)
+    if not many:
+        return "expires_after_us", pa.array(np.full(rows, _after_us(values)))
+    return "expires_after_us", _column(
+        "expires", [None if value is None else _after_us(value) for value in each], pa.int64()
+    )
+
+
+def one_expiry(value: Any) -> tuple[str, int]:
+    """The same for one message: the wire's column, and its value."""
+    if isinstance(value, datetime):
+        return "expires_us", moment_us(value, "expires")
+    return "expires_after_us", _after_us(value)
+
+
+def _after_us(value: Any) -> int:
+    length_us = duration_us(value, "expires")
+    if length_us < 1:
+        raise InvalidArgument("expires must be later than the message is due", field="expires")
+    return length_us
 
 
 def priority_column(values: Any, rows: int) -> pa.Array:

@@ -151,6 +151,12 @@ class Message:
         return self._run.value("last_reason", self._row)
 
     @property
+    def expires(self) -> datetime | None:
+        """By when it had to be begun; None if it is no matter."""
+        at_us = self._run.value("expires_us", self._row)
+        return None if at_us is None else as_datetime(at_us)
+
+    @property
     def version(self) -> int:
         """How often it was changed."""
         return self._run.value("version", self._row)

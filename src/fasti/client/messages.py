@@ -13,7 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.client.bulk import BulkOutcomes, Progress, each_piece, pending_filter, shift_us
-from fasti.client.columns import as_bytes, as_headers, lengths, moments, priority_column
+from fasti.client.columns import (
+    as_bytes,
+    as_headers,
+    expiry_column,
+    lengths,
+    moments,
+    priority_column,
+)
 from fasti.client.dead import DeadOutcomes, each_dead, filters, moved, named
 from fasti.client.durations import (
     Duration,
@@ -90,6 +97,7 @@ class Messages:
         at: datetime | None = ...,
         due: Moment | None = ...,
         delay: Duration | None = ...,
+        expires: Duration | datetime | None = ...,
         version: int | None = ...,
         dry_run: bool = ...,
     ) -> Outcome: ...
@@ -102,6 +110,7 @@ class Messages:
         at: datetime | None = ...,
         due: Moment | None = ...,
         delay: Duration | None = ...,
+        expires: Duration | datetime | None = ...,
         version: int | None = ...,
         dry_run: bool = ...,
     ) -> Outcome: ...
@@ -115,6 +124,7 @@ class Messages:
         at: datetime | Moments | None = ...,
         due: Moment | Moments | None = ...,
         delay: Duration | Durations | None = ...,
+        expires: Duration | datetime | Durations | Moments | None = ...,
         version: int | Integers | None = ...,
         dry_run: bool = ...,
     ) -> Outcomes: ...
@@ -127,12 +137,14 @@ class Messages:
         at: datetime | Moments | None = None,
         due: Moment | Moments | None = None,
         delay: Duration | Durations | None = None,
+        expires: Duration | datetime | Durations | Moments | None = None,
         version: int | Integers | None = None,
         dry_run: bool = False,
     ) -> Outcome | Outcomes:
         """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
 
-        With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
+        A message that expires still does so at the moment it did before, unless `expires` gives
+        another: an aware datetime, or a length of time from the new due time. With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
         for lists `Outcomes`. With `dry_run` these are what would become of them: nothing changes.
         """
         target = Target(id, key, version)
@@ -144,6 +156,8 @@ class Messages:
         else:
             moment = due if at is None else at
             column = {"due_us": moments(moment, target.rows, "due" if at is None else "at")}
+        if expires is not None:
+            name, column[name] = expiry_column(expires, target.rows)
         return self._change("move", target, column, dry_run)
 
     @overload

@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
-from fasti.client.columns import as_bytes, as_headers, message_batch, pieces
+from fasti.client.columns import as_bytes, as_headers, message_batch, one_expiry, pieces
 from fasti.client.durations import (
     Duration,
     aware_us,
@@ -130,6 +130,7 @@ class Producer:
         priority: int | None = None,
         subject: str | None = None,
         partition: int | None = None,
+        expires: Duration | datetime | None = None,
         on_conflict: OnConflict = "reject",
     ) -> Receipt:
         """Puts one message: after `delay`, `at` an aware datetime, or now. One of them, or `due`: the
@@ -139,6 +140,10 @@ class Producer:
         name for it, by which it can be changed until it is delivered; when a live message has the
         key, `on_conflict` says what happens: `reject` answers `conflict`, `replace` makes that
         message new, `keep` leaves it and answers `duplicate`.
+
+        `expires` is by when it must be begun: an aware datetime, or a length of time from when it is
+        due. What no consumer began by then is never delivered, but dead with the reason `expired`.
+        For timelines and priority topics.
 
         `priority`, 0 first, is for priority topics. `subject` says what it is about, for topics that
         are bound to this one. `partition` names the partition, for messages without keys; in logs
@@ -162,8 +167,11 @@ class Producer:
             or content_type is not None
             or priority is not None
             or subject is not None
+            or expires is not None
         ):
             extras = self._extras(delay, at, due, key, headers, content_type, priority, subject)
+            if expires is not None:
+                extras.append(one_expiry(expires))
             # About: it only has to keep a batch far below its limit.
             size_bytes += 64
             if headers is not None or content_type is not None or subject is not None:
@@ -266,6 +274,7 @@ class Producer:
         priority: Any = ...,
         subject: Any = ...,
         partition: int | None = ...,
+        expires: Any = ...,
         wait: Literal[True] = ...,
         timeout: Duration | None = ...,
     ) -> Outcomes: ...
@@ -287,6 +296,7 @@ class Producer:
         priority: Any = ...,
         subject: Any = ...,
         partition: int | None = ...,
+        expires: Any = ...,
         wait: Literal[False],
         timeout: Duration | None = ...,
     ) -> PendingBatch: ...
@@ -307,6 +317,7 @@ class Producer:
         priority: Any = None,
         subject: Any = None,
         partition: int | None = None,
+        expires: Any = None,
         wait: bool = True,
         timeout: Duration | None = None,
     ) -> Outcomes | PendingBatch:
@@ -314,8 +325,8 @@ class Producer:
 
         `payloads` is a sequence of bytes, an Arrow array, or a whole Arrow table or record batch
         with the columns `payload`, and any of `due` (timestamp with a time zone) or `due_us`, `delay`
-        (duration) or `delay_us`, `key`, `headers` (map), `content_type`, `priority`, `subject`.
-        Other columns may be given
+        (duration) or `delay_us`, `key`, `headers` (map), `content_type`, `priority`, `subject`,
+        `expires` (timestamp with a time zone, or duration). Other columns may be given
         beside it: `at` as aware datetimes, `due` as whole microseconds or aware datetimes, `delay`
         as lengths of time, one of the three; each a column or one value for all.
 
@@ -328,7 +339,7 @@ class Producer:
         `timed_out`.
         """
         batch = message_batch(
-            payloads, due, delay, key, headers, content_type, priority, subject, at
+            payloads, due, delay, key, headers, content_type, priority, subject, at, expires
         )
         checked_partition(partition)
         cut = self.cut(batch, on_conflict, atomic)

@@ -109,6 +109,7 @@ class Transaction:
         priority: int | None = None,
         subject: str | None = None,
         partition: int | None = None,
+        expires: Duration | datetime | None = None,
         on_conflict: str = "reject",
         owner: str | None = None,
     ) -> None:
@@ -125,6 +126,7 @@ class Transaction:
             priority=None if priority is None else [priority],
             subject=subject,
             partition=partition,
+            expires=expires,
             on_conflict=on_conflict,
             owner=owner,
         )

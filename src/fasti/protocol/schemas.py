@@ -18,6 +18,8 @@ PRODUCE_TYPES: dict[str, pa.DataType] = {
     "content_type": pa.string(),
     "priority": pa.int32(),
     "subject": pa.string(),
+    "expires_us": pa.int64(),
+    "expires_after_us": pa.int64(),
 }
 
 # What a consumer writes.
@@ -57,6 +59,7 @@ LEASED = pa.schema(
         pa.field("attempts", pa.int32()),
         pa.field("priority", pa.int32()),
         pa.field("last_reason", pa.string()),
+        pa.field("expires_us", pa.int64()),
         *_CONTENTS,
     ]
 )
@@ -78,10 +81,11 @@ METADATA = pa.schema(
         pa.field("leased_us", pa.int64()),
         pa.field("lease_until_us", pa.int64()),
         pa.field("died_us", pa.int64()),
+        pa.field("expires_us", pa.int64()),
     ]
 )
 # Moments that only some messages have: null for the others.
-SOME_MOMENTS = ("leased_us", "lease_until_us", "died_us")
+SOME_MOMENTS = ("leased_us", "lease_until_us", "died_us", "expires_us")
 MESSAGES = pa.schema([*METADATA, *_CONTENTS])
 STATUS = pa.field("status", pa.string())
 

@@ -26,7 +26,7 @@ OPERATIONS = ("produce", "update", "move", "cancel", "put")
 # What rows of the change feed tell, in the order in which the guide to it has them.
 OPS = (
     "produced", "staged", "published", "stage_dropped", "stage_published", "sink_published",
-    "sink_forgotten", "replaced", "updated", "moved", "reprioritised", "cancelled", "leased",
+    "sink_forgotten", "replaced", "updated", "moved", "expiry_set", "reprioritised", "cancelled", "leased",
     "resumed", "extended", "renewed", "released", "nacked", "expired", "acked", "rejected",
     "exhausted", "lapsed", "redriven", "purged", "appended", "log_trimmed", "put", "deleted",
     "expired_entry", "topic_created", "topic_changed", "topic_deleted", "topic_paused",

@@ -70,9 +70,9 @@ FIELDS = {field.name: field for field in _FIELDS}
 _NAMED = ("id", "key", "version")
 # The columns of each operation, and of those the ones of which one must be there.
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "produce": ("payload", "due", "delay", "key", "priority", "headers", "content_type", "subject", "partition"),
+    "produce": ("payload", "due", "delay", "expires", "key", "priority", "headers", "content_type", "subject", "partition"),
     "update": (*_NAMED, "payload", "headers", "content_type", "priority"),
-    "move": (*_NAMED, "due", "delay"),
+    "move": (*_NAMED, "due", "delay", "expires"),
     "cancel": _NAMED,
     "put": ("key", "clustering", "value", "payload", "ttl", "expires", "version", "headers", "content_type"),
 }  # fmt: skip
@@ -111,7 +111,7 @@ OF_KIND = {
 }
 # Columns that rows of a kind have not.
 _NOT_IN = {
-    "log": ("due", "delay", "priority"),
+    "log": ("due", "delay", "priority", "expires"),
     "timeline": ("priority", "partition"),
     "priority": ("partition",),
 }

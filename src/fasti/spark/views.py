@@ -81,6 +81,7 @@ VIEWS: dict[str, tuple[Column, ...]] = {
         _moment("leased", "when its consumer got it"),
         _moment("lease_until", "until when its consumer has it, if it is not renewed"),
         _moment("died", "when it died"),
+        _moment("expires", "by when it must be begun, or is dead; null: no matter"),
         *_CONTENTS,
         *_SNAPSHOT,
     ),

@@ -337,6 +337,16 @@ def _paused(table: _Table, event: ev.TopicPaused, rows: Rows | None) -> None:
     _once("topic_paused" if event.paused else "topic_resumed")(table, event, rows)
 
 
+def _expiry_set(table: _Table, event: ev.ExpirySet, rows: Rows | None) -> None:
+    """A row per message, by moments: those that share one come together."""
+    place = {"topic": table.names.topic(event.topic), "partition": event.partition}
+    ids = event.sequence | event.partition << SEQUENCE_BITS
+    for moment in np.unique(event.expires_us).tolist():
+        mine = ids[event.expires_us == moment]
+        details = json.dumps({"expires_us": moment or None})
+        table.add(event, "expiry_set", len(mine), **place, id=mine, details=details)
+
+
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
@@ -362,6 +372,7 @@ _SHOWN: dict[type[ev.Event], Show] = {
     Reprioritised: _messages("reprioritised", version="version", priority="priority"),
     ev.Moved: _messages("moved", version="version", due_us="due_us"),
     ev.Cancelled: _messages("cancelled"),
+    ev.ExpirySet: _expiry_set,
     ev.Leased: _messages("leased", token="token", consumer="consumer", lease_us="length_us"),
     ev.Resumed: _messages("resumed", token="token"),
     ev.Extended: _messages("extended", lease_us="length_us"),

@@ -28,7 +28,12 @@ TYPES: dict[str, dict[str, pa.DataType]] = {
         "content_type": pa.string(),
         "priority": pa.int32(),
     },
-    "move": {"due_us": pa.int64(), "delay_us": pa.int64()},
+    "move": {
+        "due_us": pa.int64(),
+        "delay_us": pa.int64(),
+        "expires_us": pa.int64(),
+        "expires_after_us": pa.int64(),
+    },
     "cancel": {},
 }
 
@@ -42,6 +47,7 @@ def command(service: Service, op: str, fields: Header, batch: pa.RecordBatch) ->
     if op == "cancel":
         return co.Cancel(fields["topic"], target, **expected)
     if op == "move":
+        expected["expires"] = requests.expires(batch)
         return co.Move(fields["topic"], target, requests.moved_to(batch), **expected)
     priorities = requests.changed_priorities(batch)
     if priorities is not None and not _has_contents(batch):
@@ -57,6 +63,7 @@ def check(op: str, batch: pa.RecordBatch, seed: tuple[int, int], limits: Limits)
     requests.target(batch, seed, limits, **TYPES[op])
     if op == "move":
         requests.moved_to(batch)
+        requests.expires(batch)
     elif op == "update":
         priorities = requests.changed_priorities(batch)
         if priorities is None or _has_contents(batch):

@@ -175,7 +175,30 @@ def produce(
     rows = _rows(batch, limits)
     when = _when(batch, now_us)
     return co.Produce(
-        rows=rows, when=when, keys=rows.keys(seed), priorities=priorities(batch), **fields
+        rows=rows,
+        when=when,
+        keys=rows.keys(seed),
+        priorities=priorities(batch),
+        expires=expires(batch),
+        **fields,
+    )
+
+
+def expires(batch: pa.RecordBatch) -> co.Expires | None:
+    """By when rows must be begun; None if no row says so."""
+    at, after = _numbers(batch, "expires_us"), _numbers(batch, "expires_after_us")
+    for name, column in (("expires_us", at), ("expires_after_us", after)):
+        if column is not None and len(column) and pc.min(column).as_py() < 1:
+            raise InvalidArgument(f"{name} is at least 1", field=name, limit=1)
+    if at is None and after is None:
+        return None
+    if at is not None and after is not None:
+        if pc.any(pc.and_(at.is_valid(), after.is_valid())).as_py():
+            raise InvalidArgument(
+                "a row has either expires_us or expires_after_us", field="expires_us"
+            )
+    return co.Expires(
+        None if at is None else filled(at, 0), None if after is None else filled(after, 0)
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fasti.broker.calls import requests
 from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.snapshot_pages import IdRange, SnapshotTopic, by_place, is_there, only
-from fasti.core.rows.arena import MOMENT, PRIORITY, STATE_MASK
+from fasti.core.rows.arena import EXPIRES, MOMENT, PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns
 from fasti.core.timeline.reads import READY, STATE_WORDS
 from fasti.errors import InvalidArgument
@@ -40,6 +40,7 @@ _MADE_OF = {
     "leased_us": ("lease",),
     "lease_until_us": ("lease",),
     "died_us": (MOMENT,),
+    "expires_us": (MOMENT,),
 }
 # Filters that only snapshots have, and their default.
 FIELDS: Header = {
@@ -228,10 +229,12 @@ class SnapshotListing:
         return self._name(name, columns)
 
     def _moments(self, name: str, columns: Columns) -> Int64s:
-        """When it was leased, until when, or when it died; 0 for those that were or did not."""
+        """When it was leased, until when, when it died or expires; 0 where there is none."""
         states = columns["flags"] & STATE_MASK
         if name == "died_us":
             return np.where(states == State.DEAD, columns[MOMENT], 0)
+        if name == "expires_us":
+            return np.where(columns["flags"] & EXPIRES != 0, columns[MOMENT], 0)
         leases = self._held.snapshot.leases
         moments = leases.since_us if name == "leased_us" else leases.until_us
         return _of_leases(states, columns, moments)

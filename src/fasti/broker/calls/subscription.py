@@ -393,6 +393,13 @@ def _reasons(leased: Deliver) -> pa.Array:
     return pa.array(leased.reasons, pa.string())
 
 
+def _expires(leased: Deliver) -> pa.Array:
+    moments = leased.expires_us
+    if moments is None:
+        return pa.nulls(len(leased.ids), pa.int64())
+    return pa.array(moments, mask=moments == 0)
+
+
 def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
     leased, payloads = delivery.leased, delivery.payloads
     return pa.RecordBatch.from_arrays(
@@ -403,6 +410,7 @@ def _leased_batch(delivery: Delivery) -> pa.RecordBatch:
             pa.array(leased.attempts.astype(np.int32)),
             _priorities(leased),
             _reasons(leased),
+            _expires(leased),
             *(payloads.column(name) for name in CONTENT_NAMES),
         ],
         schema=LEASED,
