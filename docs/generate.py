@@ -82,7 +82,7 @@ def lifecycle_page() -> str:
 
 - **scheduled** covers what readers see as two states: `scheduled` while the due time lies ahead, and `ready` once it has come. Nothing is recorded when a message becomes ready, because it follows from its due time and the clock.
 - **leased**: one consumer has it, until a deadline, under a fencing token. Changes by anybody else answer `leased`. With a lookahead a message is leased, and sent, shortly before it is due; its lease runs from the due time.
-- **dead**: rejected, or failed at its last attempt. It keeps its payload and its reason, and its key is free. It can be redriven or purged.
+- **dead**: rejected, failed at its last attempt, or *lapsed*: nobody began it by its moment (`expires`), or it came too late for anybody. What expires while it is leased may still be acked; if it comes back instead, it is dead. It keeps its payload and its reason, and its key is free. It can be redriven or purged.
 - **staged**: durable but invisible, until its stage is published.
 - **done** and **cancelled** are ends. The row is gone; what became of it is remembered for `outcome_age_us` and up to `outcome_count` messages ([settings](settings.md#topic)).
 - *Live* means scheduled, ready or leased: a key names at most one live message.

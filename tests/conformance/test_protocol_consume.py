@@ -30,6 +30,7 @@ LEASED = {
     "attempts": pa.int32(),
     "priority": pa.int32(),
     "last_reason": pa.string(),
+    "expires_us": pa.int64(),
     "created_us": pa.int64(),
     "key": pa.string(),
     "headers": pa.map_(pa.string(), pa.string()),

@@ -34,6 +34,7 @@ METADATA = [
     "leased_us",
     "lease_until_us",
     "died_us",
+    "expires_us",
 ]
 
 

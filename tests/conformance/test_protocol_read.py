@@ -27,6 +27,7 @@ METADATA = {
     "leased_us": pa.int64(),
     "lease_until_us": pa.int64(),
     "died_us": pa.int64(),
+    "expires_us": pa.int64(),
 }
 CONTENTS = {
     "key": pa.string(),

@@ -56,6 +56,7 @@ def test_messages_with_everything_that_they_have(
         "leased": None,
         "lease_until": None,
         "died": None,
+        "expires": None,
         "key": "user-7",
         "headers": {"lang": "en"},
         "content_type": "text/plain",

@@ -51,6 +51,7 @@ class LoopSession(Session):
         self.home = home
         self.held = self.holding = LoopHolding(self.lock, transport.clock, ring)
         self.held.ran_out = self._ran_out
+        self.held.lapsed = self._lapsed
 
     def _ran_out(self) -> None:
         super()._ran_out()

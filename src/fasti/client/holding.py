@@ -40,6 +40,8 @@ class Holding:
         self.void = False
         # Called with the lock when somebody wants a message and there is none.
         self.ran_out: Callable[[], None] = lambda: None
+        # Called with the lock when a message that is due has expired here: it is not handed over.
+        self.lapsed: Callable[[Run, int], None] = lambda run, row: None
         self._fault: FastiError | None = None
         self._ended = False
         # The run that somebody takes from one by one, while it is not in the heap.
@@ -99,6 +101,15 @@ class Holding:
         self.void = True
         self.bound_us = -1
         self.ran_out()
+
+    def _skipped(self, run: Run, ends: list[int], now_us: int) -> bool:
+        """Passes over the next message of a run if it has expired; it goes back as it came."""
+        row = run.next
+        if not 0 < ends[row] <= now_us:
+            return False
+        run.next = row + 1
+        self.lapsed(run, row)
+        return True
 
     def fail(self, error: FastiError) -> None:
         """Whoever takes next is told."""
@@ -178,6 +189,8 @@ class Holding:
                 if at_us >= run.until_us:
                     self._ended_unseen()
                     return None
+                if run.ends is not None and self._skipped(run, run.ends, at_us):
+                    continue
                 run.next = row + 1
                 run.started[row] = at_us
                 if run.next >= run.rows:
@@ -198,8 +211,16 @@ class Holding:
             if self.bound_us < 0:
                 return begin, begin
             until_us = min(now_us, self.bound_us)
+            if run.ends is not None:
+                while begin < run.rows and run.turn_us[begin] <= until_us:
+                    if not self._skipped(run, run.ends, now_us):
+                        break
+                    begin = run.next
             due = int(np.searchsorted(run.turn_us[begin : run.rows], until_us, side="right"))
             end = begin + min(due, count)
+            if run.ends is not None:
+                over = (row for row in range(begin, end) if 0 < run.ends[row] <= now_us)
+                end = next(over, end)
             np.frombuffer(run.started, dtype=np.int64)[begin:end] = now_us
             run.next = end
             return begin, end
@@ -222,6 +243,8 @@ class Holding:
                 if at_us >= run.until_us:
                     self._ended_unseen()
                     return
+                if run.ends is not None and self._skipped(run, run.ends, at_us):
+                    continue
                 run.next = row + 1
                 started[row] = at_us
             yield row

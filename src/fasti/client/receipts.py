@@ -33,6 +33,8 @@ _TYPES: dict[str, pa.DataType] = {
     "content_type": pa.string(),
     "priority": pa.int32(),
     "subject": pa.string(),
+    "expires_us": pa.int64(),
+    "expires_after_us": pa.int64(),
 }
 
 

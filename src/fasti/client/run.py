@@ -49,6 +49,7 @@ class Run:
         "batch",
         "came_us",
         "due_us",
+        "ends",
         "finished",
         "gone",
         "ids",
@@ -92,6 +93,8 @@ class Run:
         # From when on each row may be handed over, in this order.
         self.ranked = ranked
         self.turn_us = np.maximum.accumulate(np.maximum(due_us, after_us)) if ranked else due_us
+        # By when each must be begun, 0: no matter; None, as nearly always, if it is none's.
+        self.ends = _ends(batch)
         # How many came before it; given by whoever holds it.
         self.serial = 0
         self.rows = self.left = len(due_us)
@@ -196,3 +199,13 @@ class Run:
     def finish(self, rows: NDArray[np.intp]) -> None:
         """Marks rows finished."""
         np.frombuffer(self.finished, dtype=np.uint8)[rows] = 1
+
+
+def _ends(batch: pa.RecordBatch) -> list[int] | None:
+    if "expires_us" not in batch.schema.names:
+        return None
+    column = batch.column("expires_us")
+    if column.null_count == len(column):
+        return None
+    found: list[int] = column.fill_null(0).to_pylist()
+    return found

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from fasti.client import forking
@@ -85,6 +86,7 @@ class Session:
         self.lock = threading.Lock()
         self.holding = Holding(self.lock, transport.clock)
         self.holding.ran_out = self._ran_out
+        self.holding.lapsed = self._lapsed
         self.gathering = Gathering(self.window.size)
         self._transport = transport
         self.payload_bytes_max = limits.payload_bytes_max
@@ -311,6 +313,13 @@ class Session:
             run.finish(rows)
             self._returns.append(Return("release", None, [(run, rows)], quiet=True))
             self._work.notify()
+
+    def _lapsed(self, run: Run, row: int) -> None:
+        """With the lock: nobody began a message in time. The broker knows that, and makes it dead."""
+        rows = np.array([row])
+        run.finish(rows)
+        self._returns.append(Return("release", None, [(run, rows)], quiet=True))
+        self._work.notify()
 
     def flush(self, timeout: float | None) -> None:
         """Waits until everything that was returned is answered. Raises `timed_out`."""

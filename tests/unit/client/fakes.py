@@ -123,6 +123,7 @@ class FakeStream:
             "attempts": np.full(count, attempts, dtype=np.int32),
             "priority": np.zeros(count, dtype=np.int32),
             "last_reason": pa.nulls(count, pa.string()),
+            "expires_us": pa.nulls(count, pa.int64()),
             "subject": pa.nulls(count, pa.string()),
             "created_us": np.zeros(count, dtype=np.int64),
             "key": pa.nulls(count, pa.string()),
