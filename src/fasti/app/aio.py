@@ -40,9 +40,10 @@ from fasti.app.handler import LaterOptions, OnOptions, P, R, V
 from fasti.app.running import Running
 from fasti.app.stats import HandlerStats
 from fasti.app.tasks import HostLoop
-from fasti.client.arguments import Moment
+from fasti.client.arguments import ConnectionOptions, Moment
 from fasti.client.client import Client as ThreadsClient
 from fasti.client.durations import Duration, duration_us
+from fasti.client.failures import OnFailure
 from fasti.client.message import Message
 from fasti.client.outcomes import Outcome
 from fasti.errors import FastiError
@@ -134,10 +135,13 @@ class App:
         owner: str = "",
         codec: Codec | None = None,
         grace: Duration = "30s",
-        **connection: Any,
+        on_failure: OnFailure | None = None,
+        **connection: Unpack[ConnectionOptions],
     ) -> None:
         given = address.synchronous if isinstance(address, Client) else address
-        self.base = threads.App(given, owner=owner, codec=codec, grace=grace, **connection)
+        self.base = threads.App(
+            given, owner=owner, codec=codec, grace=grace, on_failure=on_failure, **connection
+        )
         self.base.module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._given = address if isinstance(address, Client) else None
         self._client: Client | None = None
