@@ -494,10 +494,69 @@ def test_positions_from_before_a_repair_are_gone() -> None:
 
 
 def test_a_damaged_block_is_refused_and_nothing_is_changed() -> None:
+    """Without the state block nothing can be relied on; others are given up when asked for."""
     _sound, image, _frames, _lost = damaged("messages", 3)
     state = manifest_of(image).state_name
     image.flip_bit(f"blocks/{state}", 200)
     before = {name: bytes(image.open(name, False).map()) for name in image.list("")}
-    with pytest.raises(Corruption, match="restore the directory from a backup"):
+    with pytest.raises(Corruption, match=r"restore the directory from a backup$"):
         repair_directory(image, allow_gap=True, dry_run=False)
     assert {name: bytes(image.open(name, False).map()) for name in image.list("")} == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["messages", "groups", "mixed", "sinks"])
+def test_damaged_blocks_are_given_up_with_what_they_hold(name: str, seed: int) -> None:
+    files = SimulatedFiles()
+    STORIES[name](files, 2 * seed + 1)
+    rng = random.Random(seed)
+    sound, image = files.crash(rng), files.crash(rng)
+    manifest = manifest_of(image)
+    runs = [block for block in manifest.blocks if not block.delta]
+    objects = [each for block in runs for each in block.names]
+    objects += [block.name for block in manifest.logs]
+    if not objects:
+        return
+    chosen = rng.choice(objects)
+    if seed % 3:
+        image.flip_bit(f"blocks/{chosen}", rng.randrange(50))
+    else:
+        image.delete(f"blocks/{chosen}")
+    assert not inspect(image).ok
+    with pytest.raises(Corruption, match="--allow-gap"):
+        repair_directory(image, dry_run=False)
+    planned = repair_directory(image, allow_gap=True)
+    repaired = repair_directory(image, allow_gap=True, dry_run=False)
+    assert planned == repaired
+    assert "drop_block" in [action.kind for action in repaired.actions]
+    assert inspect(image).ok, inspect(image).findings
+    told = repaired.losses
+    assert told is not None
+    assert not [note for note in told.notes if "contradicts" in note]
+    before, after = LocalShard(sound, SETTINGS), LocalShard(image, SETTINGS)
+    check_without_block(before, after, told, chosen)
+    before.close()
+    after.close()
+    go_on(image)
+
+
+def check_without_block(before: LocalShard, after: LocalShard, told: Losses, chosen: str) -> None:
+    """What is missing is reported; unless the block's ids were in what is damaged."""
+    was, now = messages(before), messages(after)
+    missing = {(topic, n) for topic, rows in was.items() for n in rows if n not in now[topic]}
+    reported = [(losses.number, each) for losses in told.topics for each in losses.ids]
+    unknown = [note for note in told.notes if "ids they had can't be told" in note]
+    if not unknown:
+        for topic, number in missing:
+            assert any(t == topic and each.first <= number <= each.last for t, each in reported)
+    assert chosen.endswith(".rows") or not unknown
+    for topic, rows in now.items():
+        for number, row in rows.items():
+            if State.STAGED not in (row[0], was[topic].get(number, row)[0]):
+                assert was[topic][number] == row
+    stayed = log_rows(after)
+    for place, rows in log_rows(before).items():
+        assert set(stayed[place]) == set(rows)
+        for offset, row in rows.items():
+            if LOST_HEADER not in stayed[place][offset][2]:
+                assert stayed[place][offset] == row

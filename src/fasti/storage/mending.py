@@ -83,10 +83,11 @@ class Mender:
         seed: tuple[int, int],
         filler: int,
         losses: Losses,
+        lost: dict[Place, LostRows],
     ) -> None:
         self.engine, self.state = engine, engine.state
         self.losses = losses
-        self.lost: dict[Place, LostRows] = defaultdict(LostRows)
+        self.lost = lost
         self.ended: dict[int, int] = defaultdict(int)
         # Kind and partitions of topics whose creation is lost, as later frames let one tell.
         self.unknown: dict[int, tuple[str, int]] = {}

@@ -18,7 +18,7 @@ from fasti.core.sinks import events as sinks
 from fasti.core.sinks.book import Sink
 from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.stages import Stage, StagedRows
-from fasti.model import State
+from fasti.model import SEQUENCE_BITS, State
 
 if TYPE_CHECKING:
     from fasti.storage.mending import Mend, Mender
@@ -69,7 +69,7 @@ class StageMender:
     def _published(self, event: ev.Published, frame: int, _: Rows | None) -> None:
         stage = self._state.stages.get(event.stage)
         if stage is not None:
-            self._free_keys(stage, event.at_us, frame)
+            self._free_keys(stage, event.at_us, frame, event.skipped)
             self._mender.make_so(event, frame)
 
     def _sink_published(self, event: sinks.SinkPublished, frame: int, _: Rows | None) -> None:
@@ -104,23 +104,43 @@ class StageMender:
                 lost.add(int(batch.sequences[0]), int(batch.sequences[-1]))
             self._drop(name, stage, stage.batches, event.at_us)
 
-    def _free_keys(self, stage: Stage, at_us: int, frame: int) -> None:
+    def _free_keys(
+        self, stage: Stage, at_us: int, frame: int, skipped: Int64s | None = None
+    ) -> None:
+        """The stage's rows have their keys now, but for those that were skipped."""
         for batch in stage.batches:
             if batch.hashes is not None and stage.topic in self._state.topics:
                 partition = self._state.topics[stage.topic].partitions[batch.partition]
-                self._mender.free_keys(partition, batch.hashes, at_us, frame)
+                hashes = batch.hashes
+                if skipped is not None:
+                    hashes = hashes[~np.isin(_ids(batch), skipped)]
+                self._mender.free_keys(partition, hashes, at_us, frame)
+
+    def _taken(self, partition: Partition, batch: StagedRows) -> NDArray[np.bool_]:
+        """Which rows have a key that a live message has."""
+        if batch.hashes is None:
+            return np.zeros(len(batch.sequences), dtype=np.bool_)
+        holders = partition.find_keys(batch.hashes)
+        own = np.isin(holders, batch.sequences)
+        given = (batch.hashes[:, 0] != 0) & (holders > 0) & ~own
+        return given & partition.is_live(holders)
 
     def _publish_if_not(self, name: str, stage: Stage, at_us: int, frame: int) -> None:
-        """Its rows land: it was published in the gap."""
+        """Its rows land: it was published in the gap.
+
+        Nobody knows which of its rows were skipped then: those whose key a live message has.
+        """
         if stage.published:
             return
-        self._free_keys(stage, at_us, frame)
         if stage.sink:
-            place = (stage.sink, stage.batch, stage.operation, 0, [name])
+            place = (stage.sink, stage.batch, stage.operation, 1, [name])
             self._mender.make_so(sinks.SinkPublished(at_us, *place), frame)
-        else:
-            none = np.zeros(0, dtype=np.int64)
-            self._mender.make_so(ev.Published(at_us, name, none), frame)
+            return
+        partitions = self._state.topics[stage.topic].partitions
+        skipped = [np.zeros(0, dtype=np.int64)]
+        for batch in stage.batches:
+            skipped.append(_ids(batch)[self._taken(partitions[batch.partition], batch)])
+        self._mender.make_so(ev.Published(at_us, name, np.concatenate(skipped)), frame)
 
     # Rows that leave a stage
 
@@ -141,6 +161,10 @@ class StageMender:
         if self._is_next(stage, event.partition, rows):
             if stage.sink and lands:
                 self._know_sink(stage, event.at_us)
+            hashes = stage.batches[0].hashes
+            if lands and stage.skip and hashes is not None:
+                landed = hashes[event.sequence - stage.batches[0].sequences[0]]
+                self._mender.free_keys(partition, landed, event.at_us, frame)
             self._mender.make_so(event, frame)
 
     def _pass(self, name: str, stage: Stage, event: Any, rows: Int64s, lands: bool) -> None:
@@ -182,16 +206,22 @@ class StageMender:
             if stage.topic != partition.topic:
                 continue
             kept: list[StagedRows] = []
+            is_changed = False
             for batch in stage.batches:
                 mine = batch.partition == partition.number and batch.has(sequences).any()
                 if not mine:
                     kept.append(batch)
                     continue
+                is_changed = True
+                if batch.hashes is not None and not stage.published:
+                    # These live for certain, so they have their keys.
+                    hashes = batch.hashes[np.isin(batch.sequences, sequences)]
+                    self._mender.free_keys(partition, hashes, at_us, frame)
                 last = int(sequences[batch.has(sequences)].max()) - int(batch.sequences[0]) + 1
                 self._enter(partition, _part(batch, slice(0, last)), stage, at_us, frame)
                 if last < len(batch.sequences):
                     kept.append(_part(batch, slice(last, None)))
-            if len(kept) != len(stage.batches) or stage.batches != kept:
+            if is_changed:
                 stage.batches = kept
                 self._publish_if_not(name, stage, at_us, frame)
                 if not stage.batches:
@@ -201,15 +231,27 @@ class StageMender:
         self, partition: Partition, part: StagedRows, stage: Stage, at_us: int, frame: int
     ) -> None:
         staged = partition.states(partition.ledger.slots(part.sequences)) == State.STAGED
+        if stage.skip or not stage.published:
+            taken = staged & self._taken(partition, part)
+            self._give_up(partition, part.sequences[taken], at_us)
+            staged &= ~taken
+            if part.hashes is not None:
+                partition.claim_keys(part.hashes[staged], part.sequences[staged])
         sequences = part.sequences[staged]
         if not len(sequences):
             return
-        if part.hashes is not None and (stage.skip or not stage.published):
-            self._mender.free_keys(partition, part.hashes[staged], at_us, frame)
-            partition.claim_keys(part.hashes[staged], sequences)
         slots = partition.ledger.slots(sequences)
         partition.turn(slots, Verb.PUBLISH)
         partition.schedule(sequences, slots, partition.arena.due.take(slots))
+
+    def _give_up(self, partition: Partition, sequences: Int64s, at_us: int) -> None:
+        """Staged rows that may have been left out, or have landed and ended: they go."""
+        if len(sequences):
+            slots = partition.ledger.slots(sequences)
+            partition.finish(sequences, slots, Verb.DROP, at_us)
+            lost = self._mender.lost[partition.topic, partition.number]
+            for sequence in sequences.tolist():
+                lost.add(sequence, sequence)
 
     def _carried(self, event: sinks.SinkCarried, frame: int, _: Rows | None) -> None:
         partition = self._state.partition(event)
@@ -239,6 +281,10 @@ class StageMender:
         sink = self._state.sinks.all.get(stage.sink)
         if sink is not None:
             sink.left.discard(name)
+
+
+def _ids(batch: StagedRows) -> Int64s:
+    return batch.sequences + (batch.partition << SEQUENCE_BITS)
 
 
 def _part(batch: StagedRows, rows: slice) -> StagedRows:

@@ -12,10 +12,11 @@ open; a repair that was interrupted is run again, and goes on where it was.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasti.errors import Corruption
+from fasti.errors import Corruption, FastiError
 from fasti.storage import rebase, verify
 from fasti.storage.blocks import MANIFEST_NAME, FileBlocks
 from fasti.storage.files import Files
@@ -25,9 +26,10 @@ from fasti.storage.journal_survey import survey
 from fasti.storage.losses import Losses
 from fasti.storage.manifest import Manifest
 from fasti.storage.overlay_files import OverlayFiles
-from fasti.storage.rebase import MARKER
+from fasti.storage.rebase import LOST_AND_FOUND, MARKER
 from fasti.storage.recovery import delete_leftovers
 from fasti.storage.salvage import GappedJournal, Salvage
+from fasti.storage.salvage_blocks import is_repairable
 from fasti.storage.verify import Action
 
 _MANIFEST = f"blocks/{MANIFEST_NAME}"
@@ -70,7 +72,7 @@ def _repair(files: Files, allow_gap: bool) -> Repair:
             "it could not tell any more: see the old journal below lost+found"
         )
         return Repair([_rebase_action()], losses)
-    steps, is_needed = _plan(files, allow_gap)
+    steps, damaged, is_needed = _plan(files, allow_gap)
     if found is None or not is_needed:
         return Repair(verify.carry_out(steps))
     if marker is None:
@@ -80,40 +82,62 @@ def _repair(files: Files, allow_gap: bool) -> Repair:
         }
         files.replace(MARKER, json.dumps(marker).encode())
     actions = verify.carry_out(steps)
-    losses = _salvage(files, *found, marker["cut_frames"])
+    losses = _salvage(files, *found, marker["cut_frames"], damaged)
     _unmark(files)
-    return Repair([*actions, _rebase_action()], losses)
+    return Repair([*actions, *_drop_actions(damaged), _rebase_action()], losses)
 
 
 def _try_out(files: Files, allow_gap: bool) -> Repair:
     """What a repair would do and cost: it is done in memory, up to the point where it would count."""
     found = _read_manifest(files)
     tried = OverlayFiles(files)
-    steps, is_needed = _plan(tried, allow_gap)
+    steps, damaged, is_needed = _plan(tried, allow_gap)
     if found is None or not is_needed:
         return Repair([action for action, _ in steps])
     cut_frames = _cut_frames(tried, [action for action, _ in steps])
-    actions = [*verify.carry_out(steps), _rebase_action()]
+    actions = [*verify.carry_out(steps), *_drop_actions(damaged), _rebase_action()]
     chain = read_chain(tried, "journal", None)
     try:
-        salvage = Salvage(FileBlocks(tried), GappedJournal(tried, chain), found[1])
+        salvage = Salvage(FileBlocks(tried), GappedJournal(tried, chain), found[1], damaged)
         return Repair(actions, salvage.read(found[0], cut_frames))
     finally:
         close_chain(chain)
 
 
-def _salvage(files: Files, version: int, manifest: Manifest, cut_frames: int | None) -> Losses:
+def _salvage(
+    files: Files,
+    version: int,
+    manifest: Manifest,
+    cut_frames: int | None,
+    damaged: frozenset[str],
+) -> Losses:
     chain = read_chain(files, "journal", None)
     try:
         blocks = FileBlocks(files)
-        salvage = Salvage(blocks, GappedJournal(files, chain), manifest)
-        losses = salvage.read(version, cut_frames)
         # What an earlier try wrote would be in the way.
         delete_leftovers(blocks, manifest)
-        rebase.rebase(files, salvage.engine, salvage.payloads, manifest, version)
+        salvage = Salvage(blocks, GappedJournal(files, chain), manifest, damaged)
+        losses = salvage.read(version, cut_frames)
+        _keep_blocks(files, damaged)
+        rebase.rebase(files, salvage.engine, salvage.payloads, salvage.manifest, version)
         return losses
     finally:
         close_chain(chain)
+
+
+def _keep_blocks(files: Files, damaged: frozenset[str]) -> None:
+    """Damaged blocks, and what belongs to them, are copied before they go."""
+    stems = {name.partition(".")[0] for name in damaged}
+    for name in files.list("blocks/"):
+        stem = name.rpartition("/")[2]
+        # What can't be read is left behind: a bad sector can't be copied.
+        with suppress(FastiError):
+            if stem.partition(".")[0] in stems:
+                file = files.open(name, writable=False)
+                try:
+                    files.replace(f"{LOST_AND_FOUND}/{stem}", file.read_at(0, file.size))
+                finally:
+                    file.close()
 
 
 def _read_marker(files: Files) -> dict[str, Any] | None:
@@ -132,18 +156,21 @@ def _unmark(files: Files) -> None:
     files.sync_directory("")
 
 
-def _plan(files: Files, allow_gap: bool) -> tuple[list[tuple[Action, verify.Step]], bool]:
-    """What to do to the journal, and whether the directory must begin anew afterwards."""
+def _plan(
+    files: Files, allow_gap: bool
+) -> tuple[list[tuple[Action, verify.Step]], frozenset[str], bool]:
+    """What to do to the journal, which blocks to give up, and whether the directory must begin
+    anew afterwards.
+    """
     found = _read_manifest(files)
     if found is None:
-        return verify.plan(files, allow_gap=allow_gap), True
+        return verify.plan(files, allow_gap=allow_gap), frozenset(), True
     position = found[1].position
     steps = verify.plan(files, allow_gap=allow_gap, needed_after=position)
     is_needed = any(action.kind != "rebuild_header" for action, _ in steps)
     is_needed = is_needed or files.exists(MARKER) or _has_gap(files, position)
-    if is_needed:
-        _check_blocks(files, found[1])
-    return steps, is_needed
+    damaged = _damaged_blocks(files, found[1], allow_gap)
+    return steps, damaged, is_needed or bool(damaged)
 
 
 def _has_gap(files: Files, position: int) -> bool:
@@ -157,16 +184,30 @@ def _has_gap(files: Files, position: int) -> bool:
     return first.first > position + 1 or last.first + last.frames - 1 < position
 
 
-def _check_blocks(files: Files, manifest: Manifest) -> None:
-    """Raises `Corruption` if a block is damaged: there is no repair for those."""
+def _damaged_blocks(files: Files, manifest: Manifest, allow_gap: bool) -> frozenset[str]:
+    """Blocks to give up. Raises `Corruption` if that was not asked for, or would not do."""
+    damaged = set()
     for finding in check_objects(files, manifest):
-        if not finding.harmless:
+        if finding.harmless:
+            continue
+        name = finding.file.removeprefix("blocks/")
+        can_go = name != MANIFEST_NAME and is_repairable(manifest, name)
+        if not can_go or not allow_gap:
+            remedy = "restore the directory from a backup"
+            if can_go:
+                remedy += ", or give up what it holds with --allow-gap"
             raise Corruption(
-                f"{finding.file}: {finding.message}; there is no repair for blocks: restore the "
-                "directory from a backup",
+                f"{finding.file}: {finding.message}; {remedy}",
                 file=finding.file,
                 offset=finding.offset,
             )
+        damaged.add(name)
+    return frozenset(damaged)
+
+
+def _drop_actions(damaged: frozenset[str]) -> list[Action]:
+    message = "go on without it"
+    return [Action("drop_block", f"blocks/{name}", 0, message) for name in sorted(damaged)]
 
 
 def _read_manifest(files: Files) -> tuple[int, Manifest] | None:

@@ -10,6 +10,7 @@ are passed over. Ids that were passed over and of which no frame tells are repor
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -33,12 +34,13 @@ from fasti.storage.frames import StoredFrame
 from fasti.storage.journal import Journal
 from fasti.storage.journal_recovery import Chain
 from fasti.storage.journal_table import SegmentTable
-from fasti.storage.losses import IdRange, Losses, TopicLosses
+from fasti.storage.losses import IdRange, Losses, LostRows, TopicLosses
 from fasti.storage.manifest import Manifest
 from fasti.storage.mending import Mender, Place
 from fasti.storage.mending_logs import LOST_HEADER
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import recover
+from fasti.storage.salvage_blocks import forget_missing, without_damaged
 
 Int64s = NDArray[np.int64]
 
@@ -88,37 +90,53 @@ class GappedJournal:
 class Salvage:
     """Reads a directory whose journal has gaps into a fresh engine."""
 
-    def __init__(self, blocks: BlockStore, journal: GappedJournal, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        blocks: BlockStore,
+        journal: GappedJournal,
+        manifest: Manifest,
+        damaged: frozenset[str] = frozenset(),
+    ) -> None:
         self.engine = Engine()
+        # Without the blocks that are damaged, once it was read.
+        self.manifest = manifest
+        self._damaged = damaged
+        self._lost: dict[Place, LostRows] = defaultdict(LostRows)
         self.losses = Losses()
         self.payloads = Payloads(cast(Journal, journal), blocks)
-        self._blocks, self._journal, self._manifest = blocks, journal, manifest
+        self._blocks, self._journal = blocks, journal
         self._mender: Mender | None = None
         self._live: dict[Place, Int64s] = {}
 
     def read(self, version: int, cut_frames: int | None = None) -> Losses:
         """Brings the engine up to date. `cut_frames`: how many frames were cut off at the end."""
-        recover(self.engine, self._blocks, self._manifest, version)
-        expected = self._manifest.position + 1
-        for frame in self._journal.frames(self._manifest.position):
+        self.manifest = without_damaged(
+            self._blocks, self.manifest, set(self._damaged), self._lost.__getitem__, self.losses
+        )
+        recover(self.engine, self._blocks, self.manifest, version)
+        expected = self.manifest.position + 1
+        if self._damaged:
+            forget_missing(self.engine)
+            self._begin_mending(expected)
+        for frame in self._journal.frames(self.manifest.position):
             if frame.sequence != expected:
-                self._begin_mending(expected, frame.sequence - 1)
+                self._note_gap(expected, frame.sequence - 1)
             self._apply(frame)
             expected = frame.sequence + 1
-        last = max(self._journal.last_sequence, self._manifest.position)
+        last = max(self._journal.last_sequence, self.manifest.position)
         if expected <= last:
-            self._begin_mending(expected, last)
-        if cut_frames is None and self._journal.last_sequence < self._manifest.position:
+            self._note_gap(expected, last)
+        if cut_frames is None and self._journal.last_sequence < self.manifest.position:
             # The blocks tell of more than the journal has: its end is gone, nobody knows how much.
             cut_frames = _UNKNOWN_FRAMES
         if cut_frames is not None:
-            self._begin_mending(last + 1, None)
+            self._note_gap(last + 1, None)
         self.engine.state.next_frame = last + 1
         self._finish(cut_frames or 0)
         return self.losses
 
     def _apply(self, frame: StoredFrame) -> None:
-        events, rows = decode(frame.body, self._manifest.seed)
+        events, rows = decode(frame.body, self.manifest.seed)
         if self._mender is None:
             self.engine.replay(frame.sequence, events)
             return
@@ -128,10 +146,13 @@ class Salvage:
         self.engine.state.next_frame = frame.sequence + 1
         self.engine.tidy()
 
-    def _begin_mending(self, first: int, last: int | None) -> None:
+    def _note_gap(self, first: int, last: int | None) -> None:
         self.losses.frames.append((first, last))
+        self._begin_mending(first)
+
+    def _begin_mending(self, first: int) -> None:
         if self._mender is None:
-            place = (self.payloads, self._manifest.seed, FILLER, self.losses)
+            place = (self.payloads, self.manifest.seed, FILLER, self.losses, self._lost)
             self._mender = Mender(self.engine, *place)
             self._mender.unknown = self._find_unknown(first)
             self._live = {
@@ -144,7 +165,7 @@ class Salvage:
         """Topics that later frames speak of and nobody has created: their kind and partitions."""
         known = set(self.engine.state.topics)
         found: dict[int, tuple[str, int]] = {}
-        for frame in self._journal.frames(max(after, self._manifest.position)):
+        for frame in self._journal.frames(max(after, self.manifest.position)):
             for code, values, packed in read_head(frame.body)["events"]:
                 number = topic_of(code, values)
                 if code == 1:
@@ -171,7 +192,7 @@ class Salvage:
         frames = cut_frames + sum(
             last - first + 1 for first, last in self.losses.frames if last is not None
         )
-        skipped = min(max(frames, 1) * ROWS_MAX, _SKIPPED_IDS_MAX)
+        skipped = min(max(frames, 1) * ROWS_MAX, _SKIPPED_IDS_MAX) if self.losses.frames else 0
         for topic in sorted(self.engine.state.topics.values(), key=lambda topic: topic.name):
             told = TopicLosses(topic.name, topic.number, topic.settings.kind)
             if topic.settings.kind == "log":
@@ -201,6 +222,8 @@ class Salvage:
                 for first, last in lost.ranges()
             ]
         first = partition.ledger.next_sequence
+        if not skipped:
+            return
         told.possible.append(IdRange(partition.number, high | first, high | first + skipped - 1))
         partition.ledger.next_sequence = first + skipped
         before = self._live.get((told.number, partition.number))
