@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from tests.spark.clusters import ALL_WORKERS, connect, standalone
+from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
 from tests.spark.test_pipeline_bronze import feed, in_lake
 from tests.spark.test_pipeline_silver import assert_equal
-from tests.spark.test_pipeline_whole import as_the_broker_says, consume, produce, rows_of, states
+from tests.spark.test_pipeline_whole import consume, produce, rows_of
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -90,7 +91,8 @@ def in_two_rounds(
     assert in_lake(lake) == truth
     # Rows of logs are no messages.
     assert_equal(lake.silver(spark), [row for row in truth if row["topic"] != "events"])
-    counted = states(lake, spark)
+    assert_tables_are_true(lake)
+    counted = states(lake)
     assert counted.pop(("gone", "purged")) == 10
     told = as_the_broker_says(client)
     assert told.pop(("events", "pending")) == 10
