@@ -13,6 +13,7 @@ is started when there is something to tell and ends when there was nothing for a
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -114,6 +115,9 @@ class FailureReports:
 
     def add(self, on_failure: OnFailure | None, failure: Failure) -> None:
         """A failure to tell of."""
+        if sys.is_finalizing():
+            # The interpreter throws away what is left, and a thread that is started now never runs.
+            return
         with self._lock:
             self.count += 1
             if self._waiting.qsize() >= _WAITING_MAX:

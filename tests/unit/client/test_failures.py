@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -151,3 +154,27 @@ def test_an_unread_failure_fails_no_transaction_change_or_iteration() -> None:
                 consumer.flush(20)
         with pytest.raises(RowsFailed):
             producer.close()
+
+
+def test_a_program_that_ends_with_unread_failures_ends_quietly(tmp_path: Path) -> None:
+    program = """
+import sys
+import fasti
+
+client = fasti.connect(sys.argv[1])
+client.create_topic("carts")
+producer = client.producer("carts")
+kept = [producer.send(b"", key="k") for _ in range(2)]
+producer.flush()
+print(kept[1].done)
+# Here the interpreter ends, and throws the receipts away.
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, f"embedded:{tmp_path}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "True\n")
+    assert "Exception ignored" not in ran.stderr
+    assert "Traceback" not in ran.stderr
