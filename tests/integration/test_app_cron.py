@@ -192,6 +192,7 @@ def test_a_topic_that_holds_no_schedules_is_refused(app: fasti.App, client: fast
     app.every("1m", name="tick")(lambda: None)
     with pytest.raises(InvalidArgument, match="give another one by schedules="):
         app.start()
+    assert [each.name for each in client.topics()] == ["cron"]
 
 
 def test_twenty_workers_at_once_make_one_schedule_and_each_occurrence_is_handled_once(

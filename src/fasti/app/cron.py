@@ -126,8 +126,12 @@ def _payload(handler: AnyHandler, options: CronOptions) -> dict[str, Any]:
 
 
 def check_timetables(client: Client, handlers: Iterable[AnyHandler]) -> None:
-    """Has the broker judge all expressions, and changes nothing. Raises `invalid_argument`."""
-    for timetable in _timetables(handlers):
+    """Has the broker judge all expressions, looks at cron topics, and changes nothing.
+
+    Raises `invalid_argument`.
+    """
+    for timetable in [each.timetable for each in handlers if each.timetable is not None]:
+        _has_cron_topic(client, timetable.topic)
         schedules = client.schedules(timetable.topic)
         try:
             schedules.preview(count=1, **timetable.definition)
@@ -149,32 +153,29 @@ def ensure_timetables(client: Client, handlers: Iterable[AnyHandler], *, alone: 
         if timetable is None:
             continue
         schedules = client.schedules(timetable.topic)
-        if timetable.topic not in by_topic and handler.settings.create is not False:
-            _ensure_cron_topic(client, timetable.topic)
+        create = handler.settings.create is not False
+        if create and not _has_cron_topic(client, timetable.topic):
+            # Others may do the same at this moment: again with the same settings is fine.
+            client.create_topic(timetable.topic, kind="cron")
         by_topic.setdefault(timetable.topic, set()).add(timetable.name)
-        _ensure(schedules, timetable, create=handler.settings.create is not False)
+        _ensure(schedules, timetable, create=create)
     if alone:
         for topic, names in by_topic.items():
             _report_orphans(client.schedules(topic), names)
 
 
-def _timetables(handlers: Iterable[AnyHandler]) -> Iterable[Timetable]:
-    return [each.timetable for each in handlers if each.timetable is not None]
-
-
-def _ensure_cron_topic(client: Client, name: str) -> None:
+def _has_cron_topic(client: Client, name: str) -> bool:
+    """Raises `invalid_argument` if the topic holds something else."""
     try:
-        found = client.topic(name)
+        kind = client.topic(name).settings.kind
     except NotFound:
-        # Others may do the same at this moment: again with the same settings is fine.
-        client.create_topic(name, kind="cron")
-        return
-    if found.settings.kind != "cron":
+        return False
+    if kind != "cron":
         raise InvalidArgument(
-            f"topic {name!r} is a {found.settings.kind}, so it can't hold schedules: give another one "
-            "by schedules=",
+            f"topic {name!r} is a {kind}, so it can't hold schedules: give another one by schedules=",
             field="schedules",
         )
+    return True
 
 
 def _ensure(schedules: Schedules, timetable: Timetable, *, create: bool) -> None:
