@@ -25,7 +25,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
     ├── Closed                      closed
     ├── RowsFailed                  rows_failed          gathered rows came out otherwise than asked
     ├── TransactionAborted          aborted              nothing of it happened; outcomes say why
-    ├── InternalError               internal             a fault of the broker; nothing changed
+    ├── InternalError               internal             a fault of the broker; not to be repeated
     ├── Overloaded                  overloaded           retryable
     ├── Unavailable                 unavailable          retryable: no broker answers
     ├── TimedOut                    timed_out            retryable: no answer in the time allowed
@@ -256,9 +256,10 @@ class TransactionAborted(FastiError):
 
 
 class InternalError(FastiError):
-    """The broker failed on this very request: a fault of the program. Nothing of it happened.
+    """The broker failed on this very request, by a fault of its own: it is not to be repeated.
 
-    The same request would fail again, so it is not to be repeated; the broker's log has the rest.
+    A command that the engine failed on has changed nothing, and the message says so; where only the
+    answer could not be told, it may have happened. The broker's log has the rest.
     """
 
     code = "internal"

@@ -197,3 +197,33 @@ def test_schedules_go_on_although_one_target_meets_a_fault(
             message.ack()
     assert recoveries(service) == 0
     assert service.shard.faults.counts()["Fire", "kept"] >= 1
+
+
+def test_a_message_that_can_not_be_handed_over_ends_its_consumer(
+    service: Service, client: fasti.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fasti.broker.calls.subscription._leased_batch", lambda _: 1 // 0)
+    client.producer("jobs").send(b"x").result()
+    with pytest.raises(InternalError), client.consumer("jobs", timeout=60) as consumer:
+        next(iter(consumer))
+    assert service.shard.faults.counts() == {("consume", "kept"): 1}
+    assert recoveries(service) == 0
+
+
+def test_a_follower_that_can_not_be_told_is_ended(
+    service: Service, client: fasti.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic("log", kind="log")
+    monkeypatch.setattr("fasti.broker.log.follow.LogFollower.pages", lambda _: 1 // 0)
+    with pytest.raises(InternalError):
+        next(iter(client.reader("log", follow=True, timeout=60)))
+    assert service.shard.faults.counts() == {("follow", "kept"): 1}
+
+
+def test_a_receipt_that_can_not_be_told_is_not_asked_for_again(
+    service: Service, client: fasti.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fasti.broker.calls.intake.outcomes.encode", lambda _: 1 // 0)
+    with pytest.raises(InternalError):
+        client.producer("jobs").send(b"x").result()
+    assert service.shard.faults.counts() == {("produce", "kept"): 1}

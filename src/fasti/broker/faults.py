@@ -72,6 +72,12 @@ class Faults:
         told = f"refused {_described(fault.command)}, nothing of it happened"
         self._tell((name, "kept"), told, fault.error)
 
+    def note_call(self, name: str, error: BaseException) -> None:
+        """A call or a session ended by a fault outside the engine."""
+        with self._lock:
+            self._counts[name, "kept"] += 1
+        self._tell((name, "kept"), f"ended a {name!r}", error)
+
     def note_dropped(self, command: Any, error: BaseException, serving: str = "") -> None:
         """The engine is dropped because of a command, or by serving a topic, or nobody knows why."""
         name = "serve" if serving else _name(command)

@@ -36,12 +36,20 @@ from fasti.broker.routing.routes import RouteBook
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
 from fasti.core.replies import Reply
-from fasti.errors import Closed, FastiError, InvalidArgument, NotFound, Unavailable
+from fasti.errors import (
+    Closed,
+    FastiError,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from fasti.model import TopicSettings
 
 if TYPE_CHECKING:
     from fasti.broker.metrics.counts import Metrics
     from fasti.broker.shard import Shard
+    from fasti.core.engine import Engine
 
 Header = dict[str, Any]
 
@@ -233,6 +241,19 @@ class Service:
         return Unavailable("the broker is stopping", retry_after_us=1_000_000)
 
     # For the parts of the service
+
+    def failed(self, call: str, error: Exception, engine: Engine | None = None) -> FastiError:
+        """What is told of an exception that ends a stream: trouble that passes, or our own fault.
+
+        `engine` is the one that the stream began with. What the same messages would do to the next
+        stream too is not to be repeated.
+        """
+        shard = self.shard
+        recovers = shard.failure is not None or engine not in (None, shard.engine)
+        if isinstance(error, (FastiError, OSError)) or recovers or self.stopping:
+            return Closed(f"the session failed: {error}")
+        shard.faults.note_call(call, error)
+        return InternalError(f"the broker failed on this {call}, as far as it came: {error!r}")
 
     def submit(self, commands: Sequence[Any]) -> Future[list[Any]]:
         """Hands commands to the shard; what they produce is routed first."""

@@ -90,7 +90,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def do_action(self, context: Any, action: Any) -> Any:
         """Control and mutations by name."""
-        with _refusals():
+        with _refusals(self._service):
             try:
                 header, parts = unpack(action.body)
                 # Looked up only where somebody wants to know who it was.
@@ -103,7 +103,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Produce: batches in, receipts out."""
-        with _refusals():
+        with _refusals(self._service):
             intake = self._service.intake(_command(descriptor))
             check_columns(reader.schema, intake.types, intake.needed)
 
@@ -125,7 +125,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Consume: credits and returns in, leased messages and answers out."""
-        with _refusals():
+        with _refusals(self._service):
             session = self._service.exchange(_command(descriptor), _peer(context))
             try:
                 writer.begin(session.schema)
@@ -154,7 +154,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """A plan: an endpoint for each partition, all on one snapshot."""
-        with _refusals():
+        with _refusals(self._service):
             command = _command(descriptor)
             schema, tickets = self._service.plan(command)
             endpoints = [fl.FlightEndpoint(dump(ticket), []) for ticket in tickets]
@@ -162,9 +162,9 @@ class FlightDoor(fl.FlightServerBase):
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Reads what a ticket stands for."""
-        with _refusals():
+        with _refusals(self._service):
             schema, batches = self._service.read(parse(ticket.ticket))
-            return fl.GeneratorStream(schema, _guarded(batches))
+            return fl.GeneratorStream(schema, _guarded(self._service, batches))
 
 
 class _Known(fl.ServerMiddleware):
@@ -257,13 +257,13 @@ def _writing(write: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with _refusals():
+def _guarded(service: Service, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _refusals(service):
         yield from batches
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(service: Service) -> Iterator[None]:
     """Our errors as Flight's. Others that come from a stream that broke pass as they are."""
     try:
         yield
@@ -272,8 +272,10 @@ def _refusals() -> Iterator[None]:
     except (fl.FlightError, pa.ArrowException, OSError, StopIteration, GeneratorExit):
         raise
     except Exception as error:
-        _log.exception("a call failed")
-        raise _as_flight(InternalError(f"the broker failed on this call: {error!r}")) from error
+        service.shard.faults.note_call("call", error)
+        raise _as_flight(
+            InternalError(f"the broker failed on this call, as far as it came: {error!r}")
+        ) from error
 
 
 def _as_flight(error: FastiError) -> Exception:

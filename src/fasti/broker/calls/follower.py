@@ -32,6 +32,7 @@ class Follower:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self._engine = service.shard.engine
         self.ended = False
         self._left = False
         self._lock = threading.Lock()
@@ -101,5 +102,8 @@ class Follower:
             yield from self.pages()
         except FastiError as error:
             self._error = error
+        except Exception as error:
+            # Told, because a stream that says nothing more would be waited for for ever.
+            self._error = self.service.failed("follow", error, self._engine)
         if self._error is not None:
             yield self.said(kind="error", request=None, error=error_to_json(self._error)), None

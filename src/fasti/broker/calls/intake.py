@@ -139,7 +139,10 @@ class Intake:
             if reply.error is not None:
                 raise reply.error
             receipt = self._told(reply)
-        except FastiError as error:
+        except Exception as raised:
+            error = (
+                raised if isinstance(raised, FastiError) else self._service.failed(self.op, raised)
+            )
             # The next batch is routed by the bindings as they are now.
             self._service.routes.learn(error)
             # Behind a refused batch the engine saw a gap: the first refusal is what happened.

@@ -23,15 +23,7 @@ from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
 from fasti.core.commands import Detach, Heartbeat, Lease, Withdraw
 from fasti.core.replies import ConsumerReplaced, Deliver, Reply
-from fasti.core.work import Fault
-from fasti.errors import (
-    Closed,
-    FastiError,
-    Fenced,
-    InternalError,
-    InvalidArgument,
-    OutcomeUnknown,
-)
+from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
 from fasti.protocol import outcomes
 from fasti.protocol.problems import error_to_json
 from fasti.protocol.schemas import CONTENT_NAMES, LEASED
@@ -252,18 +244,10 @@ class Subscription:
             return self._next()
         except Exception as error:
             # Told, because a session that says nothing more would be waited for for ever.
-            self._ended = True
-            return self._stamped(_problem(None, self._failed(error))), None
-
-    def _failed(self, error: Exception) -> FastiError:
-        """Why this session ends: what the same messages would do to the next one too, or trouble."""
-        shard = self._shard
-        recovers = shard.failure is not None or shard.engine is not self._engine
-        if isinstance(error, (FastiError, OSError)) or recovers or self._service.stopping:
             _log.warning("a session of %r on %r ended: %r", self._consumer, self._topic, error)
-            return Closed(f"the session failed: {error}")
-        shard.faults.note_refused(Fault(Lease(self._topic, 0, self._consumer, 0), error))
-        return InternalError(f"the broker failed on what it hands out: {error!r}")
+            self._ended = True
+            told = self._service.failed("consume", error, self._engine)
+            return self._stamped(_problem(None, told)), None
 
     def _next(self) -> Written | None:
         while True:

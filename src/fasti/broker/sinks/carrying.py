@@ -127,6 +127,9 @@ class Carrier:
             except FastiError as error:
                 _log.warning("sinks: %s; trying again", error)
                 pause_s = self._rest(pause_s)
+            except Exception as error:
+                self._service.shard.faults.note_call("carry", error)
+                pause_s = self._rest(pause_s)
 
     def _rest(self, pause_s: float) -> float:
         with self._changed:
