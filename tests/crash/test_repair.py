@@ -26,6 +26,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.cron import commands as cc
 from fasti.core.events import Event, Produced
+from fasti.core.keys import Rows
 from fasti.core.log import commands as lo
 from fasti.core.log.body import log_of
 from fasti.core.log.events import LogAppended, LogTrimmed
@@ -63,6 +64,31 @@ def tell_messages(files: SimulatedFiles, seed: int) -> None:
         op = work.grow(driven, moment(step))
         work.note(driven.do(op, moment(step)))
     driven.shard.close()
+
+
+def tell_expiries(files: SimulatedFiles, seed: int) -> None:
+    """Messages that expire, some moved, some leased, some over."""
+    rng = random.Random(seed)
+    shard = LocalShard(files, SETTINGS)
+    shard.call(co.CreateTopic("t", TopicSettings(partitions=2)), moment(0), 0)
+    ids: list[int] = []
+    for step in range(1, 60):
+        count = rng.randint(1, 4)
+        over = co.Expires(at_us=moment(step + rng.choice([1, 5, 1000])) * np.ones(count, np.int64))
+        when = co.When(due_us=np.full(count, moment(step - 1), dtype=np.int64))
+        rows = Rows.of([b"%d" % step] * count)
+        made = co.Produce("t", rows, when, partition=rng.randrange(2), expires=over)
+        ids += shard.call(made, moment(step), 0).ids.tolist()
+        if rng.random() < 0.5:
+            target = co.Target(ids=np.array(rng.sample(ids, min(len(ids), 4)), dtype=np.int64))
+            later = co.When(due_us=np.full(len(target), moment(step + 2), dtype=np.int64))
+            until = co.Expires(at_us=np.full(len(target), moment(step + 9), dtype=np.int64))
+            shard.call(co.Move("t", target, later, expires=until), moment(step), 0)
+        if rng.random() < 0.3:
+            shard.step([co.Lease("t", step, f"c{step}", 2, wait=False)], moment(step), 0)
+        if step == 20 and seed % 2:
+            shard.checkpoint(moment(step), 0)
+    shard.close()
 
 
 def tell_groups(files: SimulatedFiles, seed: int) -> None:
@@ -122,6 +148,7 @@ def tell_sinks(files: SimulatedFiles, seed: int) -> None:
 
 STORIES: dict[str, Callable[[SimulatedFiles, int], None]] = {
     "messages": tell_messages,
+    "expiries": tell_expiries,
     "groups": tell_groups,
     "mixed": tell_mixed,
     "schedules": tell_schedules,

@@ -105,6 +105,7 @@ class Mender:
             cron.SchedulePaused: self._schedule_changed,
             cron.Fired: self._fired,
             cron.Unfired: self._fired,
+            ev.ExpirySet: self._expiry_set,
             **dict.fromkeys(_BEFORE, self._rows_changed),
             **self._stages.mends(),
             **self._logs.mends(),
@@ -184,7 +185,7 @@ class Mender:
         self.make_so(event, frame)
 
     def free_keys(self, partition: Partition, hashes: UInt64s, at_us: int, frame: int) -> None:
-        """Somebody else has these keys from now on: who had them ended in the gap."""
+        """These keys have other owners from now on: who had them ended in the gap."""
         given = hashes[hashes[:, 0] != 0]
         if not len(given):
             return
@@ -214,6 +215,14 @@ class Mender:
             self.free_keys(partition, hashes, event.at_us, frame)
         self.bring(partition, event.sequence, _BEFORE[type(event)], event.at_us)
         self.make_so(event, frame)
+
+    def _expiry_set(self, event: ev.ExpirySet, frame: int, _: Rows | None) -> None:
+        partition = self.state.partition(event)
+        self.skip_to(partition, int(event.sequence.max()) + 1)
+        known = partition.states(partition.ledger.slots(event.sequence)) != State.NONE
+        event = only(event, known)
+        if len(event.sequence):
+            self.make_so(event, frame)
 
     def _rows_missing(
         self, partition: Partition, event: Any, frame: int, rows: Rows | None
