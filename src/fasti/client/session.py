@@ -21,13 +21,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fasti.client import forking
 from fasti.client.absence import absence_of
+from fasti.client.credit import Credit
 from fasti.client.custody import Custody
 from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import Failures
@@ -41,7 +41,7 @@ from fasti.client.run import Run, prepare
 from fasti.client.settling import Settling
 from fasti.client.topics import check_consumable
 from fasti.client.transport import Header, Stream, Transport
-from fasti.client.window import STALL_S, Window
+from fasti.client.window import Window
 from fasti.errors import Closed, FastiError, IllegalTransition, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
@@ -54,8 +54,6 @@ _LAST_WORD_S = 1.0
 _CLOSE_S = 30.0
 # What has no answer when the time to close is over is tried once more, for so long.
 _LAST_TRY_S = 1.0
-_CREDIT_MAX = 1 << 20
-_FAR_US = 1 << 62
 
 
 class Session:
@@ -78,7 +76,7 @@ class Session:
         self.header: Header = {"topic": topic, "group": group} if group else {"topic": topic}
         self.group = group
         self.consumer = consumer
-        self.window = Window(prefetch)
+        self.credit = Credit(prefetch)
         self.reason_bytes_max = limits.reason_bytes_max
         self.failures = failures or Failures(topic)
         self._rows_max = limits.batch_rows_max
@@ -106,19 +104,10 @@ class Session:
         self._absence = absence_of(transport)
         self._known = False
         self._custody = Custody()
-        # Messages that the broker may still send, and those that came before all was known.
-        self._credit = self._came_first = 0
-        # All the credit has been used, so that the broker may have more for us.
-        self._used_up = False
-        # Nobody opens what comes, so nothing is asked for until somebody does. And since when the
-        # first of what is due has been waiting for that.
-        self._stalled = False
-        self._unopened: tuple[int, int] | None = None
-        self._unopened_at = 0.0
+        # Messages that came before all was known.
+        self._came_first = 0
+        # The session's thread will look soon whether what came is opened.
         self._watching = False
-        # The request that takes back the credit, until it is answered.
-        self._withdraw = False
-        self._withdrawal = 0
         # What comes of a priority topic follows on what was due and came before. Reading thread's.
         self._after_us = 0
         self._returns: list[Return] = []
@@ -279,6 +268,11 @@ class Session:
         with self.lock:
             self._answered.notify_all()
 
+    @property
+    def window(self) -> Window:
+        """How many messages may be here."""
+        return self.credit.window
+
     def want(self, count: int) -> None:
         """User code works on so many messages at once."""
         with self.lock:
@@ -330,12 +324,10 @@ class Session:
 
     def _ran_out(self) -> None:
         """With the lock: nothing is left here. Acks bring credit; with enough of it they may wait."""
-        self._stalled = False
-        if self._used_up:
-            self.window.starve()
-        if self._credit <= 0 and self.window.adapts:
+        at_once = self.credit.ran_out()
+        if self.credit.count <= 0 and self.window.adapts:
             self._work.notify()  # It may be that more is wanted in hand.
-        if self._credit < self.window.size // 2 or self.window.size == 1 or self.holding.void:
+        if at_once or self.holding.void:
             self._urge()
 
     def _urge(self) -> None:
@@ -480,8 +472,7 @@ class Session:
             number = self._stream_number
             self._known = False
             self._came_first = 0
-            self._stalled = self._withdraw = False
-            self._withdrawal = 0
+            self.credit.begin(0)
             self._request_number += 1
             self._heartbeat_number = self._request_number
             self._beats.clear()
@@ -518,7 +509,8 @@ class Session:
                 return
             returns = self._take_returns()
             if self._stall_s(time.monotonic()) <= 0:
-                returns += self._stall()
+                returns += self.credit.stall(self._custody)
+                self.gathering.fit(self.window.size)
             renew = self._known and time.monotonic() >= self._beat_at
             if renew:
                 self._beat_at = time.monotonic() + self._beat_every()
@@ -564,7 +556,7 @@ class Session:
                 if now < self._retry_at:
                     wait = min(wait, self._retry_at - now)
                 elif (self._returns and busy < _REQUESTS_MAX) or (
-                    not busy and (gathering.due(now, self._closing) or self._wanted_credit() > 0)
+                    not busy and (gathering.due(now, self._closing) or self._wants_credit())
                 ):
                     return
                 elif gathering.runs and not busy:
@@ -593,81 +585,45 @@ class Session:
             for run, rows in returned.segments:
                 self._custody.leave(run, rows)
             if not returned.quiet:
-                self._measure(*returned.segments[-1])
+                self.credit.measure(returned.segments[-1], self._transport.clock.now_us())
+                self.gathering.fit(self.window.size)
         return request
 
     # How much may be here
 
-    def _measure(self, run: Run, rows: Any) -> None:
-        """Fits the window to how long one of those that are returned was here."""
-        self._stalled = False
-        row = int(rows[-1])
-        began_us = run.started[row]
-        if not self.window.adapts or not began_us:
-            return
-        came_us = max(int(run.turn_us[row]), run.came_us)
-        worked_us = self._transport.clock.now_us() - began_us
-        size = run.batch.nbytes // run.batch.num_rows
-        if self.window.finish(began_us - came_us, worked_us, size):
-            self._withdraw = self._credit > 0
-        self._used_up = False
-        self.gathering.fit(self.window.size)
-
     def _reach(self) -> None:
         """Somebody waits although all that came is in hand: so there are more hands."""
-        idle = self.gathering.runs or self._returns or self._credit > 0 or not self.holding.awaited
-        if self.window.adapts and not idle:
-            self.window.reach(self._custody.unfinished)
+        if self.holding.awaited and not (self.gathering.runs or self._returns):
+            self.credit.reach(self._custody.unfinished)
             self.gathering.fit(self.window.size)
 
     def _stall_s(self, now: float) -> float:
-        """How long until it is clear that nobody opens what is due; infinite if it is being opened."""
-        if not self.window.adapts or self._draining or self._closing:
+        if self._draining or self._closing:
             return math.inf
-        first, due_s = self.holding.first_unopened()
-        if self.holding.awaited:
-            first = None  # Somebody is about to open it, or waits for a fuller batch.
-        if first is None or first != self._unopened:
-            self._unopened, self._unopened_at = first, now
-            return due_s + STALL_S
-        return self._unopened_at + STALL_S - now
-
-    def _stall(self) -> list[Return]:
-        """Others may have what nobody opens here. Nothing more is asked for until somebody does."""
-        self._unopened = None
-        self._stalled = True
-        self._withdraw = self._credit > 0
-        unopened = merged(self._custody.overdue(_FAR_US))
-        self.window.stall(self._custody.unfinished - sum(each.rows for each in unopened))
-        self.gathering.fit(self.window.size)
-        return unopened
+        return self.credit.stall_s(self.holding, now)
 
     def _begin_withdrawal(self) -> int:
         """The number of a request that takes the credit back, if it is to be."""
-        if not self._withdraw or self._withdrawal or not self._known:
+        if not self.credit.to_withdraw or not self._known:
             return 0
         self._request_number += 1
-        self._withdraw, self._withdrawal = False, self._request_number
-        return self._withdrawal
+        self.credit.withdraw(self._request_number)
+        return self._request_number
 
     def _withdrawn(self, number: int, header: Header) -> None:
         with self.lock:
-            if number == self._stream_number and header["request"] == self._withdrawal:
-                self._credit = self._withdrawal = 0
+            if number == self._stream_number:
+                self.credit.withdrawn(header["request"], done=True)
                 self._work.notify()
 
-    def _wanted_credit(self) -> int:
-        if self._closing or self._draining or self._stalled or self._withdrawal:
-            return 0
-        return self.window.size - self._custody.unfinished - self._credit
+    def _wants_credit(self) -> bool:
+        return self._takes_credit() and self.credit.wanted(self._custody.unfinished) > 0
+
+    def _takes_credit(self) -> bool:
+        return self._known and not self._closing and not self._draining
 
     def _take_credit(self) -> int:
-        credit = self._wanted_credit() if self._known else 0
-        if credit <= 0:
-            return 0
-        credit = min(credit, _CREDIT_MAX)
-        self._credit += credit
-        return credit
+        return self.credit.take(self._custody.unfinished) if self._takes_credit() else 0
 
     def _renewals(self) -> list[Return] | None:
         """None for a heartbeat, which renews all. Once user code has held a message for too long,
@@ -715,8 +671,7 @@ class Session:
             if number != self._stream_number:
                 return
             if self._known:
-                self._credit = max(0, self._credit - run.rows)
-                self._used_up = self._used_up or not self._credit
+                self.credit.came(run.rows)
             elif run.rows:
                 self._came_first += run.rows
             run = self._custody.add(run)
@@ -744,7 +699,7 @@ class Session:
                 self._custody.all_known()
                 # If something came it may have used the first credit. If not, one more than asked
                 # for may be here, for a while.
-                self._credit = 0 if self._came_first else 1
+                self.credit.begin(0 if self._came_first else 1)
                 self._work.notify()
                 self._answered.notify_all()
         if self._known:
@@ -783,11 +738,10 @@ class Session:
             if not asked and self._beats:
                 self._beats.popleft()
             request = self._requests.pop(header["request"], None)
-            if asked == self._withdrawal:
-                self._withdrawal = 0
+            self.credit.withdrawn(asked, done=False)
             if request is not None and request.credit:
                 # What is not told to be taken was not: it is asked for again.
-                self._credit = max(0, self._credit - request.credit + header.get("credit", 0))
+                self.credit.refused(request.credit, header.get("credit", 0))
             if request is not None and error.code in PASSING:
                 request.returned.again = True
                 self._returns.append(request.returned)

@@ -248,7 +248,7 @@ def test_credit_of_a_request_that_was_refused_is_asked_for_again(
     refuse(stream, request, Overloaded("full", retry_after_us=1_000))
     rows_of(stream, "ack", 1 + 9 + 9)
     eventually(lambda: credited(stream) - before == 10 + 9)
-    assert consumer._session._credit == 10
+    assert consumer._session.credit.count == 10
 
 
 def test_credit_that_was_taken_all_the_same_is_not_asked_for_twice(
@@ -259,7 +259,7 @@ def test_credit_that_was_taken_all_the_same_is_not_asked_for_twice(
     request = with_credit(stream, messages)
     refuse(stream, request, InvalidArgument("no"), credit=9)
     eventually(lambda: credited(stream) - before == 10)
-    assert consumer._session._credit == 10
+    assert consumer._session.credit.count == 10
 
 
 def credited(stream: FakeStream) -> int:
