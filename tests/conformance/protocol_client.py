@@ -32,6 +32,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "started_us": pa.int64(),
     "due_us": pa.int64(),
     "delay_us": pa.int64(),
+    "expires_us": pa.int64(),
+    "expires_after_us": pa.int64(),
     "payload": pa.binary(),
     "headers": HEADERS,
     "content_type": pa.string(),

@@ -427,3 +427,45 @@ def test_descriptors_of_other_kinds_are_refused(client: Client) -> None:
     with pytest.raises(Refused) as info:
         stream.receipt()
     assert info.value.code == "invalid_argument"
+
+
+# Expiry
+
+
+def test_a_message_tells_by_when_it_must_be_begun(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    far_us = 4_000_000_000_000_000
+    (outcomes,) = client.send(
+        topic,
+        rows(
+            payload=[b"at", b"after", b"never"],
+            due_us=[far_us] * 3,
+            expires_us=pa.array([far_us + 5, None, None], pa.int64()),
+            expires_after_us=pa.array([None, 7, None], pa.int64()),
+        ),
+    )
+    ids = [outcome.id for outcome in outcomes]
+    found = client.get(topic, rows(id=ids), payload=False)
+    assert [row["expires_us"] for row in found] == [far_us + 5, far_us + 7, None]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"expires_us": [0]},
+        {"expires_us": [-1]},
+        {"expires_after_us": [0]},
+        {"expires_us": [1 << 62]},
+        {"expires_after_us": [(1 << 63) - 1]},
+        {"expires_us": [5], "expires_after_us": [5]},
+    ],
+)
+def test_moments_that_can_not_be_are_refused(
+    client: Client, make_topic: MakeTopic, columns: dict[str, list[int]]
+) -> None:
+    topic = make_topic()
+    batch = rows(payload=[b"x"], **columns)
+    stream = client.produce(batch.schema, topic=topic)
+    assert stream.ask(batch)["error"]["code"] == "invalid_argument"
+    assert stream.finish() == []
+    assert scheduled(client, topic) == 0

@@ -70,6 +70,8 @@ def to_command(op: Op, seed: Seed) -> Any:
         due_us = int64s(given.pop("due_us"))
         if "priorities" in given:
             given["priorities"] = np.array(given["priorities"], dtype=np.uint16)
+        if "expires_us" in given:
+            given["expires"] = co.Expires(int64s(given.pop("expires_us")))
         command = co.Produce(rows=rows, when=co.When(due_us=due_us), **given)
         command.keys = None if keys is None else keys_of(keys, seed)
         return command
@@ -215,6 +217,7 @@ def _dump_topic(shard: LocalShard, topic: Any, now_us: int) -> dict[str, Any]:
     )
     return {
         "settings": topic.settings.to_dict(),
+        "paused": topic.paused,
         "messages": messages,
         "listed": list_all(shard, topic.name, now_us),
         "ended": ended,
@@ -302,11 +305,16 @@ def drain(shard: LocalShard, now_us: int) -> dict[str, list[tuple[int, int, byte
 
 
 def check_drained(seen: dict[str, Any], delivered: dict[str, list[tuple[int, int, bytes]]]) -> None:
-    """What was delivered is what was scheduled, once each, every partition in its order."""
+    """What was delivered is what was scheduled, once each, every partition in its order.
+
+    But for what expires: all of that is over by then.
+    """
     for topic, got in delivered.items():
         messages = seen["topics"][topic]["messages"]
         pending = [
-            (m["due_us"], i, m["payload"]) for i, m in messages.items() if m["state"] in (1, 7)
+            (m["due_us"], i, m["payload"])
+            for i, m in messages.items()
+            if m["state"] in (1, 7) and not m["expires_us"]
         ]
         assert sorted(got) == sorted(pending), topic
         for partition in {partition_of(i) for _, i, _ in got}:
@@ -395,6 +403,10 @@ class Workload:
         given = {"topic": self._topic(), "columns": self._columns(count, keyed)}
         given["due_us"] = [self._due(now_us) for _ in range(count)]
         given["owner"] = ""
+        if self._rng.random() < 0.2:
+            # Soon, so that some are over in time; 0 never is.
+            ends = [now_us + self._rng.randrange(1, 20 * MINUTE_US) for _ in range(count)]
+            given["expires_us"] = [end * self._rng.randrange(2) for end in ends]
         if TOPICS[given["topic"]].kind == "priority" and self._rng.random() < 0.9:
             given["priorities"] = [self._priority() for _ in range(count)]
         if keyed:

@@ -250,3 +250,23 @@ def test_a_list_of_any_number_is_lines(broker: BrokerProcess, topic: str) -> Non
     done = run(broker, "messages", "cancel", topic, "--key-prefix", "cart-", stdin=b"y\n")
     assert (done.returncode, done.stdout.strip()) == (0, b"cancel: 1 ok")
     assert counts(broker, topic) == {"scheduled": 30_000, "cancelled": 1}
+
+
+def test_a_message_that_nobody_begins_in_time(broker: BrokerProcess, topic: str) -> None:
+    sent = run(broker, "produce", topic, "code", "--delay", "1h", "--expires", "10m", "-q")
+    assert (sent.returncode, sent.stderr) == (0, b"")
+    until = run(broker, "produce", topic, "late", "--expires", "2020-01-01T00:00Z", "-q")
+    assert until.returncode == 0
+    (pending,) = json.loads(
+        run(broker, "messages", "get", topic, "--id", sent.stdout.decode(), "--json").stdout
+    )
+    assert pending["expires"] > pending["due"]
+    assert b"expired" in run(broker, "dead", "list", topic).stdout
+    assert run(broker, "produce", topic, "x", "--expires", "soon").returncode == 2
+
+
+def test_a_topic_is_paused_and_resumed(broker: BrokerProcess, topic: str) -> None:
+    assert b"paused" in run(broker, "topics", "pause", topic).stdout
+    assert b"already" in run(broker, "topics", "pause", topic).stdout
+    assert b"is paused" in run(broker, "topics", "describe", topic).stdout
+    assert json.loads(run(broker, "topics", "resume", topic, "--json").stdout)["paused"] is False

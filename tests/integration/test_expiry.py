@@ -195,6 +195,23 @@ def test_staged_ones_expire_when_they_are_published(
     assert client.messages("jobs").count()["dead"] == 2
 
 
+def test_what_a_schedule_sends_expires_too(broker: VirtualBroker, client: fasti.Client) -> None:
+    client.create_topic("nightly", kind="cron")
+    nightly = client.schedules("nightly")
+    nightly.put("often", every="1h", target="jobs", payload=b"x", expires="10m")
+    assert nightly.get("often").arguments()["expires"] == timedelta(minutes=10)
+    broker.advance("65m")
+    assert client.messages("jobs").count()["ready"] == 1
+    broker.advance("10m")
+    counts = client.messages("jobs").count()
+    assert (counts["ready"], counts["dead"]) == (0, 1)
+    nightly.put("often", every="1h", target="jobs", payload=b"x")
+    broker.advance("2h")
+    assert client.messages("jobs").count()["ready"] == 2
+    with pytest.raises(InvalidArgument):
+        nightly.put("never", every="1h", target="jobs", expires="soon")
+
+
 def test_tables_have_columns_for_it(broker: VirtualBroker, client: fasti.Client) -> None:
     moments = pa.array([START + timedelta(minutes=5), None], pa.timestamp("us", "UTC"))
     table = pa.table({"payload": [b"a", b"b"], "expires": moments})
@@ -250,10 +267,14 @@ def test_a_restart_forgets_no_moment(tmp_path: Path, checkpoint: bool) -> None:
             producer.send(b"c").result(60).id,
         ]
         before = client.messages("jobs").get(id=ids)["expires_us"].to_pylist()
+        client.create_topic("nightly", kind="cron")
+        client.schedules("nightly").put("n", every="1h", target="jobs", expires="10m")
         if checkpoint:
             client.checkpoint()
     with fasti.connect(f"embedded:{tmp_path}") as client:
         assert client.messages("jobs").get(id=ids)["expires_us"].to_pylist() == before
+        ran = client.schedules("nightly").run_now("n").id
+        assert client.messages("jobs").get(id=ran)["expires_us"] is not None
         # A time that has come is noticed by itself.
         gone = client.producer("jobs").send(b"d", delay="50ms", expires="50ms").result(60).id
         feed = client.changes(start=client.feed().first, follow=True, topic="jobs")

@@ -59,6 +59,7 @@ class CronOptions(HandlerOptions, total=False):
     misfire_grace: Duration
     overlap: Overlap
     priority: int
+    expires: Duration
     headers: Headers
 
 

@@ -117,6 +117,12 @@ def put(
     priority: Annotated[
         int, typer.Option(min=0, max=65_535, help="In a priority topic: how urgent, 0 first.")
     ] = 0,
+    expires: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=moments.length, metavar="TIME", help="Dead unless begun so long after it is due."
+        ),
+    ] = None,
     gap: Gap = "shift",
     fold: Fold = "first",
     misfire: Annotated[
@@ -156,6 +162,7 @@ def put(
         "content_type": content_type,
         "subject": subject,
         "priority": priority,
+        "expires": expires,
         "gap": gap,
         "fold": fold,
         "misfire": misfire,

@@ -170,6 +170,7 @@ class ScheduleOptions(TypedDict, total=False):
     content_type: str | None
     subject: str | None
     priority: int
+    expires: Duration | None
     start: Moment | None
     end: Moment | None
     jitter: Duration | None

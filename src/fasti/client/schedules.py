@@ -116,7 +116,7 @@ class Schedule:
 
 
 _MOMENTS = ("start", "end")
-_LENGTHS = ("every", "jitter", "misfire_grace")
+_LENGTHS = ("every", "jitter", "misfire_grace", "expires")
 
 
 class Schedules:
@@ -148,6 +148,7 @@ class Schedules:
         content_type: str | None = None,
         subject: str | None = None,
         priority: int = 0,
+        expires: Duration | None = None,
         start: Moment | None = None,
         end: Moment | None = None,
         jitter: Duration | None = None,
@@ -170,6 +171,9 @@ class Schedules:
         most `misfire_max`. `overlap` is about a message that is not finished when the next is due:
         `allow`, `skip` the next, or `cancel` the last. With `template`, `{{occurrence}}`,
         `{{local}}`, `{{date}}` and `{{schedule}}` in the payload are filled in.
+
+        `expires` is how long after it is due a message must be begun: one that nobody began by then is
+        dead with the reason `expired`.
 
         With `version`, only if the schedule has it (0: if there is none): else the answer is
         `conflict`. Raises `invalid_argument` on what makes no sense, `not_found` when the target

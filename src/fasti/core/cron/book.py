@@ -85,6 +85,8 @@ class CronBook:
         self.by_name: dict[str, int] = {}
         # Numbers that may be given again, in the order in which they were given up.
         self.free: dict[int, None] = {}
+        # Of schedules whose messages expire: how long after they are due. From their definitions.
+        self.expires: dict[int, int] = {}
         for name, kind in _COLUMNS.items():
             setattr(self, name, np.zeros(_SIZE_MIN, dtype=kind))
         self.ahead: deque[Ahead] = deque()
@@ -113,13 +115,28 @@ class CronBook:
         self.overlap[number] = OVERLAPS.index(fields.get("overlap", OVERLAPS[0]))
         self.grace_us[number] = fields.get("misfire_grace_us", 10_000_000)
         self.priority[number] = fields.get("priority", 0)
+        self._put_expiry(number, fields)
         self._note(number)
+
+    def _put_expiry(self, number: int, fields: dict[str, Any]) -> None:
+        if fields.get("expires_us"):
+            self.expires[number] = fields["expires_us"]
+        else:
+            self.expires.pop(number, None)
+
+    def expiry_of(self, numbers: Int64s) -> Int64s | None:
+        """How long after they are due messages of schedules must be begun; None: no matter."""
+        if not self.expires:
+            return None
+        lengths = [self.expires.get(number, 0) for number in numbers.tolist()]
+        return np.array(lengths, dtype=np.int64) if any(lengths) else None
 
     def delete(self, number: int) -> None:
         """A schedule is gone; its number may serve another."""
         del self.by_name[self.names[number]]
         self.exists[number] = False
         self.definitions[number] = None
+        self.expires.pop(number, None)
         self.free[number] = None
         self._keep_ahead(lambda entries: entries.number != number)
         self._note(number)
@@ -242,6 +259,9 @@ class CronBook:
         self.definitions = [
             text if here else None for text, here in zip(texts, exists, strict=True)
         ]
+        for number, text in enumerate(self.definitions):
+            if text is not None and '"expires_us"' in text:
+                self._put_expiry(number, json.loads(text))
         self.by_name = {
             name: number
             for number, (name, here) in enumerate(zip(self.names, exists, strict=True))

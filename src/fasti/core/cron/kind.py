@@ -417,9 +417,7 @@ class CronKind(Kind):
             if len(emitted) < len(rows):
                 kept = np.flatnonzero(good)[emitted]
                 rows = Rows(rows.batch.take(pa.array(kept)))
-            ids[emitted] = self._produce(
-                work, target, rows, due[emitted], book.priority[numbers[emitted]]
-            )
+            ids[emitted] = self._produce(work, target, rows, due[emitted], book, numbers[emitted])
         replaced = (book.overlap[numbers] == _CANCEL) & (states == State.SCHEDULED) & ~skipped
         if replaced.any():
             self._cancel(work, last[0][replaced], last[1][replaced])
@@ -428,11 +426,14 @@ class CronKind(Kind):
         return ids
 
     def _produce(
-        self, work: Work, target: Topic, rows: Rows, due: Int64s, priorities: NDArray[np.uint16]
+        self, work: Work, target: Topic, rows: Rows, due: Int64s, book: CronBook, numbers: Int64s
     ) -> Int64s:
         produce = commands.Produce(target.name, rows, commands.When(due_us=due))
         if target.settings.kind == "priority":
-            produce.priorities = priorities
+            produce.priorities = book.priority[numbers]
+        after = book.expiry_of(numbers)
+        if after is not None:
+            produce.expires = commands.Expires(after_us=after)
         return self.engine.produce_into(work, produce).ids
 
     def _run(self, work: Work, command: co.RunSchedule) -> Reply:

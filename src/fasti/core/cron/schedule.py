@@ -46,6 +46,8 @@ class Schedule:
     content_type: str = ""
     subject: str = ""
     priority: int = 0
+    # How long after it is due a message must be begun; 0: no matter.
+    expires_us: int = 0
     # A local time that the clock leaps over, and one that it shows twice.
     gap: str = "shift"
     fold: str = "first"
@@ -150,6 +152,7 @@ def check_schedule(schedule: Schedule, limits: Limits) -> None:
     _check_range("misfire_max", schedule.misfire_max, 1, _MISFIRES_MAX)
     _check_range("misfire_grace", schedule.misfire_grace_us, 0, DAY_US)
     _check_range("priority", schedule.priority, 0, _PRIORITY_MAX)
+    _check_range("expires", schedule.expires_us, 0, DUE_MAX_US)
     for name, words in _CHOICES.items():
         if getattr(schedule, name) not in words:
             raise InvalidArgument(f"{name} is one of {', '.join(words)}", field=name)
