@@ -38,6 +38,17 @@ def test_a_cart_is_reminded_of_three_hours_after_its_last_change(
     assert tasks.sent == ["ann@example.org: 3 things wait in your cart"]
 
 
+def test_a_reminder_that_no_worker_took_for_a_day_is_never_sent(
+    fasti_broker: VirtualBroker, fasti_client: fasti.Client
+) -> None:
+    asyncio.run(web.put_cart("a", CART))
+    fasti_broker.advance("2d")  # no worker runs
+    fasti_broker.run_until_idle(tasks.app)
+    assert tasks.sent == []
+    dead = fasti_client.messages("cart-reminders").dead()
+    assert dead["reason"].to_pylist() == ["expired"]
+
+
 def test_who_pays_is_charged_and_not_reminded(fasti_broker: VirtualBroker) -> None:
     asyncio.run(web.put_cart("a", CART))
     paid = asyncio.run(web.check_out("a", pay("card-good")))

@@ -32,9 +32,11 @@ class Payment(BaseModel):
 
 @web.put("/carts/{cart_id}")
 async def put_cart(cart_id: str, given: CartIn) -> dict[str, int]:
-    """Every change of a cart puts its reminder off."""
+    """Every change of a cart puts its reminder off; a day late it would only annoy."""
     cart = Cart(cart_id, given.email, given.items)
-    outcome = await remind.later(cart, key=cart_id, delay=REMIND_AFTER, on_conflict="replace")
+    outcome = await remind.later(
+        cart, key=cart_id, delay=REMIND_AFTER, expires="1d", on_conflict="replace"
+    )
     return {"version": outcome.version}
 
 
