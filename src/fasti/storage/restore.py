@@ -28,7 +28,7 @@ from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.rebase import RESTORING_NAME
 from fasti.storage.recovery import recover, replay
-from fasti.storage.salvage import GappedJournal
+from fasti.storage.salvage import MEMORY_BYTES, GappedJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _begin_life(files: Files) -> tuple[Manifest, int]:
     chain = read_chain(files, "journal", None)
     try:
         journal: Any = GappedJournal(files, chain)
-        engine = Engine()
+        engine = Engine(MEMORY_BYTES)
         recover(engine, blocks, manifest, version)
         replay(engine, journal, manifest)
         payloads = Payloads(journal, blocks)
