@@ -33,7 +33,7 @@ from fasti.storage.journal_table import SegmentTable
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
 from fasti.storage.rebase import MARKER
-from fasti.storage.recovery import recover, replay
+from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover, replay
 from fasti.storage.runs import Block, unseal
 from fasti.storage.state_block import decode_state
 from fasti.storage.verify import Report, verify
@@ -301,7 +301,7 @@ def _stats(files: ReadOnlyFiles, now_us: int) -> Stats:
     version, manifest = found[0], Manifest.decode(found[1])
     chain = read_chain(files, "journal", None)
     try:
-        engine = Engine()
+        engine = Engine(TOOL_MEMORY_BYTES)
         recover(engine, blocks, manifest, version)
         replayed = replay(engine, cast(Journal, _Tail(files, chain)), manifest)
         return _gather(files, engine, manifest, version, chain, replayed, now_us)

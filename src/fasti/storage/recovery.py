@@ -29,6 +29,9 @@ from fasti.storage.manifest import Manifest
 from fasti.storage.runs import Block, Columns, rows_columns, unseal
 from fasti.storage.state_block import decode_state
 
+# For tools that read a directory of whatever budget: address space, taken as it is needed.
+TOOL_MEMORY_BYTES = 64 << 30
+
 Places = dict[tuple[int, int], NDArray[np.intp] | slice]
 
 

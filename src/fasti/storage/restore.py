@@ -27,8 +27,8 @@ from fasti.storage.journal_recovery import close_chain, read_chain
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.rebase import RESTORING_NAME
-from fasti.storage.recovery import recover, replay
-from fasti.storage.salvage import MEMORY_BYTES, GappedJournal
+from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover, replay
+from fasti.storage.salvage import GappedJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _begin_life(files: Files) -> tuple[Manifest, int]:
     chain = read_chain(files, "journal", None)
     try:
         journal: Any = GappedJournal(files, chain)
-        engine = Engine(MEMORY_BYTES)
+        engine = Engine(TOOL_MEMORY_BYTES)
         recover(engine, blocks, manifest, version)
         replay(engine, journal, manifest)
         payloads = Payloads(journal, blocks)

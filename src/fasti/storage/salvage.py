@@ -39,7 +39,7 @@ from fasti.storage.manifest import Manifest
 from fasti.storage.mending import Mender, Place
 from fasti.storage.mending_logs import LOST_HEADER
 from fasti.storage.payloads import Payloads
-from fasti.storage.recovery import recover
+from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover
 from fasti.storage.salvage_blocks import forget_missing, without_damaged
 
 Int64s = NDArray[np.int64]
@@ -48,8 +48,6 @@ Int64s = NDArray[np.int64]
 FILLER = 0
 _SKIPPED_IDS_MAX = 1 << 28
 _UNKNOWN_FRAMES = 256
-# Whatever budget the broker has for pending messages: address space, taken as it is needed.
-MEMORY_BYTES = 64 << 30
 _LIVE = (State.SCHEDULED, State.LEASED)
 # Which kind of topic an event's code belongs to; all others are a timeline's.
 _KINDS = {16: "priority", 17: "priority", 18: "priority", 80: "kv", 81: "kv"}
@@ -99,7 +97,7 @@ class Salvage:
         manifest: Manifest,
         damaged: frozenset[str] = frozenset(),
     ) -> None:
-        self.engine = Engine(MEMORY_BYTES)
+        self.engine = Engine(TOOL_MEMORY_BYTES)
         # Without the blocks that are damaged, once it was read.
         self.manifest = manifest
         self._damaged = damaged
