@@ -55,6 +55,12 @@ class Holding:
         """Whether somebody waits for a message."""
         return self._takers > 0
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether a message is here that nobody has taken, due or not."""
+        taken = self._open is None or self._open.next >= self._open.rows
+        return not taken or any(run.next < run.rows for _, _, run in self._heap)
+
     def first_unopened(self) -> tuple[tuple[int, int] | None, float]:
         """Which row has been due for longest without being taken, and how long until one is due.
 

@@ -593,7 +593,8 @@ class Session:
 
     def _reach(self) -> None:
         """Somebody waits although all that came is in hand: so there are more hands."""
-        if self.holding.awaited and not (self.gathering.runs or self._returns):
+        unsent = self.gathering.runs or self._returns
+        if self.holding.awaited and not unsent and not self.holding.holds_any:
             self.credit.reach(self._custody.unfinished)
             self.gathering.fit(self.window.size)
 

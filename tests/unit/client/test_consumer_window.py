@@ -117,3 +117,24 @@ def test_an_old_broker_that_can_not_withdraw_is_no_trouble(
     first.ack()
     stream.lease(2, [3], [NOW_US])
     assert next(messages).id == 3
+
+
+def test_one_that_is_about_to_be_taken_is_not_in_hand(
+    transport: FakeTransport, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody still waits for it in the moment in which it came: that is no second hand."""
+    session = consumer.session
+    session.start()
+    stream = opened(transport)
+    eventually(lambda: session.credit.count == 1)
+    stream.lease(1, [1], [NOW_US])
+    monkeypatch.setattr(type(session.holding), "awaited", True)
+    with session.lock:
+        session._reach()
+    assert session.window.size == 1
+    messages = iter(consumer)
+    first = next(messages)
+    with session.lock:
+        session._reach()
+    assert session.window.size == 2
+    first.ack()
