@@ -290,8 +290,10 @@ class ShardState:
         consumer = self.memory.consumers.number(event.consumer)
         self.memory.consumers.use(consumer, len(slots))
         place = (event.topic, event.partition, consumer)
-        # The row's last reason waits in its lease.
-        reasons = partition.arena.lease.take(slots, mode="clip")
+        # The row's last reason waits in its lease. Mostly no message anywhere has one.
+        reasons: NDArray[Any] | int = 0
+        if self.memory.reasons:
+            reasons = partition.arena.lease.take(slots, mode="clip")
         terms = (event.token, event.length_us, event.at_us)
         held = leases.open(event.sequence, *place, *terms, reasons)
         settings = self.topics[event.topic].settings
@@ -417,16 +419,19 @@ class ShardState:
 
     def _close_leases(
         self, partition: Partition, sequences: Int64s, keep_reasons: bool = False
-    ) -> tuple[Int64s, NDArray[np.int32]]:
+    ) -> tuple[Int64s, NDArray[np.int32] | int]:
         """The rows' slots, and the reasons that they had before they were leased."""
         slots = self.slots_of(partition, sequences)
         held = partition.arena.lease.take(slots, mode="clip").astype(np.int64)
         leases, consumers = self.memory.leases, self.memory.consumers
         assert every(leases.sequence[held] == sequences), "the lease is this message's"
-        tokens, reasons = leases.token[held], leases.reason.take(held, mode="clip")
+        tokens = leases.token[held]
+        reasons: NDArray[np.int32] | int = 0
+        if self.memory.reasons:
+            reasons = leases.reason.take(held, mode="clip")
+            if not keep_reasons:
+                self._unuse(reasons)
         leases.token[held] = 0
-        if not keep_reasons:
-            self._unuse(reasons)
 
         def let_go() -> None:
             consumers.unuse_all(leases.consumer[held])
