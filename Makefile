@@ -43,10 +43,11 @@ test-long: $(STAMP)  ## run all tests, the long ones too, with more generated ex
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "" --timeout 3600 $(ARGS)
 
 .PHONY: check
-check: $(STAMP)  ## lint, check the format, the types and the import rules
+check: $(STAMP)  ## lint, check the format, the types (also of the docs' examples) and the import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tests.types.check
 	$(BIN)/lint-imports
 
 .PHONY: format
