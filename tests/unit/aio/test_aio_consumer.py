@@ -48,7 +48,7 @@ def test_what_came_ahead_of_its_time_is_held_until_the_microsecond() -> None:
     async def story(broker: VirtualBroker, client: Client) -> None:
         await client.create_topic("t", lookahead="10s")
         await client.producer("t").send_batch([b"b", b"a"], delay=["2s", "1s"])
-        async with client.consumer("t", timeout=0.05) as consumer:
+        async with client.consumer("t", prefetch=2, timeout=0.05) as consumer:
             assert [m async for m in consumer] == []
             await leased(client, 2)
             broker.advance(0.999999)
@@ -324,7 +324,7 @@ def test_what_was_held_past_its_lease_is_asked_for_again_without_holding_up_the_
     async def story(broker: VirtualBroker, client: Client) -> None:
         await client.create_topic("t", lease="5s", lookahead="1m")
         await client.producer("t").send_batch([b"1", b"2"], delay="50s")
-        async with client.consumer("t") as consumer:
+        async with client.consumer("t", prefetch=2) as consumer:
             waiting = asyncio.create_task(anext(consumer))
             await leased(client, 2)
             broker.advance("50s")
