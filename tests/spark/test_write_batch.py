@@ -63,6 +63,7 @@ def test_messages_are_scheduled_with_everything_they_have(
             F.expr("if(key = 'k2', interval '1' day, null)").alias("delay"),
             F.expr("if(key = 'k3', null, map('lang', 'en'))").alias("headers"),
             F.lit("text/plain").alias("content_type"),
+            F.expr(f"if(key = 'k7', {DUE} + interval '1' hour, null)").alias("expires"),
         ),
         topic=name,
         owner="billing",
@@ -74,6 +75,7 @@ def test_messages_are_scheduled_with_everything_they_have(
     assert (one["due_us"], one["owner"], one["state"]) == (DUE_US, "billing", "scheduled")
     assert (dict(one["headers"]), one["content_type"]) == ({"lang": "en"}, "text/plain")
     assert not found["k3"]["headers"]
+    assert (one["expires_us"], found["k3"]["expires_us"]) == (DUE_US + 3_600_000_000, None)
     day_us = found["k2"]["due_us"] - time.time_ns() // 1000
     assert 23 * 3_600_000_000 < day_us <= 24 * 3_600_000_000
     assert {row["partition"] for row in found.values()} == {0, 1}
