@@ -17,8 +17,8 @@ from fasti.client.bulk import Progress
 from fasti.client.dead import DeadOutcomes, each_dead, filters, moved
 from fasti.client.durations import Duration
 from fasti.client.log_place import Start, place_header
-from fasti.client.messages import Target
 from fasti.client.outcomes import Outcome, Outcomes
+from fasti.client.target import Target
 from fasti.client.transport import Header, Transport
 from fasti.errors import InvalidArgument
 

@@ -21,7 +21,7 @@ from fasti.client.columns import (
     moments,
     priority_column,
 )
-from fasti.client.dead import DeadOutcomes, each_dead, filters, moved, named
+from fasti.client.dead_letters import DeadLetters
 from fasti.client.durations import (
     Duration,
     aware_us,
@@ -32,6 +32,7 @@ from fasti.client.durations import (
 )
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import HEADERS
+from fasti.client.target import ROWS_MAX, Target, change_ids, outcomes_of
 from fasti.client.transport import Header, Transport
 from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
         Texts,
     )
 
-# Requests by lists longer than this go in several.
-_ROWS_MAX = 50_000
 _FORECAST = {
     "from": "start",
     "from_us": "start",
@@ -63,7 +62,7 @@ _FORECAST = {
 }
 
 
-class Messages:
+class Messages(DeadLetters):
     """The messages of one topic.
 
         emails = client.messages("emails")
@@ -286,14 +285,7 @@ class Messages:
         header: Header = {"topic": self.topic, "owner": self.owner}
         if dry_run:
             header["dry_run"] = True
-        return target.answer(self._outcomes(action, header, target.batch(columns)))
-
-    def _outcomes(self, action: str, header: Header, batch: pa.RecordBatch) -> Outcomes:
-        found = []
-        for begin in range(0, batch.num_rows, _ROWS_MAX):
-            reply, _ = self._transport.call(action, header, [batch.slice(begin, _ROWS_MAX)])
-            found.append(Outcomes.of_reply(reply))
-        return Outcomes.joined(found)
+        return target.answer(outcomes_of(self._transport, action, header, target.batch(columns)))
 
     # Changing by filter
 
@@ -422,8 +414,8 @@ class Messages:
         header = {"topic": self.topic, "payload": payload}
         tables = []
         batch = target.batch({})
-        for begin in range(0, max(1, batch.num_rows), _ROWS_MAX):
-            _, parts = self._transport.call("get", header, [batch.slice(begin, _ROWS_MAX)])
+        for begin in range(0, max(1, batch.num_rows), ROWS_MAX):
+            _, parts = self._transport.call("get", header, [batch.slice(begin, ROWS_MAX)])
             tables.append(parts[0])
         table = pa.concat_tables(tables)
         if not target.single:
@@ -573,153 +565,6 @@ class Messages:
             raise InvalidArgument(f"{field}: {error.message}", field=field, limit=limit) from error
         return parts[0]
 
-    # The dead
-
-    @overload
-    def redrive(
-        self,
-        id: int,
-        *,
-        to: None = ...,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-    ) -> Outcome: ...
-
-    @overload
-    def redrive(
-        self,
-        id: Integers,
-        *,
-        to: None = ...,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-    ) -> Outcomes: ...
-
-    @overload
-    def redrive(
-        self,
-        id: int | Integers,
-        *,
-        to: str,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-    ) -> DeadOutcomes: ...
-
-    @overload
-    def redrive(
-        self,
-        id: None = ...,
-        *,
-        to: str | None = ...,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-        reason: str | None = ...,
-        owner: str | None = ...,
-        due_from: Moment | None = ...,
-        due_to: Moment | None = ...,
-        died_from: Moment | None = ...,
-        died_to: Moment | None = ...,
-        progress: Progress | None = ...,
-    ) -> DeadOutcomes: ...
-
-    def redrive(
-        self,
-        id: int | Integers | None = None,
-        *,
-        to: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        due: Moment | None = None,
-        reason: str | None = None,
-        owner: str | None = None,
-        due_from: Moment | None = None,
-        due_to: Moment | None = None,
-        died_from: Moment | None = None,
-        died_to: Moment | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome | Outcomes | DeadOutcomes:
-        """Makes dead messages live again, now or later (`delay`, `at`, `due`), with no attempts counted.
-
-            emails.redrive(17).status                             # one: an `Outcome`
-            emails.redrive(reason="refused", delay="5m").counts()
-            emails.redrive(to="emails-by-hand", progress=lambda done, total: print(done, total))
-
-        Without `id` all dead ones that fit the filters: `reason` is a text that the reason has,
-        `died_from` and `died_to` say when they died. With
-        `to` they go to another topic, with the headers `fasti-dead-topic`, `fasti-dead-reason` and
-        `fasti-dead-attempts`; each is in one topic or in the other, never in both or in none, and one
-        whose key is taken stays where it is (`conflict`). For lists and filters the answer has
-        `counts()`, `all_ok` and `failed`.
-        """
-        header = {"topic": self.topic, **moved(to, delay, at, due)}
-        chosen = filters(
-            reason=reason,
-            owner=owner,
-            due_from=due_from,
-            due_to=due_to,
-            died_from=died_from,
-            died_to=died_to,
-        )
-        if id is None:
-            return each_dead(self._transport, "redrive_dead", header | chosen, progress)
-        self._refuse_filters(chosen)
-        if to is None:
-            return self._each_dead("redrive", header, id)
-        target = Target(id, None, None)
-        ids = target.batch({}).column("id").to_pylist()
-        return named(self._transport, "redrive_dead", header, ids)
-
-    @overload
-    def purge(self, id: int) -> Outcome: ...
-
-    @overload
-    def purge(self, id: Integers) -> Outcomes: ...
-
-    @overload
-    def purge(
-        self,
-        id: None = ...,
-        *,
-        reason: str | None = ...,
-        owner: str | None = ...,
-        due_from: Moment | None = ...,
-        due_to: Moment | None = ...,
-        died_from: Moment | None = ...,
-        died_to: Moment | None = ...,
-        progress: Progress | None = ...,
-    ) -> DeadOutcomes: ...
-
-    def purge(
-        self,
-        id: int | Integers | None = None,
-        *,
-        reason: str | None = None,
-        owner: str | None = None,
-        due_from: Moment | None = None,
-        due_to: Moment | None = None,
-        died_from: Moment | None = None,
-        died_to: Moment | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome | Outcomes | DeadOutcomes:
-        """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
-        chosen = filters(
-            reason=reason,
-            owner=owner,
-            due_from=due_from,
-            due_to=due_to,
-            died_from=died_from,
-            died_to=died_to,
-        )
-        header = {"topic": self.topic}
-        if id is None:
-            return each_dead(self._transport, "purge_dead", header | chosen, progress)
-        self._refuse_filters(chosen)
-        return self._each_dead("purge", header, id)
-
     @overload
     def release(self, id: int, *, group: str = ...) -> Outcome: ...
 
@@ -733,84 +578,8 @@ class Messages:
         count, and what the worker still does with them answers `stale_lease`. A message that nobody
         has answers `conflict`. `group` names the group of a log.
         """
-        return self._each_dead("release_leases", {"topic": self.topic, "group": group}, id)
-
-    def dead_counts(
-        self,
-        *,
-        reason: str | None = None,
-        owner: str | None = None,
-        due_from: Moment | None = None,
-        due_to: Moment | None = None,
-        died_from: Moment | None = None,
-        died_to: Moment | None = None,
-    ) -> dict[str, int]:
-        """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
-        chosen = filters(
-            reason=reason,
-            owner=owner,
-            due_from=due_from,
-            due_to=due_to,
-            died_from=died_from,
-            died_to=died_to,
-        )
-        header, _ = self._transport.call("count_dead", {"topic": self.topic, **chosen})
-        return {name: int(count) for name, count in header["reasons"]}
-
-    def _refuse_filters(self, chosen: Header) -> None:
-        if chosen:
-            name = min(chosen)
-            raise InvalidArgument("messages are named by id or by filters, not both", field=name)
-
-    def _each_dead(self, action: str, header: Header, id: int | Integers) -> Outcome | Outcomes:
-        target = Target(id, None, None)
-        return target.answer(self._outcomes(action, header, target.batch({})))
-
-
-class Target:
-    """Which messages a caller named, by id or by key, one or many."""
-
-    def __init__(self, ids: Any, keys: Any, versions: Any) -> None:
-        if (ids is None) == (keys is None):
-            raise InvalidArgument("name messages by id or by key, one of them", field="id")
-        self._name = "id" if keys is None else "key"
-        named = ids if keys is None else keys
-        self.single = isinstance(named, (str, int, np.integer)) and not isinstance(named, bool)
-        kind = pa.int64() if keys is None else pa.string()
-        self._named = _array([named] if self.single else named, kind, self._name)
-        self.rows = len(self._named)
-        self._versions = None
-        if versions is not None:
-            many = [versions] * self.rows if isinstance(versions, int) else versions
-            self._versions = _array(many, pa.int64(), "version")
-
-    def batch(self, columns: dict[str, pa.Array]) -> ArrowBatch:
-        """The part of a request that names them, with more columns besides."""
-        found = {self._name: self._named}
-        if self._versions is not None:
-            found["version"] = self._versions
-        found |= columns
-        for name, array in found.items():
-            if len(array) != self.rows:
-                raise InvalidArgument(f"{self.rows} messages and {len(array)} {name}s", field=name)
-        return pa.RecordBatch.from_arrays(list(found.values()), list(found))
-
-    def answer(self, outcomes: Outcomes) -> Outcome | Outcomes:
-        """One outcome for one message."""
-        return outcomes[0] if self.single else outcomes
-
-
-def _array(values: Any, kind: pa.DataType, field: str) -> pa.Array:
-    try:
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
-        array = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
-        array = array if array.type == kind else array.cast(kind)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
-        raise InvalidArgument(f"{field} must be {kind}: {error}", field=field) from error
-    if array.null_count:
-        raise InvalidArgument(f"{field} is missing in a row", field=field)
-    return array
+        header = {"topic": self.topic, "group": group}
+        return change_ids(self._transport, "release_leases", header, id)
 
 
 def _is_single(payload: Any) -> bool:
