@@ -526,3 +526,88 @@ def test_half_a_stage_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.error.code == "invalid_argument"
     assert shard.engine.state.stages == {}
     assert shard.restarted().engine.state.stages == {}
+
+
+# Messages that expire
+
+
+def until(*spans_us: int) -> commands.Expires:
+    return commands.Expires(at_us=ids(*(NOW_US + span_us for span_us in spans_us)))
+
+
+def run_idle(shard: Shard) -> int:
+    """Steps until there is nothing to do at once; how many it took."""
+    steps = 0
+    while shard.last.more or not steps:
+        shard.step()
+        steps += 1
+    return steps
+
+
+def test_a_message_that_was_leased_while_its_moment_came_near_expires() -> None:
+    """Its entry was taken for stale while it was leased: when it had come back it lay there for ever,
+    neither dead nor handed out.
+    """
+    shard = Shard(retry=RetryPolicy(10 * MINUTE_US), lease_us=60 * MINUTE_US)
+    shard.produce(b"a", expires=until(5 * MINUTE_US))
+    (delivered,) = shard.lease()
+    # The calendar looks at the hour's entries, and then at the minute's.
+    for _ in range(49):
+        shard.wait(6 * SECOND_US)
+        shard.step()
+    nack = commands.Nack("t", delivered.ids, ids(delivered.token))
+    assert words(shard.do(nack)) == ["ok"]
+    shard.wait(6 * SECOND_US)
+    run_idle(shard)
+    assert shard.do(commands.Count("t")).states["dead"] == 1
+
+
+def test_moments_of_messages_that_are_done_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each left an entry in the calendar of moments, until the moment came: weeks, perhaps."""
+    monkeypatch.setattr("fasti.core.timeline.partition._STALE_MIN", 100)
+    shard = Shard()
+    for _ in range(50):
+        shard.produce(*[b"x"] * 10, expires=commands.Expires(after_us=ids(*[60 * MINUTE_US] * 10)))
+        (delivered,) = shard.lease(count=10)
+        shard.do(commands.Ack("t", delivered.ids, np.full(10, delivered.token)))
+        run_idle(shard)
+    (topic,) = shard.engine.state.topics.values()
+    (expiries,) = [p.expiries for p in topic.partitions if p.expiries is not None]
+    assert expiries._calendar.entries <= 110
+
+
+def test_a_far_moment_is_planned_once() -> None:
+    """With each message that expired before it, one more entry was made for the one far away."""
+    shard = Shard()
+    shard.produce(b"far", expires=until(24 * 60 * MINUTE_US))
+    for _ in range(500):
+        span_us = shard.now_us - NOW_US + SECOND_US
+        shard.produce(b"near", expires=until(span_us))
+        shard.wait(2 * SECOND_US)
+        run_idle(shard)
+    assert shard.do(commands.Count("t")).states["dead"] == 500
+    assert len(shard.engine.memory.plans._heap) <= 64
+
+
+def test_what_expires_at_once_is_looked_at_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step went through all that were over and waited for their turn, to bury a few of them."""
+    monkeypatch.setattr("fasti.core.delivery.expiry._LAPSED_PER_STEP", 100)
+    monkeypatch.setattr(calendar, "ROWS_PER_CALL", 500)
+    monkeypatch.setattr(calendar, "_CHUNK_MAX", 500)
+    shard = Shard()
+    (topic,) = shard.engine.state.topics.values()
+    for _ in range(100):
+        shard.produce(*[b"x"] * 100, expires=until(*[MINUTE_US] * 100))
+    (partition,) = [p for p in topic.partitions if p.expiries is not None]
+    looked: list[int] = []
+    resolve = partition._resolve_expiry
+
+    def counted(sequences: Any) -> Any:
+        looked.append(len(sequences))
+        return resolve(sequences)
+
+    monkeypatch.setattr(partition, "_resolve_expiry", counted)
+    shard.wait(MINUTE_US)
+    run_idle(shard)
+    assert shard.do(commands.Count("t")).states["dead"] == 10_000
+    assert max(looked) < 2_000

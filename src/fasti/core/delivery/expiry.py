@@ -19,6 +19,8 @@ Int64s = NDArray[np.int64]
 
 EXPIRED = "expired"
 _LAPSED_PER_STEP = 5_000
+# What a look costs that finds nobody: it may go through as many stale entries as a slice has.
+_LOOK_COST = 500
 
 
 def lapse(work: Work) -> bool:
@@ -29,7 +31,7 @@ def lapse(work: Work) -> bool:
         if partition is None:
             return False
         sequences = partition.pull_expired(work.now_us, budget)
-        budget -= max(1, len(sequences))
+        budget -= max(_LOOK_COST, len(sequences))
         if len(sequences):
             _emit(work, partition, sequences)
     return plans.next_us() <= work.now_us

@@ -44,9 +44,21 @@ class Expiries:
             sequences, moments = sequences[~past], moments[~past]
         calendar.insert(sequences, moments)
 
+    @property
+    def entries(self) -> int:
+        """How many there are, stale ones included."""
+        return self._calendar.entries + len(self._soon)
+
+    def sweep(self, resolve: Resolve) -> None:
+        """Drops the stale ones of a bounded number of entries."""
+        self._calendar.sweep(resolve)
+
     def pull(self, now_us: int, resolve: Resolve, count: int) -> tuple[Int64s, bool]:
         """Up to `count` messages that are over now, and whether there is more to do at once."""
-        (left, _), more = self._calendar.pull(now_us, resolve)
+        left, more = _NOBODY, True
+        if not len(self._soon) or self._soon_us > now_us:
+            # Not while some that are over wait for their turn: each pull would look at all of them.
+            (left, _), more = self._calendar.pull(now_us, resolve)
         sequences, moments = resolve(distinct(np.concatenate([self._soon, left])))
         over = np.flatnonzero(moments <= now_us)[:count]
         rest = np.ones(len(sequences), dtype=np.bool_)

@@ -224,7 +224,9 @@ class Partition:
             self._memory.plans.add(now_us, self)
         else:
             self._plan_next()
-        return sequences
+        # One that is leased may still be acked; if it comes back instead, it dies then.
+        slots = self.ledger.slots(sequences)
+        return sequences[self.states(slots) == codes.SCHEDULED]
 
     def _plan_next(self) -> None:
         assert self.expiries is not None
@@ -233,10 +235,12 @@ class Partition:
             self._memory.plans.add(next_us, self)
 
     def _resolve_expiry(self, sequences: Int64s) -> tuple[Int64s, Int64s]:
-        """Of entries, those that are scheduled and expire, with their moments."""
+        """Of entries, those that expire, with their moments: also leased ones, which may come back."""
         slots = self.ledger.slots(sequences)
         flags = self.arena.flags.take(slots, mode="clip")
-        good = (flags & STATE_MASK == codes.SCHEDULED) & (flags & EXPIRES != 0)
+        states = flags & STATE_MASK
+        live = (states == codes.SCHEDULED) | (states == codes.LEASED)
+        good = live & (flags & EXPIRES != 0)
         return sequences[good], self.arena.moment.take(slots[good], mode="clip")
 
     def is_over(self, slots: Int64s, now_us: int) -> NDArray[np.bool_]:
@@ -417,7 +421,13 @@ class Partition:
             else:
                 self.calendar.sweep(self.resolve)
             return True
+        if self.expiries is not None and self.expiries.entries > 2 * self._live() + _STALE_MIN:
+            self.expiries.sweep(self._resolve_expiry)
+            return True
         return more
+
+    def _live(self) -> int:
+        return int(self.counts[State.SCHEDULED] + self.counts[State.LEASED])
 
     def restore_entries(self, sequences: Int64s, due: Int64s) -> None:
         """Entries that storage read back from runs; stale ones are dropped."""
