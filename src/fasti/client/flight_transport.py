@@ -431,7 +431,7 @@ class FlightTransport:
     @property
     def in_use(self) -> bool:
         """Whether gRPC has something of ours."""
-        return bool(self._clients or self._calls or len(self._streams))
+        return bool(self._clients or self._calls or len(self._streams) or self._reads)
 
     def before_fork(self, until: float) -> bool:
         """Ends all connections; calls that begin wait. False if something could not be ended."""

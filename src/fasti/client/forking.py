@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterable
@@ -76,6 +77,9 @@ class _State:
 
 
 _state = _State()
+# From before a fork until after it: several threads may fork, and what one has paused another would
+# take for unused.
+_one_fork = threading.Lock()
 
 
 def register(thing: Forkable) -> None:
@@ -123,10 +127,14 @@ def _alive(known: dict[int, weakref.ref[Any]]) -> list[Any]:
 
 
 def _before() -> None:
+    _one_fork.acquire()
     until = time.monotonic() + _PATIENCE_S
-    _state.paused = [each for each in _alive(_state.connections) if each.in_use]
+    _state.paused = _alive(_state.connections)
+    # Others of this process may use gRPC too: it is only waited for if we do. What is not in use is
+    # paused all the same, so that nothing begins until the fork is over.
+    used = any(each.in_use for each in _state.paused)
     ended = [each.before_fork(until) for each in _state.paused]
-    _state.clean = all(ended) and (not ended or _grpc_ended(until))
+    _state.clean = all(ended) and (not used or _grpc_ended(until))
     for thing in _alive(_state.things):
         for lock in thing._fork_locks():
             if lock.acquire(timeout=max(0.0, until - time.monotonic())):
@@ -159,14 +167,18 @@ def _release() -> None:
 
 def _after_in_parent() -> None:
     _release()
-    for each in _state.paused:
-        each.after_fork()
-    _state.paused = []
+    try:
+        for each in _state.paused:
+            each.after_fork()
+    finally:
+        _state.paused = []
+        _one_fork.release()
 
 
 def _after_in_child() -> None:
     _release()
     _state.paused = []
+    _one_fork.release()
     if not _state.clean:
         _state.refusal = IllegalTransition(
             "this process was forked while its parent's connections to Fasti were busy, which they "

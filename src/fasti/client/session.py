@@ -682,8 +682,9 @@ class Session:
                     self._give_back_unstarted(run)
                 elif not self._closing:
                     if self.window.adapts and not self._watching:
-                        # One that somebody waits for will be opened.
-                        if run.rows > 1 or not self.holding.awaited:
+                        # One that somebody waits for will be opened, unless another came before it.
+                        first = self.holding.awaited and not self.holding.holds_any
+                        if run.rows > 1 or not first:
                             self._work.notify()
                     self.holding.add(run)
 

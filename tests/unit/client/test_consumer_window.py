@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,9 @@ from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 from tests.unit.client.test_consumer import rows_of
 
 from fasti.client.consumer import Consumer
+from fasti.client.message import Message
 from fasti.errors import InvalidArgument
+from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
 
 NOW_US = 1_000_000
@@ -76,6 +79,28 @@ def test_what_nobody_opens_goes_back_and_no_more_is_asked_for(
     first.ack()
     eventually(lambda: credited(stream) == 11)
     assert session.window.size == 1
+
+
+def test_a_second_message_for_one_who_waits_goes_back(
+    transport: FakeTransport, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both came before the one who waited had woken up, and nobody watched the second."""
+    transport.settings = TopicSettings(lease_us=3_600_000_000)  # No heartbeat comes to the rescue.
+    session = consumer.session
+    session.window.size = 10
+    found: list[Message] = []
+    worker = threading.Thread(target=lambda: found.append(next(consumer)))
+    worker.start()
+    stream = opened(transport)
+    eventually(lambda: credited(stream) == 10 and session.holding.awaited)
+    with monkeypatch.context() as sleeping:
+        sleeping.setattr(session.holding._changed, "notify_all", lambda: None)
+        stream.lease(1, [1], [NOW_US])
+        stream.lease(2, [2], [NOW_US])
+    session.holding.wake()
+    worker.join()
+    assert [row["id"] for row in rows_of(stream, "release", 1)] == [2]
+    found[0].ack()
 
 
 def test_one_long_message_has_the_credit_withdrawn(

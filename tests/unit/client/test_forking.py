@@ -1,0 +1,78 @@
+"""What happens around a fork, without one: several threads that fork, and what counts as in use."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from fasti.client import forking
+from fasti.client.address import Address
+from fasti.client.flight_transport import FlightTransport
+
+
+class FakeConnection:
+    """Is in use until it is ended."""
+
+    def __init__(self, in_use: bool = True) -> None:
+        self.in_use = in_use
+        self.paused = False
+
+    def before_fork(self, until: float) -> bool:
+        self.in_use, self.paused = False, True
+        return True
+
+    def after_fork(self) -> None:
+        self.paused = False
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        return []
+
+    def _forked(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_state", forking._State())
+    monkeypatch.setattr(forking, "_grpc_ended", lambda until: True)
+
+
+def test_two_threads_that_fork_take_turns() -> None:
+    """The second found the connection ended by the first, and it was never begun again."""
+    connection = FakeConnection()
+    forking.register_connection(connection)
+
+    def fork() -> None:
+        forking._before()
+        forking._after_in_parent()
+
+    forking._before()
+    other = threading.Thread(target=fork)
+    other.start()
+    other.join(0.1)
+    assert other.is_alive()
+    assert connection.paused
+    forking._after_in_parent()
+    other.join()
+    assert not connection.paused
+
+
+def test_nothing_begins_while_another_connection_ends() -> None:
+    """One that was not in use went on, and what it began meanwhile was broken in the child."""
+    idle = FakeConnection(in_use=False)
+    forking.register_connection(idle)
+    forking._before()
+    assert idle.paused
+    forking._after_in_parent()
+    assert not idle.paused
+
+
+def test_an_answer_that_is_being_read_is_in_use() -> None:
+    """Its connection may be given up already, because another call found it lost."""
+    transport = FlightTransport(Address(hosts=(("127.0.0.1", 1),)))
+    assert not transport.in_use
+    transport._reads[1] = object(), object()
+    assert transport.in_use
+    assert not transport.before_fork(0.0)
+    transport.after_fork()
