@@ -1,4 +1,4 @@
-"""Files of format 1, byte for byte: they must be written the same and read for ever.
+"""Files of the journal and the manifest, byte for byte: written the same and read for ever.
 
 If one of these tests fails because the format was changed on purpose, raise the format version,
 leave the old file where it is, and add a new one beside it.  To write new files, run this module
@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from fasti.errors import NewerFormat
 from fasti.storage.blocks import FileBlocks, decode_manifest, encode_manifest
 from fasti.storage.frames import BEGIN, END, MARK, Frame, Header, decode_header
 from fasti.storage.journal import FileJournal
 from fasti.testing.disk import SimulatedFiles
 
 HERE = Path(__file__).parent
-SEGMENT = HERE / "journal-1.segment"
+# Segments of formats 1 and 2 differ in nothing but the number: older versions refuse the new ones.
+SEGMENT = HERE / "journal-2.segment"
+SEGMENTS = [HERE / "journal-1.segment", SEGMENT]
 MANIFEST = HERE / "manifest-1"
 NAME = "journal/00000000000000000001.segment"
 DATA = b"what the manifest says"
@@ -42,17 +45,18 @@ def written_segment() -> bytes:
     return bytes(files.open(NAME, writable=False).map())
 
 
-def stored_segment() -> bytes:
-    return SEGMENT.read_bytes().ljust(4096, b"\0")  # The zeros at its end are not kept.
+def stored_segment(path: Path = SEGMENT) -> bytes:
+    return path.read_bytes().ljust(4096, b"\0")  # The zeros at its end are not kept.
 
 
 def test_a_segment_is_written_as_ever() -> None:
     assert written_segment() == stored_segment()
 
 
-def test_a_segment_is_read_as_ever() -> None:
+@pytest.mark.parametrize("path", SEGMENTS, ids=lambda path: path.name)
+def test_a_segment_is_read_as_ever(path: Path) -> None:
     files = SimulatedFiles()
-    files.create(NAME, 0).write_at(0, [stored_segment()])
+    files.create(NAME, 0).write_at(0, [stored_segment(path)])
     journal = FileJournal(files, segment_bytes=4096)
     assert (journal.incarnation, journal.epoch) == (0x0123456789ABCDEF, 2)
     stored = list(journal.replay(0))
@@ -60,6 +64,21 @@ def test_a_segment_is_read_as_ever() -> None:
         assert bytes(now.body) == b"".join(map(bytes, was.body))
         assert (now.sequence, now.at_us, now.epoch) == (was.sequence, was.at_us, 1)
         assert (now.begins_group, now.ends_group) == (was.begins_group, was.ends_group)
+
+
+def test_an_older_version_refuses_a_journal_that_this_one_went_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = SimulatedFiles()
+    files.create(NAME, 0).write_at(0, [stored_segment(SEGMENTS[0])])
+    journal = FileJournal(files, segment_bytes=4096)
+    journal.append([Frame(5, 5, True, True, [b"a message that expires"])])
+    journal.sync()
+    journal.close()
+    monkeypatch.setattr("fasti.storage.journal_segment.SEGMENT_FORMAT_VERSION", 1)
+    with pytest.raises(NewerFormat) as caught:
+        FileJournal(files, segment_bytes=4096)
+    assert (caught.value.found, caught.value.supported) == (2, 1)
 
 
 def test_headers_lie_where_they_always_did() -> None:
@@ -88,7 +107,7 @@ def test_the_manifest_is_written_and_read_as_ever() -> None:
     assert blocks.switch_manifest(7, b"next") == 8
 
 
-@pytest.mark.parametrize("path", [SEGMENT, MANIFEST], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SEGMENTS, MANIFEST], ids=lambda path: path.name)
 def test_golden_files_are_small(path: Path) -> None:
     assert path.stat().st_size < 4096
 

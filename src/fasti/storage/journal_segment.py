@@ -4,7 +4,7 @@ A segment is a preallocated file named for its first sequence.  It opens with 64
 
     offset  size  field
          0     8  magic            "FASTISEG"
-         8     4  format version   1
+         8     4  format version   2
         12     4  epoch            that of all its frames
         16     8  incarnation      that of all its frames
         24     8  first sequence
@@ -28,6 +28,7 @@ over a view and may run anywhere.
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,10 @@ from fasti.storage.frames import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-SEGMENT_FORMAT_VERSION = 1
+# Grows with everything that older versions would misread, wherever in the directory it lies: each
+# opening begins a segment, so that they refuse the directory as a whole. 1: no topics that are
+# paused, no messages that expire, no times of death and last reasons.
+SEGMENT_FORMAT_VERSION = 2
 SEGMENT_HEADER_BYTES = 64
 SEGMENT_MAGIC = b"FASTISEG"
 SEGMENT_SUFFIX = ".segment"
@@ -65,6 +69,7 @@ assert _FIELDS.size + _CHECKSUM.size == SEGMENT_HEADER_BYTES
 
 # Places of frames are kept as multiples of their alignment, so that 32 bits reach 256 GiB.
 _READ_BYTES = 1 << 20
+_NONCE_OFFSET = 56
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
 
@@ -258,11 +263,25 @@ def _place_of(view: memoryview, start: int, segment: SegmentHeader, sequence: in
 def evidence_after(
     view: memoryview, start: int, segment: SegmentHeader, sequence: int
 ) -> int | None:
-    """The offset of a frame that knew ``sequence`` to be durable, if there is one behind."""
+    """The offset of a frame that knew ``sequence`` to be durable, if there is one behind.
+
+    It may lie where no frame is written: bytes before it were cut out, or came in.
+    """
     for offset, header in later_headers(view, start, segment, sequence):
         if header.synced_through >= sequence:
             return offset
+    for match in _header_pattern(segment.nonce).finditer(view, start):
+        shifted = decode_header(view, match.start())
+        if shifted is not None and _belongs(shifted, segment):
+            if min(shifted.sequence, shifted.synced_through) >= sequence:
+                return match.start()
     return None
+
+
+def _header_pattern(nonce: int) -> re.Pattern[bytes]:
+    """Headers of a segment's frames at any offset."""
+    between = b".{%d}" % (_NONCE_OFFSET - len(MAGIC))
+    return re.compile(re.escape(MAGIC) + between + re.escape(struct.pack("<I", nonce)), re.DOTALL)
 
 
 class Segment:

@@ -32,6 +32,7 @@ from fasti.storage.journal_segment import (
     encode_segment_header,
     segment_name,
 )
+from fasti.storage.journal_survey import survey
 from fasti.testing.disk import SimulatedFiles
 
 SEGMENT_BYTES = 4096
@@ -695,6 +696,19 @@ def test_sealed_segments_need_no_descriptors(tmp_path: Path) -> None:
     assert count() == 0
 
 
+@pytest.mark.parametrize("first", [64 + STEP, 64 + STEP + 1, 64 + 2 * STEP - 1])
+@pytest.mark.parametrize("count", [1, 30, 64 + 13, STEP + 1])
+def test_bytes_that_were_cut_out_are_no_torn_tail(first: int, count: int) -> None:
+    files = SimulatedFiles()
+    synced(open_journal(files), 8)
+    data = content(files, FIRST)
+    del data[first : first + count]
+    overwrite(files, FIRST, 0, bytes(data.ljust(SEGMENT_BYTES, b"\0")))
+    with pytest.raises(Corruption, match="knew it to be durable"):
+        open_journal(files)
+    assert [finding.kind for finding in survey(files, "journal").findings] == ["damaged_frame"]
+
+
 # ---------------------------------------------------------------------- formats and settings
 
 
@@ -706,7 +720,7 @@ def test_a_newer_segment_is_not_touched() -> None:
     header[8:12] = (9).to_bytes(4, "little")
     header[56:] = body_checksum([header[:56]]).to_bytes(8, "little")
     overwrite(files, FIRST, 0, bytes(header))
-    expect_newer(files, found=9)
+    expect_newer(files, found=9, supported=2)
 
 
 def test_a_newer_frame_is_not_touched() -> None:
@@ -716,15 +730,15 @@ def test_a_newer_frame_is_not_touched() -> None:
     nonce = decode_segment_header(bytes(content(files, FIRST)[:64]), FIRST).nonce
     newer = Header(2, BEGIN | END, 0, 1, 7, 4, 3, 0, body_checksum([]), nonce)
     overwrite(files, FIRST, 64 + 3 * STEP, codec.encode_header(newer))
-    expect_newer(files, found=2)
+    expect_newer(files, found=2, supported=1)
 
 
-def expect_newer(files: SimulatedFiles, found: int) -> None:
+def expect_newer(files: SimulatedFiles, found: int, supported: int) -> None:
     before = {name: content(files, name) for name in files.list("")}
     operations = files.operations
     with pytest.raises(NewerFormat) as caught:
         open_journal(files)
-    assert (caught.value.found, caught.value.supported) == (found, 1)
+    assert (caught.value.found, caught.value.supported) == (found, supported)
     assert caught.value.details["file"] == FIRST
     assert files.operations == operations
     assert {name: content(files, name) for name in files.list("")} == before
