@@ -86,6 +86,14 @@ class _Contents:
 
 
 @dataclass(slots=True)
+class _Each:
+    """Words of a column that are not the same for all rows: which of them each has."""
+
+    words: list[str]
+    which: NDArray[np.intp]
+
+
+@dataclass(slots=True)
 class _Table:
     """Columns that grow by events; what an event doesn't set stays null."""
 
@@ -102,7 +110,7 @@ class _Table:
     # For each event: its frame, the place of its first row, when it was decided, how many rows.
     places: list[tuple[int, int, int, int]] = field(default_factory=list)
     numbers: dict[str, list[tuple[int, int, Any]]] = field(default_factory=dict)
-    words: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
+    words: dict[str, list[tuple[int, int, str | _Each]]] = field(default_factory=dict)
     contents: list[_Contents] = field(default_factory=list)
 
     def add(self, event: ev.Event, op: str, count: int, **columns: Any) -> None:
@@ -174,7 +182,11 @@ class _Table:
         codes = np.zeros(self.size, dtype=np.int32)
         missing = np.ones(self.size, dtype=np.bool_)
         for begin, count, value in pieces:
-            codes[begin : begin + count] = known.setdefault(value, len(known))
+            if isinstance(value, _Each):
+                numbers = [known.setdefault(word, len(known)) for word in value.words]
+                codes[begin : begin + count] = np.array(numbers)[value.which]
+            else:
+                codes[begin : begin + count] = known.setdefault(value, len(known))
             missing[begin : begin + count] = False
         indices = pa.array(codes, mask=missing)
         return pa.DictionaryArray.from_arrays(indices, pa.array(list(known))).dictionary_decode()
@@ -338,13 +350,12 @@ def _paused(table: _Table, event: ev.TopicPaused, rows: Rows | None) -> None:
 
 
 def _expiry_set(table: _Table, event: ev.ExpirySet, rows: Rows | None) -> None:
-    """A row per message, by moments: those that share one come together."""
+    """A row per message. Each may have a moment of its own."""
     place = {"topic": table.names.topic(event.topic), "partition": event.partition}
     ids = event.sequence | event.partition << SEQUENCE_BITS
-    for moment in np.unique(event.expires_us).tolist():
-        mine = ids[event.expires_us == moment]
-        details = json.dumps({"expires_us": moment or None})
-        table.add(event, "expiry_set", len(mine), **place, id=mine, details=details)
+    moments, which = np.unique(event.expires_us, return_inverse=True)
+    words = [json.dumps({"expires_us": moment or None}) for moment in moments.tolist()]
+    table.add(event, "expiry_set", len(ids), **place, id=ids, details=_Each(words, which))
 
 
 def _plain(value: Any) -> Any:

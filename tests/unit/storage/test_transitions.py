@@ -223,3 +223,17 @@ def test_what_sinks_keep_for_themselves_is_not_shown() -> None:
     other = ev.Cancelled(AT_US, 1, 0, int64s(4))
     (row,) = shown(stored(1, [event, dropped, other], rows))
     assert row["op"] == "cancelled"
+
+
+def test_messages_that_expire_each_at_its_own_moment() -> None:
+    """In one go, whatever their number: each moment was looked for among all of them."""
+    event = ev.ExpirySet(
+        AT_US, 1, 0, int64s(1, 2, 3, 4), int64s(AT_US + 9, 0, AT_US + 5, AT_US + 9)
+    )
+    rows = shown(stored(7, [event]))
+    told = [(row["row"], row["id"], json.loads(row["details"])["expires_us"]) for row in rows]
+    assert told == [(0, 1, AT_US + 9), (1, 2, None), (2, 3, AT_US + 5), (3, 4, AT_US + 9)]
+    many = np.arange(1, 50_001)
+    table = transitions([stored(8, [ev.ExpirySet(AT_US, 1, 0, many, AT_US + many)])], Names(), SEED)
+    assert table.num_rows == 50_000
+    assert json.loads(table["details"][-1].as_py()) == {"expires_us": AT_US + 50_000}
