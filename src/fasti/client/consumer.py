@@ -166,8 +166,7 @@ class Consumer:
 
         For the threads of an app, which only wait, by `take`, when this has nothing. Raises nothing.
         """
-        session = self._session
-        found = None if session.failures.pending else session.holding.take_now()
+        found = self._session.holding.take_now()
         return None if found is None else Message(*found)
 
     def stop(self) -> None:

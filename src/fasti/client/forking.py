@@ -30,6 +30,9 @@ from fasti.errors import FastiError, IllegalTransition
 
 # A fork waits for this long at most.
 _PATIENCE_S = 2.0
+# And, whatever the connections took of that, so long for locks: one that is not ours at the fork is
+# held for ever in the child.
+_LOCKS_S = 1.0
 _LOOK_S = 0.002
 # What gRPC calls its threads.
 _GRPC_THREADS = ("grpc", "event_engine", "lifeguard")
@@ -135,6 +138,7 @@ def _before() -> None:
     used = any(each.in_use for each in _state.paused)
     ended = [each.before_fork(until) for each in _state.paused]
     _state.clean = all(ended) and (not used or _grpc_ended(until))
+    until = max(until, time.monotonic() + _LOCKS_S)
     for thing in _alive(_state.things):
         for lock in thing._fork_locks():
             if lock.acquire(timeout=max(0.0, until - time.monotonic())):

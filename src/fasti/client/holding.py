@@ -190,7 +190,11 @@ class Holding:
                     continue
                 at_us = self._clock.now_us()
                 turns = run.turn_list()
-                if turns[row] > at_us:
+                if turns[row] != turn_us:
+                    # Some before it went back unopened: another run may be earlier now.
+                    heapq.heapreplace(heap, (turns[row], serial, run))
+                    continue
+                if turn_us > at_us:
                     return None
                 if at_us >= run.until_us:
                     self._ended_unseen()

@@ -33,17 +33,17 @@ BYTES_MAX = 32 << 20
 class Window:
     """Of one consumer. `size` is how many may be here unfinished, in hand and unopened."""
 
-    __slots__ = ("_least", "_most", "_starved", "adapts", "size", "slots")
+    __slots__ = ("_most", "_starved", "adapts", "least", "size", "slots")
 
     def __init__(self, fixed: int | None = None) -> None:
         self.adapts = fixed is None
-        self.size = self.slots = self._least = fixed or 1
+        self.size = self.slots = self.least = fixed or 1
         self._most = SIZE_MAX
         self._starved = False
 
     def want(self, slots: int) -> None:
         """At least so many are worked on at once."""
-        self._least = max(self._least, slots)
+        self.least = max(self.least, slots)
         self.slots = max(self.slots, slots)
         self.size = max(self.size, slots)
 
@@ -86,6 +86,6 @@ class Window:
 
     def stall(self, in_hand: int) -> None:
         """Nothing was opened for too long: no more than what is being worked on."""
-        self.slots = max(self._least, min(in_hand, HANDS_MAX))
+        self.slots = max(self.least, min(in_hand, HANDS_MAX))
         self.size = self.slots
         self._starved = False

@@ -11,7 +11,7 @@ from tests.unit.client.test_consumer import rows_of
 
 from fasti.client.consumer import Consumer
 from fasti.client.message import Message
-from fasti.errors import InvalidArgument
+from fasti.errors import InvalidArgument, RowsFailed
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
 
@@ -163,3 +163,31 @@ def test_one_that_is_about_to_be_taken_is_not_in_hand(
         session._reach()
     assert session.window.size == 2
     first.ack()
+
+
+def test_an_ack_that_failed_hides_no_message(transport: FakeTransport, consumer: Consumer) -> None:
+    """The threads of an app found nothing for ever after, and waited for each other instead."""
+    consumer.session.window.adapts = False  # Nothing goes back unopened.
+    consumer.session.start()
+    stream = opened(transport)
+    stream.on_send = None
+    stream.lease(1, [1], [NOW_US])
+    consumer.session.failures.add("ack", [{"id": 9, "status": "stale_lease"}])
+    message = consumer.take_now()
+    assert message is not None
+    stream.accept_all()
+    message.ack()
+    with pytest.raises(RowsFailed):
+        consumer.flush("60s")
+
+
+def test_one_who_takes_again_and_again_wakes_nobody(
+    transport: FakeTransport, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That so many are wanted at once is news only once."""
+    resized: list[int] = []
+    monkeypatch.setattr(consumer.session, "_resized", lambda: resized.append(1))
+    for count in (4, 4, 1, 8, 4):
+        consumer.session.want(count)
+    assert len(resized) == 2
+    assert consumer.session.window.size == 8

@@ -68,6 +68,35 @@ def test_nothing_begins_while_another_connection_ends() -> None:
     assert not idle.paused
 
 
+class FakeThing:
+    """Has a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def _fork_locks(self) -> list[forking.Lock]:
+        return [self.lock]
+
+    def _forked(self) -> None:
+        pass
+
+
+def test_locks_are_waited_for_although_the_connections_took_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that another thread had at that moment was held for ever in the child."""
+    monkeypatch.setattr(forking, "_PATIENCE_S", 0.0)
+    thing = FakeThing()
+    forking.register(thing)
+    thing.lock.acquire()
+    threading.Timer(0.02, thing.lock.release).start()
+    forking._before()
+    held = list(forking._state.held)
+    forking._after_in_parent()
+    assert held == [thing.lock]
+    assert not thing.lock.locked()
+
+
 def test_an_answer_that_is_being_read_is_in_use() -> None:
     """Its connection may be given up already, because another call found it lost."""
     transport = FlightTransport(Address(hosts=(("127.0.0.1", 1),)))

@@ -81,3 +81,21 @@ def test_a_ranked_message_says_when_it_was_due() -> None:
     assert run is not None
     assert run.due_list() == [900, 700]
     assert run.turn_list() == [900, 900]
+
+
+def test_what_went_back_unopened_holds_nobody_up() -> None:
+    """Its run stood in front for the due time of what had gone, and hid those behind it."""
+    rig = Rig()
+    rig.arrive(500, 3_000)
+    rig.arrive(900)
+    (_, _, run) = rig.held._heap[0]
+    with rig.held.lock:
+        run.next = 1  # As `Custody.overdue` does.
+    found = rig.held.take_now()
+    assert found is not None
+    assert found[0].payload(found[1]) == b"c"
+    assert rig.held.take_now() is None
+    rig.clock.at_us = 3_000
+    found = rig.held.take_now()
+    assert found is not None
+    assert found[0].payload(found[1]) == b"b"
