@@ -196,7 +196,7 @@ class Engine:
         step = Step(frames=work.frames, effects=work.effects, faults=work.faults)
         if tick >= self.memory.leases.expiry_bound:
             step.more |= self._grouped(work, leasing.expire)
-        if self.memory.plans.next_us() <= now_us:
+        if self.memory.plans.first_us <= now_us:
             step.more |= self._grouped(work, expiry.lapse)
         for kind in self._before:
             if kind.all_topics:
@@ -493,7 +493,8 @@ class Engine:
 
     def _plan_wake(self, work: Work, step: Step) -> None:
         first_us = min(self.turns.next_us(), self.slices.next_us(), self.idle.next_us())
-        first_us = min(first_us, self.memory.plans.next_us())
+        if self.memory.plans.first_us < first_us:
+            first_us = min(first_us, self.memory.plans.next_us())
         for kind in self._next_us:
             if kind.all_topics:
                 first_us = min(first_us, kind.next_us())

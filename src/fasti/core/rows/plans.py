@@ -20,11 +20,14 @@ class Plans:
         self._heap: list[tuple[int, int, Partition]] = []
         self._numbers = count()
         self._size_max = _SIZE_MIN
+        # Nothing is planned before this: every step looks at it.
+        self.first_us = _FOREVER
 
     def add(self, at_us: int, partition: Partition) -> None:
         """The partition wants to be looked at then, or before."""
         if at_us < partition.planned_us:
             partition.planned_us = at_us
+            self.first_us = min(self.first_us, at_us)
             heapq.heappush(self._heap, (at_us, next(self._numbers), partition))
             if len(self._heap) > self._size_max:
                 self._tidy()
@@ -41,7 +44,8 @@ class Plans:
         """The next moment."""
         while self._heap and self._heap[0][2].planned_us != self._heap[0][0]:
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else _FOREVER
+        self.first_us = self._heap[0][0] if self._heap else _FOREVER
+        return self.first_us
 
     def _tidy(self) -> None:
         """Drops what doesn't count any more: a far moment leaves an entry behind for each nearer one."""
