@@ -107,6 +107,39 @@ def test_a_server_that_loads_first_and_forks_then(broker: BrokerProcess, tmp_pat
     tell(story, broker.address, tmp_path)
 
 
+def test_a_call_that_connects_while_connections_end(broker: BrokerProcess, tmp_path: Path) -> None:
+    story = """
+    import time
+    from fasti.client import forking
+
+    PATIENCE_S = 20
+    client = fasti.connect(address)
+    (transport,) = forking._alive(forking._state.connections)
+    generation = transport._generation
+    begun = threading.Event()
+
+    def connect_late():
+        with transport._calling():
+            begun.set()
+            while transport._generation == generation:
+                time.sleep(0.001)
+            transport._client("produce")
+
+    thread = threading.Thread(target=connect_late)
+    thread.start()
+    begun.wait()
+
+    def work():
+        assert client.health()["state"] == "serving"
+
+    ended_well([forked(work)])
+    thread.join()
+    assert client.health()["state"] == "serving"
+    client.close()
+    """
+    tell(story, broker.address, tmp_path)
+
+
 def test_an_app_that_is_imported_first(broker: BrokerProcess, tmp_path: Path) -> None:
     """As Celery's prefork: the parent imports the module, its workers call `later`."""
     story = """

@@ -261,6 +261,11 @@ class FlightTransport:
         ended: Ended,
     ) -> Stream:
         """Opens a stream of batches."""
+
+        def heard(header: Header) -> None:
+            self._heard_at = time.monotonic()
+            receipt(header)
+
         with self._calling():
             client, generation = self._client("produce")
             try:
@@ -269,13 +274,8 @@ class FlightTransport:
                 raise self._failed(error, generation) from error
             finally:
                 del client
-
-        def heard(header: Header) -> None:
-            self._heard_at = time.monotonic()
-            receipt(header)
-
-        stream = ProduceStream(writer, reader, heard, self._ending(generation, ended))
-        self._begin(stream, "receipts")
+            stream = ProduceStream(writer, reader, heard, self._ending(generation, ended))
+            self._begin(stream, "receipts")
         self._keep_time()
         return stream
 
@@ -287,6 +287,14 @@ class FlightTransport:
     ) -> Stream:
         """Opens a session. The clock is asked first: the broker may be another by now."""
         self.sample_clock(min(self.timeout_s, _SILENCE_S))
+        heard = self.estimate.heard
+
+        def timed(header: Header, batch: pa.RecordBatch | None) -> None:
+            self._heard_at = time.monotonic()
+            if "now_us" in header:
+                heard(header["now_us"])
+            arrived(header, batch)
+
         with self._calling():
             client, generation = self._client("sessions")
             try:
@@ -296,17 +304,8 @@ class FlightTransport:
                 raise self._failed(error, generation) from error
             finally:
                 del client
-
-        heard = self.estimate.heard
-
-        def timed(header: Header, batch: pa.RecordBatch | None) -> None:
-            self._heard_at = time.monotonic()
-            if "now_us" in header:
-                heard(header["now_us"])
-            arrived(header, batch)
-
-        stream = ConsumeStream(writer, reader, timed, self._ending(generation, ended))
-        self._begin(stream, "session")
+            stream = ConsumeStream(writer, reader, timed, self._ending(generation, ended))
+            self._begin(stream, "session")
         self._keep_time()
         return stream
 
@@ -428,30 +427,38 @@ class FlightTransport:
 
     # Forks, see `forking.py`
 
+    def pause(self) -> None:
+        """Calls that begin wait until `after_fork`."""
+        with self._called:
+            self._paused = True
+
     @property
     def in_use(self) -> bool:
         """Whether gRPC has something of ours."""
         return bool(self._clients or self._calls or len(self._streams) or self._reads)
 
     def before_fork(self, until: float) -> bool:
-        """Ends all connections; calls that begin wait. False if something could not be ended."""
+        """Ends all connections. False if something could not be ended."""
+        self._leave_all(until)
         with self._called:
-            self._paused = True
+            done = self._called.wait_for(lambda: not self._calls, until - time.monotonic())
+        # A call that had begun before the pause may have connected since.
+        self._leave_all(until)
+        if done and not self._reads:
+            self._left = []
+            return True
+        return False
+
+    def _leave_all(self, until: float) -> None:
         with self._lock:
             self._generation += 1
-            self._left = list(self._clients.values())
+            self._left += self._clients.values()
             self._clients.clear()
             streams = list(self._streams)
         for stream in streams:
             stream.cancel()
         for stream in streams:
             stream.join(max(0.0, until - time.monotonic()))
-        with self._called:
-            done = self._called.wait_for(lambda: not self._calls, until - time.monotonic())
-        if done and not self._reads:
-            self._left = []
-            return True
-        return False
 
     def after_fork(self) -> None:
         """In the parent: who waited goes on."""
@@ -466,7 +473,7 @@ class FlightTransport:
 
     def _forked(self) -> None:
         """In the child, where nothing is open and no thread is left."""
-        forking.leak([*self._left, *self._reads.values()])
+        forking.leak([*self._left, *self._clients.values(), *self._reads.values()])
         forking.leak(part for stream in list(self._streams) for part in stream.in_grpc())
         self._lock = threading.Lock()
         self._called = threading.Condition()

@@ -58,10 +58,13 @@ class Forkable(Protocol):
 class Connection(Forkable, Protocol):
     """What uses gRPC."""
 
+    def pause(self) -> None:
+        """Begins nothing new until `after_fork`."""
+
     @property
     def in_use(self) -> bool: ...
     def before_fork(self, until: float) -> bool:
-        """Ends what is open, and begins nothing until `after_fork`. False if something goes on."""
+        """Ends what is open. False if something goes on."""
 
     def after_fork(self) -> None:
         """In the parent."""
@@ -133,8 +136,10 @@ def _before() -> None:
     _one_fork.acquire()
     until = time.monotonic() + _PATIENCE_S
     _state.paused = _alive(_state.connections)
-    # Others of this process may use gRPC too: it is only waited for if we do. What is not in use is
-    # paused all the same, so that nothing begins until the fork is over.
+    # What is not in use is paused all the same, so that nothing begins until the fork is over.
+    for each in _state.paused:
+        each.pause()
+    # Others of this process may use gRPC too: it is only waited for if we do.
     used = any(each.in_use for each in _state.paused)
     ended = [each.before_fork(until) for each in _state.paused]
     _state.clean = all(ended) and (not used or _grpc_ended(until))

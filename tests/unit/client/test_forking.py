@@ -18,8 +18,11 @@ class FakeConnection:
         self.in_use = in_use
         self.paused = False
 
+    def pause(self) -> None:
+        self.paused = True
+
     def before_fork(self, until: float) -> bool:
-        self.in_use, self.paused = False, True
+        self.in_use = False
         return True
 
     def after_fork(self) -> None:
