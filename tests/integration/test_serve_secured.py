@@ -301,7 +301,8 @@ def test_nothing_of_grpc_is_on_stderr(secured: Secured, tmp_path: Path) -> None:
             told, noise = running.communicate("\n", timeout=120)
     assert told == "lost\n"
     assert running.returncode == 0
-    assert noise == ""
+    # What Fasti itself has to say stands there, in a program that set up no logging.
+    assert [line for line in noise.splitlines() if not line.startswith("the broker is ")] == []
 
 
 def test_what_is_printed_at_the_start_is_the_address_to_use(

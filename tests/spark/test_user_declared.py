@@ -108,7 +108,7 @@ def test_a_run_takes_place_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("FASTI_ADDRESS", raising=False)
     monkeypatch.delenv("FASTI_TOKEN", raising=False)
     here = Path.cwd() / "fasti-pipelines"
-    assert Pipeline("shop").place().address == "127.0.0.1:7170"
+    assert Pipeline("shop").place().address == "fasti://127.0.0.1:7170"
     assert Pipeline("shop").place().directory == here
     monkeypatch.setenv("FASTI_ADDRESS", "fasti://elsewhere:1")
     assert Pipeline("shop").place().address == "fasti://elsewhere:1"
