@@ -65,6 +65,9 @@ def test_what_an_operator_does_is_in_the_log(broker: BrokerProcess, client: fast
     client.producer("mail").send_batch([b"y"] * 5, key=[f"cart-{n}" for n in range(5)], delay="1h")
     messages.cancel_where(key_prefix="cart-", dry_run=True)
     messages.cancel_where(key_prefix="cart-")
+    # Nothing is left for these.
+    messages.cancel_where(key_prefix="cart-")
+    messages.redrive(reason="no such address")
     client.pause_topic("mail")
     client.pause_topic("mail")
     client.resume_topic("mail")
