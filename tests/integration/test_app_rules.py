@@ -133,7 +133,7 @@ def test_retry_says_when_and_counts(
     assert (stats.retried, stats.failed) == (3, 0)
     lines = [(each.levelname, each.getMessage()) for each in caplog.records]
     told = f"<Message {receipt.id} of 'emails', key 'user-7', attempt"
-    wants = [line for line in lines if "wants again" in line[1]]
+    wants = [line for line in lines if "asked to retry" in line[1]]
     assert [level for level, _ in wants] == ["INFO", "INFO", "ERROR"]
     assert all(told in text for _, text in wants)
     assert wants[-1][1].endswith("full at 3; it is dead now, after 3 attempts")

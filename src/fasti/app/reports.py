@@ -32,8 +32,8 @@ def report(
 
 def _what(verdict: Verdict) -> str:
     if verdict.retry:
-        return "wants again"
-    return {"release": "gives back", "reject": "rejects"}.get(verdict.op, "failed on")
+        return "asked to retry"
+    return {"release": "gave back", "reject": "rejected"}.get(verdict.op, "failed on")
 
 
 def death(message: Any, verdict: Verdict) -> str:

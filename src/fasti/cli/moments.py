@@ -37,7 +37,7 @@ def length_us(text: str) -> int:
         return duration_us(written + "s" if _NUMBER.fullmatch(written) else written)
     except InvalidArgument:
         raise typer.BadParameter(
-            f"{text!r} is no length of time: write 50ms, 30s, 5m, 1h30m or 7d"
+            f"{text!r} is not a length of time: write 50ms, 30s, 5m, 1h30m or 7d"
         ) from None
 
 

@@ -79,7 +79,7 @@ def _parsed_us(text: str, field: str) -> int:
     squeezed = text.replace(" ", "")
     if not _WHOLE.fullmatch(squeezed):
         raise InvalidArgument(
-            f"{field} {text!r} is no length of time: write '90s', '5m', '1h30m', '100ms', '7d'",
+            f"{field} {text!r} is not a length of time: write '90s', '5m', '1h30m', '100ms', '7d'",
             field=field,
         )
     length_us = round(sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(squeezed)))

@@ -290,12 +290,19 @@ class Failures:
             self._named, self._waiting = [], 0
         if rows:
             self._reports.deliver()
-            first = {name: value for name, value in named[0].items() if name != "topic"}
             raise RowsFailed(
-                f"{rows} rows of {self._topic!r} came out otherwise than asked, the first: {first}",
+                f"{rows} message{'s' * (rows != 1)} of {self._topic!r} failed, and the outcome was "
+                f"not read; the first: {_shown(named[0])}",
                 failures=named,
                 details={"rows": rows, "topic": self._topic},
             )
+
+
+def _shown(fields: dict[str, Any]) -> str:
+    """A failure as people read it, such as `send: conflict (key 'cart-7', id 1)`."""
+    names = [f"{name} {fields[name]!r}" for name in ("key", "id") if fields.get(name)]
+    text = f"{fields['operation']}: {fields.get('message') or fields.get('status')}"
+    return f"{text} ({', '.join(names)})" if names else text
 
 
 def described(error: FastiError) -> dict[str, Any]:

@@ -47,6 +47,12 @@ from fasti.core.work import Fault, StepFailed, Work
 from fasti.errors import FastiError, Gone, InternalError, InvalidArgument, Overloaded
 from fasti.model import Limits, OnConflict, Outcome
 
+# What to do instead where a command is for other kinds of topic.
+_INSTEAD = {
+    ("cron", commands.Produce): ": its messages come from schedules, which client.schedules(...) "
+    "and `fasti schedules put` make",
+    ("kv", commands.Produce): ": client.kv(...).put and `fasti kv put` set its values",
+}
 # Commands besides those on topics whose handlers change nothing but by events.
 _BY_EVENTS_ONLY = (
     *(commands.CreateTopic, commands.ChangeTopic, commands.DeleteTopic, commands.PauseTopic),
@@ -311,7 +317,9 @@ class Engine:
             letters = type(command).__name__
             words = "".join(f" {each.lower()}" if each.isupper() else each for each in letters)
             raise InvalidArgument(
-                f"{topic.name!r} is a {kind} topic, where there is no{words}", field="topic"
+                f"{topic.name!r} is a {kind} topic, which does not support{words}"
+                f"{_INSTEAD.get((kind, type(command)), '')}",
+                field="topic",
             )
         if kind != "log" and bool(getattr(command, "group", "")):
             raise InvalidArgument("groups are for log topics", field="group")

@@ -94,7 +94,7 @@ class Length:
         number, unit = _split(given, "a length of time like 100ms")
         factor = _LENGTHS_US.get(unit.lower())
         if factor is None:
-            raise ValueError(f"{given!r} is no length of time: the units are us, ms, s, m, h, d")
+            raise ValueError(f"{given!r} is not a length of time: the units are us, ms, s, m, h, d")
         return _whole(number * factor / _LENGTHS_US[self.unit], self.least, given)
 
     def show(self, value: Any) -> str:
