@@ -31,7 +31,7 @@ class ListByDefault(TyperGroup):
 
 app = typer.Typer(
     name="consumers",
-    help="Who takes messages, and what each has; take it back.",
+    help="Who takes messages, and what each has; take it back. `list` may be left out.",
     cls=ListByDefault,
 )
 
