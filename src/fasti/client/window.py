@@ -3,7 +3,9 @@
 A message that lies here unopened is one that another consumer could work on. So a consumer begins
 with as many places as it has free hands (`slots`): one for a plain iteration, an app's concurrency.
 If what came is finished within `QUICK_US` of its coming, and more was wanted meanwhile, the window
-doubles, until nobody waits for the broker or what is here is about that much work. What waits for
+doubles, until nobody waits for the broker or what is here is about that much work. Where a message
+is finished within `BRISK_US` it also grows without that, to `AMPLE_SIZE`: acks then travel together
+with others, instead of each at once for the place that it frees, beside the next message's own way. What waits for
 longer narrows it in proportion, and one message that is worked on for `SLOW_US` brings it back to
 the slots. When nothing is opened for `STALL_S` although something is due, everything unopened goes
 back and the credit is withdrawn (the session does that): so the most that a change from quick to
@@ -19,6 +21,8 @@ lock.
 from __future__ import annotations
 
 QUICK_US = 15_000
+BRISK_US = 2_000
+AMPLE_SIZE = 32
 LONG_US = 40_000
 # With up to 25 ms in it for which an ack waits for others.
 SLOW_US = 100_000
@@ -74,10 +78,13 @@ class Window:
             return before > self.size
         if waited_us > LONG_US:
             self.size = self.size * QUICK_US // waited_us
-        elif starved and waited_us + worked_us <= QUICK_US:
+        elif waited_us + worked_us <= QUICK_US and (starved or self._is_brisk(worked_us)):
             self.size = min(2 * self.size, self._most)
         self.size = max(self.slots, min(self.size, BYTES_MAX // max(1, row_bytes)))
         return False
+
+    def _is_brisk(self, worked_us: int) -> bool:
+        return self.size < AMPLE_SIZE and worked_us <= BRISK_US
 
     def reach(self, in_hand: int) -> None:
         """Somebody waits for one more, while all that came is in hand."""

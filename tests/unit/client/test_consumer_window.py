@@ -76,6 +76,7 @@ def test_what_nobody_opens_goes_back_and_no_more_is_asked_for(
     stream.arrived({"kind": "withdrawn", "request": header["request"], "now_us": NOW_US}, None)
     assert [row["id"] for row in rows_of(stream, "release", 4)][3:] == [5]
     assert credited(stream) == 10
+    transport.clock.move_to(NOW_US + 60_000)
     first.ack()
     eventually(lambda: credited(stream) == 11)
     assert session.window.size == 1

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from fasti.client.window import BYTES_MAX, HANDS_MAX, LONG_US, QUICK_US, SIZE_MAX, SLOW_US, Window
+from fasti.client.window import (
+    AMPLE_SIZE,
+    BRISK_US,
+    BYTES_MAX,
+    HANDS_MAX,
+    LONG_US,
+    QUICK_US,
+    SIZE_MAX,
+    SLOW_US,
+    Window,
+)
 
 SMALL = 100
 
@@ -38,8 +48,15 @@ def test_it_doubles_for_quick_handlers_that_wait() -> None:
 def test_it_does_not_grow_for_those_who_never_wait() -> None:
     window = Window()
     for _ in range(20):
-        window.finish(0, 10, SMALL)
+        window.finish(0, BRISK_US + 1, SMALL)
     assert window.size == 1
+
+
+def test_it_grows_until_acks_of_brisk_handlers_travel_together_and_no_further() -> None:
+    window = Window()
+    for _ in range(20):
+        window.finish(0, BRISK_US, SMALL)
+    assert window.size == AMPLE_SIZE
 
 
 def test_it_does_not_grow_for_slow_handlers() -> None:
