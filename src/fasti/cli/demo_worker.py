@@ -9,6 +9,7 @@ stdin does.
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import sys
 import threading
@@ -71,6 +72,8 @@ def acknowledge(consumer: Consumer, acks: queue.SimpleQueue[Batch | None]) -> No
 
 def main(address: str, name: str) -> None:
     """Works until stdin ends."""
+    # The story itself tells when the broker is away and back.
+    logging.getLogger("fasti.client").setLevel(logging.ERROR)
     sys.setswitchinterval(0.0005)
     with (
         connect(address) as client,
