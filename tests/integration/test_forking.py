@@ -74,7 +74,9 @@ def test_a_server_that_loads_first_and_forks_then(broker: BrokerProcess, tmp_pat
     """As gunicorn --preload: the parent connects and sends, its workers send and consume."""
     story = """
     client = fasti.connect(address)
-    client.create_topic("loaded")
+    # A consumer that comes back asks for one message more than it may hold, and keeps it unopened
+    # for as long as a lease lasts.
+    client.create_topic("loaded", lease="3s")
     producer = client.producer("loaded")
     mine = client.consumer("loaded", name="parent", prefetch=1)
     before = producer.send(b"parent", key="first")

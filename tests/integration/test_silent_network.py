@@ -89,6 +89,7 @@ def test_a_send_under_way_is_repeated_once(broker: BrokerProcess) -> None:
         assert near.messages("work").count()["scheduled"] == 2
 
 
+@pytest.mark.long
 def test_a_broker_that_only_takes_its_time_is_not_left(broker: BrokerProcess) -> None:
     with (
         Proxy(broker.host, broker.port) as network,
