@@ -42,6 +42,10 @@ test: $(STAMP)  ## run the tests, without the long ones
 test-long: $(STAMP)  ## run all tests, the long ones too, with more generated examples
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "" --timeout 3600 $(ARGS)
 
+.PHONY: faults
+faults: $(STAMP)  ## break the machine, the files and the clients on purpose, and print what came of it
+	$(BIN)/pytest tests/faults -m "" --fault-table $(ARGS)
+
 .PHONY: check
 check: $(STAMP)  ## lint, check the format, the types (also of the docs' examples) and the import rules
 	$(BIN)/ruff check

@@ -1,0 +1,148 @@
+/* Faults of the machine for a process that runs unchanged, loaded by LD_PRELOAD.
+
+   The process maps the file that FASTI_FAULTS names and reads it at every call, so that a test
+   changes the machine's behaviour while the process runs. shim.py writes the same layout. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WRITE = 1, SYNC = 2, ALLOCATE = 4, TRUNCATE = 8 };
+
+struct control {
+    int64_t wall_offset_ns;  /* added to CLOCK_REALTIME */
+    int64_t remaining;       /* calls that still fail; negative: all */
+    int64_t injected;        /* calls that failed */
+    int32_t error;           /* errno of the failing calls; 0: none fails */
+    int32_t calls;           /* which calls fail: bits of the enum above */
+    char path_part[240];     /* of the files whose calls fail */
+};
+
+static struct control none;
+static struct control *faults = &none;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *path = getenv("FASTI_FAULTS");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return;
+    void *mapped = mmap(NULL, sizeof *faults, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (mapped != MAP_FAILED)
+        faults = mapped;
+}
+
+static int fails(int fd, int call) {
+    if (!faults->error || !(faults->calls & call))
+        return 0;
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0)
+        return 0;
+    path[length] = 0;
+    if (!strstr(path, faults->path_part))
+        return 0;
+    if (faults->remaining == 0)
+        return 0;
+    if (faults->remaining > 0)
+        __sync_fetch_and_sub(&faults->remaining, 1);
+    __sync_fetch_and_add(&faults->injected, 1);
+    errno = faults->error;
+    return 1;
+}
+
+#define REAL(type, name, ...)                                 \
+    static type (*real)(__VA_ARGS__);                         \
+    if (!real)                                                \
+        real = (type (*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name);
+
+int clock_gettime(clockid_t clock, struct timespec *at) {
+    REAL(int, clock_gettime, clockid_t, struct timespec *)
+    int result = real(clock, at);
+    int64_t offset = faults->wall_offset_ns;
+    if (result == 0 && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        int64_t ns = at->tv_sec * 1000000000LL + at->tv_nsec + offset;
+        at->tv_sec = ns / 1000000000LL;
+        at->tv_nsec = ns % 1000000000LL;
+    }
+    return result;
+}
+
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at)
+        *at = now.tv_sec;
+    return now.tv_sec;
+}
+
+ssize_t write(int fd, const void *bytes, size_t count) {
+    REAL(ssize_t, write, int, const void *, size_t)
+    return fails(fd, WRITE) ? -1 : real(fd, bytes, count);
+}
+
+#define PWRITE(name, offset_type)                                            \
+    ssize_t name(int fd, const void *bytes, size_t count, offset_type at) {  \
+        REAL(ssize_t, name, int, const void *, size_t, offset_type)          \
+        return fails(fd, WRITE) ? -1 : real(fd, bytes, count, at);           \
+    }
+PWRITE(pwrite, off_t)
+PWRITE(pwrite64, off64_t)
+
+ssize_t writev(int fd, const struct iovec *parts, int count) {
+    REAL(ssize_t, writev, int, const struct iovec *, int)
+    return fails(fd, WRITE) ? -1 : real(fd, parts, count);
+}
+
+#define PWRITEV(name, offset_type)                                                 \
+    ssize_t name(int fd, const struct iovec *parts, int count, offset_type at) {   \
+        REAL(ssize_t, name, int, const struct iovec *, int, offset_type)           \
+        return fails(fd, WRITE) ? -1 : real(fd, parts, count, at);                 \
+    }
+PWRITEV(pwritev, off_t)
+PWRITEV(pwritev64, off64_t)
+
+#define PWRITEV2(name, offset_type)                                                           \
+    ssize_t name(int fd, const struct iovec *parts, int count, offset_type at, int flags) {   \
+        REAL(ssize_t, name, int, const struct iovec *, int, offset_type, int)                 \
+        return fails(fd, WRITE) ? -1 : real(fd, parts, count, at, flags);                     \
+    }
+PWRITEV2(pwritev2, off_t)
+PWRITEV2(pwritev64v2, off64_t)
+
+int fsync(int fd) {
+    REAL(int, fsync, int)
+    return fails(fd, SYNC) ? -1 : real(fd);
+}
+
+int fdatasync(int fd) {
+    REAL(int, fdatasync, int)
+    return fails(fd, SYNC) ? -1 : real(fd);
+}
+
+/* This one returns the error instead of setting errno. */
+#define POSIX_FALLOCATE(name, offset_type)                           \
+    int name(int fd, offset_type at, offset_type count) {            \
+        REAL(int, name, int, offset_type, offset_type)               \
+        return fails(fd, ALLOCATE) ? errno : real(fd, at, count);    \
+    }
+POSIX_FALLOCATE(posix_fallocate, off_t)
+POSIX_FALLOCATE(posix_fallocate64, off64_t)
+
+#define FTRUNCATE(name, offset_type)                          \
+    int name(int fd, offset_type length) {                    \
+        REAL(int, name, int, offset_type)                     \
+        return fails(fd, TRUNCATE) ? -1 : real(fd, length);   \
+    }
+FTRUNCATE(ftruncate, off_t)
+FTRUNCATE(ftruncate64, off64_t)
