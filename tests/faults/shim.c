@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +17,24 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WRITE = 1, SYNC = 2, ALLOCATE = 4, TRUNCATE = 8 };
+enum {
+    WRITE = 1,
+    SYNC = 2,
+    ALLOCATE = 4,
+    TRUNCATE = 8,
+    OPEN = 16,
+    RENAME = 32,
+    UNLINK = 64,
+    MAP = 128
+};
 
 struct control {
     int64_t wall_offset_ns;  /* added to CLOCK_REALTIME */
     int64_t remaining;       /* calls that still fail; negative: all */
-    int64_t injected;        /* calls that failed */
+    int64_t injected;        /* calls that failed or hung */
+    int64_t skipped;         /* so many calls succeed before the first that fails */
+    int32_t hangs;           /* not 0: calls wait until it is, and succeed then */
+    int32_t unused;
     int32_t error;           /* errno of the failing calls; 0: none fails */
     int32_t calls;           /* which calls fail: bits of the enum above */
     char path_part[240];     /* of the files whose calls fail */
@@ -41,8 +54,32 @@ __attribute__((constructor)) static void begin(void) {
         faults = mapped;
 }
 
+static int counts(int64_t *left) {
+    /* Several threads may be here: each call takes one. */
+    int64_t before = *left;
+    while (before > 0 && !__sync_bool_compare_and_swap(left, before, before - 1))
+        before = *left;
+    return before != 0;
+}
+
+static int fails_at(const char *path, int call) {
+    if ((!faults->error && !faults->hangs) || !(faults->calls & call))
+        return 0;
+    if (!path || !strstr(path, faults->path_part))
+        return 0;
+    if (counts(&faults->skipped) || !counts(&faults->remaining))
+        return 0;
+    __sync_fetch_and_add(&faults->injected, 1);
+    while (faults->hangs)
+        usleep(2000);
+    if (!faults->error)
+        return 0;
+    errno = faults->error;
+    return 1;
+}
+
 static int fails(int fd, int call) {
-    if (!faults->error || !(faults->calls & call))
+    if (fd < 0 || (!faults->error && !faults->hangs) || !(faults->calls & call))
         return 0;
     char link[64], path[4096];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -50,15 +87,7 @@ static int fails(int fd, int call) {
     if (length < 0)
         return 0;
     path[length] = 0;
-    if (!strstr(path, faults->path_part))
-        return 0;
-    if (faults->remaining == 0)
-        return 0;
-    if (faults->remaining > 0)
-        __sync_fetch_and_sub(&faults->remaining, 1);
-    __sync_fetch_and_add(&faults->injected, 1);
-    errno = faults->error;
-    return 1;
+    return fails_at(path, call);
 }
 
 #define REAL(type, name, ...)                                 \
@@ -146,3 +175,33 @@ POSIX_FALLOCATE(posix_fallocate64, off64_t)
     }
 FTRUNCATE(ftruncate, off_t)
 FTRUNCATE(ftruncate64, off64_t)
+
+#define OPENS(name)                                                  \
+    int name(const char *path, int flags, ...) {                     \
+        REAL(int, name, const char *, int, ...)                      \
+        va_list more;                                                \
+        va_start(more, flags);                                       \
+        mode_t mode = va_arg(more, mode_t);                          \
+        va_end(more);                                                \
+        return fails_at(path, OPEN) ? -1 : real(path, flags, mode);  \
+    }
+OPENS(open)
+OPENS(open64)
+
+int rename(const char *from, const char *to) {
+    REAL(int, rename, const char *, const char *)
+    return fails_at(from, RENAME) ? -1 : real(from, to);
+}
+
+int unlink(const char *path) {
+    REAL(int, unlink, const char *)
+    return fails_at(path, UNLINK) ? -1 : real(path);
+}
+
+#define MAPS(name, offset_type)                                                            \
+    void *name(void *at, size_t count, int how, int flags, int fd, offset_type offset) {   \
+        REAL(void *, name, void *, size_t, int, int, int, offset_type)                     \
+        return fails(fd, MAP) ? MAP_FAILED : real(at, count, how, flags, fd, offset);      \
+    }
+MAPS(mmap, off_t)
+MAPS(mmap64, off64_t)

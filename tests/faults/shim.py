@@ -13,13 +13,16 @@ import struct
 import subprocess
 from enum import IntFlag
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SOURCE = Path(__file__).with_name("shim.c")
 # As struct control of shim.c.
-_LAYOUT = struct.Struct("=qqqii240s")
-_WALL, _REMAINING, _INJECTED, _ERROR, _CALLS, _PATH = range(6)
+_LAYOUT = struct.Struct("=qqqqiiii240s")
+_WALL, _INJECTED = 0, 2
+# Where the numbers begin that say that calls hang, and that they fail.
+_HANGS_AT, _ERROR_AT = 32, 40
 
 
 class Calls(IntFlag):
@@ -29,6 +32,10 @@ class Calls(IntFlag):
     SYNC = 2
     ALLOCATE = 4
     TRUNCATE = 8
+    OPEN = 16
+    RENAME = 32
+    UNLINK = 64
+    MAP = 128
 
 
 def built(directory: Path) -> Path:
@@ -55,18 +62,31 @@ class MachineFaults:
         """The wall clock is off by so much from now on; negative: behind. 0: right again."""
         self._mapped[:8] = struct.pack("=q", round(ahead_s * 1e9))
 
-    def fail(self, calls: Calls, error: int, path_part: str, times: int = -1) -> None:
-        """The next `times` such calls on files whose path has that part fail with that errno."""
-        wall = self._read()[_WALL]
+    def fail(
+        self, calls: Calls, error: int, path_part: str, times: int = -1, after: int = 0
+    ) -> None:
+        """The next `times` such calls on files whose path has that part fail with that errno, but
+        for the first `after`. Of a rename the old name counts.
+        """
+        self._set(calls, path_part, times, after)
+        self._mapped[_ERROR_AT : _ERROR_AT + 4] = struct.pack("=i", error)
+
+    def hang(self, calls: Calls, path_part: str, times: int = -1) -> None:
+        """The next such calls don't return before the machine is healed."""
+        self._set(calls, path_part, times)
+        self._mapped[_HANGS_AT : _HANGS_AT + 4] = struct.pack("=i", 1)
+
+    def _set(self, calls: Calls, path_part: str, times: int, after: int = 0) -> None:
+        """What fails, before anything does."""
         assert len(os.fsencode(path_part)) < 240
-        # The error last: the others hold when it does.
-        given = (wall, times, self.injected, 0, calls, os.fsencode(path_part))
-        self._mapped[:] = _LAYOUT.pack(*given)
-        self._mapped[24:28] = struct.pack("=i", error)
+        self.heal()
+        wall, path = self._read()[_WALL], os.fsencode(path_part)
+        self._mapped[:] = _LAYOUT.pack(wall, times, self.injected, after, 0, 0, 0, calls, path)
 
     def heal(self) -> None:
         """File calls work again."""
-        self._mapped[24:28] = struct.pack("=i", 0)
+        self._mapped[_ERROR_AT : _ERROR_AT + 4] = struct.pack("=i", 0)
+        self._mapped[_HANGS_AT : _HANGS_AT + 4] = struct.pack("=i", 0)
 
     @property
     def injected(self) -> int:
@@ -74,5 +94,5 @@ class MachineFaults:
         count: int = self._read()[_INJECTED]
         return count
 
-    def _read(self) -> tuple[int, int, int, int, int, bytes]:
+    def _read(self) -> tuple[Any, ...]:
         return _LAYOUT.unpack(self._mapped[:])

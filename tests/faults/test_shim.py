@@ -44,3 +44,50 @@ def test_the_disk_fails_for_the_files_that_are_named(
     assert machine.injected == 2
     machine.heal()
     assert _run(machine, tmp_path / "journal-1")[1:] == ["done", "done", "done"]
+
+
+_NAMES = """
+import mmap, os, sys
+path = sys.argv[1]
+def opened():
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT))
+def mapped():
+    file = os.open(path, os.O_RDWR)
+    os.pwrite(file, b"abc", 0)
+    mmap.mmap(file, 0).close()
+for call in (opened, mapped, lambda: os.rename(path, path + "-2"), lambda: os.unlink(path + "-2")):
+    try:
+        call()
+        print("done")
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+def test_the_nth_call_fails_of_those_that_touch_names_and_maps(
+    machine: MachineFaults, tmp_path: Path
+) -> None:
+    calls = Calls.OPEN | Calls.MAP | Calls.RENAME | Calls.UNLINK
+    # Open, open, map, rename, unlink.
+    expected = {0: 0, 2: 1, 3: 2, 4: 3}
+    for after, place in expected.items():
+        machine.fail(calls, errno.EIO, "file", times=1, after=after)
+        command = [sys.executable, "-c", _NAMES, str(tmp_path / f"file-{after}")]
+        told = subprocess.check_output(command, env=machine.environment, text=True).split()
+        assert told[place] == str(errno.EIO), (after, told)
+        assert told[:place] == ["done"] * place
+
+
+def test_a_call_that_hangs_returns_when_the_machine_is_healed(
+    machine: MachineFaults, tmp_path: Path
+) -> None:
+    machine.hang(Calls.SYNC, "file")
+    command = [sys.executable, "-c", _PROGRAM, str(tmp_path / "file")]
+    process = subprocess.Popen(command, env=machine.environment, stdout=subprocess.PIPE, text=True)
+    while not machine.injected:
+        assert process.poll() is None
+        time.sleep(0.001)
+    assert process.poll() is None
+    machine.heal()
+    told, _ = process.communicate(timeout=60)
+    assert told.split()[1:] == ["done", "done", "done"]
