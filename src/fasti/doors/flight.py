@@ -31,7 +31,7 @@ from fasti.errors import (
     Unauthenticated,
     Unavailable,
 )
-from fasti.protocol.envelope import dump, pack, parse, unpack
+from fasti.protocol.envelope import dump, pack, parse_request, unpack
 from fasti.protocol.problems import error_to_json
 from fasti.protocol.quiet_grpc import quiet_grpc
 
@@ -92,7 +92,7 @@ class FlightDoor(fl.FlightServerBase):
         """Control and mutations by name."""
         with _refusals(self._service):
             try:
-                header, parts = unpack(action.body)
+                header, parts = unpack(action.body, of_request=True)
                 # Looked up only where somebody wants to know who it was.
                 caller = _caller(context) if is_control(action.type) else EMBEDDED
                 reply, found = self._service.call(action.type, header, parts, caller)
@@ -163,7 +163,7 @@ class FlightDoor(fl.FlightServerBase):
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Reads what a ticket stands for."""
         with _refusals(self._service):
-            schema, batches = self._service.read(parse(ticket.ticket))
+            schema, batches = self._service.read(parse_request(ticket.ticket))
             return fl.GeneratorStream(schema, _guarded(self._service, batches))
 
 
@@ -224,7 +224,7 @@ def _peer(context: Any) -> str:
 def _command(descriptor: Any) -> dict[str, Any]:
     if descriptor.descriptor_type != fl.DescriptorType.CMD:
         raise InvalidArgument("the descriptor must be a command", field="descriptor")
-    return parse(descriptor.command)
+    return parse_request(descriptor.command)
 
 
 def _chunks(reader: Any) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None]]:
@@ -235,7 +235,8 @@ def _chunks(reader: Any) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None
         except StopIteration:
             return
         metadata = chunk.app_metadata
-        yield parse(metadata.to_pybytes()) if metadata is not None else {}, chunk.data
+        header = parse_request(metadata.to_pybytes()) if metadata is not None else {}
+        yield header, chunk.data
 
 
 @contextmanager

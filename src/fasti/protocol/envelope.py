@@ -15,9 +15,12 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from fasti.errors import InvalidArgument
+from fasti.protocol.ipc_check import BATCHES_MAX, check_stream
 
 _LENGTH = struct.Struct("<I")
 _PARTS_MAX = 10_000
+# JSON takes up to 30 times its bytes when it is read.
+_JSON_BYTES_MAX = 8 << 20
 
 Header = dict[str, Any]
 
@@ -31,8 +34,12 @@ def pack(header: Header, parts: Sequence[pa.RecordBatch | pa.Table] = ()) -> byt
     return b"".join([_LENGTH.pack(len(text)), text, *bodies])
 
 
-def unpack(body: pa.Buffer | bytes) -> tuple[Header, list[pa.Table]]:
-    """The header (without `parts`) and the parts. Raises `invalid_argument` on anything else."""
+def unpack(body: pa.Buffer | bytes, *, of_request: bool = False) -> tuple[Header, list[pa.Table]]:
+    """The header (without `parts`) and the parts. Raises `invalid_argument` on anything else.
+
+    `of_request`: a stranger may have made it. What would need much more memory than it has bytes
+    is refused before it is unpacked.
+    """
     buffer = pa.py_buffer(body)
     if len(buffer) < _LENGTH.size:
         raise InvalidArgument("an envelope begins with the length of its header", field="body")
@@ -42,19 +49,31 @@ def unpack(body: pa.Buffer | bytes) -> tuple[Header, list[pa.Table]]:
         raise InvalidArgument(
             f"the header should have {length} bytes and the body has {len(buffer)}", field="body"
         )
-    header = parse(buffer[_LENGTH.size : begin].to_pybytes())
+    text = buffer[_LENGTH.size : begin].to_pybytes()
+    header = parse_request(text) if of_request else parse(text)
     sizes = header.pop("parts", [])
     if not isinstance(sizes, list) or len(sizes) > _PARTS_MAX:
         raise InvalidArgument("parts is a list of sizes", field="parts", limit=_PARTS_MAX)
-    parts = []
+    bodies = []
     for size in sizes:
         if type(size) is not int or size < 0 or begin + size > len(buffer):
             raise InvalidArgument("a part is longer than the body", field="parts")
-        parts.append(_decode(buffer[begin : begin + size]))
+        bodies.append(buffer[begin : begin + size])
         begin += size
     if begin != len(buffer):
         raise InvalidArgument("the body goes on behind its last part", field="parts")
-    return header, parts
+    if of_request:
+        _check(bodies)
+    return header, [_decode(part) for part in bodies]
+
+
+def parse_request(text: bytes) -> Header:
+    """A JSON object that a stranger may have made."""
+    if len(text) > _JSON_BYTES_MAX:
+        raise InvalidArgument(
+            f"this JSON has {len(text)} bytes", field="json", limit=_JSON_BYTES_MAX
+        )
+    return parse(text)
 
 
 def parse(text: bytes) -> Header:
@@ -85,10 +104,24 @@ def _encode(part: pa.RecordBatch | pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def _check(bodies: list[pa.Buffer]) -> None:
+    """All of them before the first is read: what is refused has cost nothing."""
+    try:
+        batches = sum(map(check_stream, bodies))
+    except (pa.ArrowException, OSError, ValueError, struct.error, IndexError) as error:
+        raise _not_arrow(error) from error
+    if batches > BATCHES_MAX:
+        raise InvalidArgument("too many batches", field="parts", limit=BATCHES_MAX)
+
+
 def _decode(body: pa.Buffer) -> pa.Table:
     try:
         table = pa.ipc.open_stream(body).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InvalidArgument(f"a part is not an Arrow stream: {error}", field="parts") from error
+        raise _not_arrow(error) from error
     return table
+
+
+def _not_arrow(error: Exception) -> InvalidArgument:
+    return InvalidArgument(f"a part is not an Arrow stream: {error}", field="parts")

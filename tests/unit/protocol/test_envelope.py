@@ -62,6 +62,8 @@ def test_no_bytes_break_it(noise: bytes) -> None:
     for attempt in (noise, body(b"{}", noise), body(b'{"parts":[%d]}' % len(noise), noise)):
         with contextlib.suppress(InvalidArgument):
             unpack(attempt)
+        with contextlib.suppress(InvalidArgument):
+            unpack(attempt, of_request=True)
 
 
 @given(st.data())
@@ -69,10 +71,18 @@ def test_a_damaged_part_is_refused_or_read(data: st.DataObject) -> None:
     whole = bytearray(pack({}, [OTHER]))
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
-    with contextlib.suppress(InvalidArgument):
-        unpack(bytes(whole))
+    for of_request in (False, True):
+        with contextlib.suppress(InvalidArgument):
+            unpack(bytes(whole), of_request=of_request)
 
 
 def test_deep_json_is_refused() -> None:
     with pytest.raises(InvalidArgument):
         parse(b'{"a":' * 100_000)
+
+
+def test_json_of_a_request_is_bounded() -> None:
+    text = b'{"a":"' + b"x" * (8 << 20) + b'"}'
+    assert len(unpack(body(text))[0]["a"]) == 8 << 20
+    with pytest.raises(InvalidArgument):
+        unpack(body(text), of_request=True)

@@ -86,6 +86,8 @@ class Intake:
                 raise misshapen
             self._waiting.put(_Pending(self._submit(metadata, batch), size_bytes))
         except FastiError as error:
+            # Tracebacks would keep the batch until the next full collection of garbage.
+            error.__cause__ = error.__context__ = error.__traceback__ = None
             if self._ordered:
                 self._refused = error
             self._waiting.put(_Pending(error, size_bytes))
