@@ -63,6 +63,12 @@ format: $(STAMP)  ## put the code into its format and fix what can be fixed
 bench: $(STAMP)  ## measure the engine on this machine
 	$(BIN)/fasti bench engine $(ARGS)
 
+MINUTES ?= 60
+
+.PHONY: soak
+soak: $(STAMP)  ## clients come, go and are killed for MINUTES; the broker must not grow
+	$(BIN)/fasti bench soak --minutes $(MINUTES) $(ARGS)
+
 .PHONY: docs
 docs: $(STAMP)  ## write the pages that are made from the code
 	$(BIN)/python docs/generate.py

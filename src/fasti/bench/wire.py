@@ -51,6 +51,12 @@ class ClientProcess:
         self._process.stdout.close()
         return found
 
+    def kill(self) -> None:
+        """Ends it in the middle, as a crash would."""
+        self._process.kill()
+        # Its pipes go with it.
+        self._process.communicate()
+
     def _line(self) -> bytes:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

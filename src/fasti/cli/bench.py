@@ -171,6 +171,31 @@ def spark(
     _print(found, as_json)
 
 
+@app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 60.0,
+    clients: Annotated[int, typer.Option(min=10, help="How many at a time.")] = 50,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Clients that come, go and are killed; a broker that must not grow.
+
+    Prints the broker's memory without mapped files, threads, descriptors and use of its memory
+    budget each minute, and ends with code 1 if its memory grew by 2 % or more between the second
+    and the last quarter. The load uses about a core.
+    """
+    from fasti.bench.soak import soak as measure
+
+    def show(sample: dict[str, Any]) -> None:
+        typer.echo("  ".join(f"{name} {value}" for name, value in sample.items()), err=as_json)
+
+    with terminated_softly():
+        found = measure(directory, minutes, clients, show)
+    _print(found if as_json else {**found, "samples": len(found["samples"])}, as_json)
+    if found["flat"] is False:
+        raise typer.Exit(1)
+
+
 @contextmanager
 def _stepping(total: int) -> Iterator[Callable[[str], None]]:
     """Like `_showing`, with a bar: each phase that begins ends the one before."""

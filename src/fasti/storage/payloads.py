@@ -31,7 +31,9 @@ from fasti.storage.runs import PAYLOAD_SCHEMA, unseal
 
 Int64s = NDArray[np.int64]
 
-_CACHED_BATCHES = 4096
+# A batch of one row holds on to kilobytes, whatever it says of its bytes: its objects, and the piece
+# of the network's buffer that it came in. So batches are counted too.
+_BATCHES_MAX = 4096
 # The function behind `Array.take`, without the look-ups and checks around it: many small calls.
 _TAKE = pc.get_function("array_take")
 _UNCHECKED = pc.TakeOptions(boundscheck=False)
@@ -99,7 +101,7 @@ class Payloads:
             self._kept[frame] = _Stored(rows.batch, at_us)
             self._kept_bytes += rows.batch.nbytes
             written = self._journal.last_sequence
-            while self._kept_bytes > self._kept_bytes_max:
+            while self._kept_bytes > self._kept_bytes_max or len(self._kept) > _BATCHES_MAX:
                 oldest = next(iter(self._kept))
                 if oldest > written:
                     return
@@ -213,7 +215,7 @@ class Payloads:
             found = _Stored(rows.batch, at_us)
         with self._lock:
             self._cache[in_run, number] = found
-            while len(self._cache) > _CACHED_BATCHES:
+            while len(self._cache) > _BATCHES_MAX:
                 self._cache.popitem(last=False)
         return found
 

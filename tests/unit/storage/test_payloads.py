@@ -14,6 +14,7 @@ from fasti.core.keys import Rows
 from fasti.core.replies import Frame
 from fasti.core.rows.location import in_block, in_frame
 from fasti.errors import Corruption, Gone, NotFound
+from fasti.storage import payloads as payloads_module
 from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame as StoredFrame
 from fasti.storage.memory import MemoryBlocks, MemoryJournal
@@ -154,6 +155,22 @@ def test_frames_stay_in_memory_until_they_are_written() -> None:
     assert 1 not in payloads._kept
     read = payloads.gather(int64s(int(in_frame(1, 1))))
     assert read.column("payload").to_pylist() == [b"a" * 90 + b"1"]
+
+
+def test_small_frames_in_memory_are_bounded_by_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each holds on to kilobytes, though its batch says that it has a few bytes."""
+    monkeypatch.setattr(payloads_module, "_BATCHES_MAX", 10)
+    journal = MemoryJournal()
+    payloads = Payloads(journal, MemoryBlocks())
+    for number in range(1, 31):
+        rows = rows_of(f"{number}-", 1)
+        payloads.keep(number, rows, AT_US)
+        append(journal, rows)
+    assert len(payloads._kept) <= 11
+    read = payloads.gather(in_frame(int64s(1, 30), int64s(0, 0)))
+    assert read.column("payload").to_pylist() == [b"1-0", b"30-0"]
 
 
 def test_a_row_that_is_named_often_counts_as_often() -> None:

@@ -1,7 +1,7 @@
 """The latest durable changes of key-value topics that somebody watches or scans.
 
 A ring holds what each group of frames did to one topic, from a position on (`base`) and up to the
-last frame that is durable (`reached`), within a bound of rows and bytes: what is older is read from
+last frame that is durable (`reached`), within a bound of rows, bytes and moments: what is older is read from
 the journal. The committer's thread fills the rings, before anybody is told that a change happened;
 any thread reads them.
 
@@ -26,6 +26,8 @@ from fasti.core.replies import Frame
 
 ROWS_MAX = 65_536
 BYTES_MAX = 16 << 20
+# One of a single row holds on to kilobytes, whatever its batch says of its bytes.
+MOMENTS_MAX = 4_096
 # Rings without readers that are kept: somebody whose connection was lost comes back to them.
 _IDLE_MAX = 16
 
@@ -139,7 +141,7 @@ class Ring:
             self._moments.append(moment)
             self._rows += moment.rows
             self._bytes += moment.size_bytes
-            while self._rows > ROWS_MAX or self._bytes > BYTES_MAX:
+            while self._is_full():
                 dropped = self._drop_first()
                 if self._base is not None:
                     self._base = max(self._base, dropped.position)
@@ -154,6 +156,10 @@ class Ring:
             for listener in self._listeners:
                 listener(None)
             self._changed.notify_all()
+
+    def _is_full(self) -> bool:
+        rows, size_bytes = self._rows > ROWS_MAX, self._bytes > BYTES_MAX
+        return rows or size_bytes or len(self._moments) > MOMENTS_MAX
 
     def _drop_first(self) -> Moment:
         dropped = self._moments.popleft()

@@ -1,0 +1,27 @@
+"""The soak itself: its clients leave nothing behind, and its judgement tells growth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fasti.bench.soak import judged, soak
+
+
+def test_clients_come_and_go_and_the_broker_is_sampled(tmp_path: Path) -> None:
+    shown: list[dict[str, Any]] = []
+    found = soak(tmp_path, minutes=0.05, clients=10, show=shown.append, sample_s=0.75)
+    assert len(shown) == len(found["samples"]) == 4
+    assert found["last_crowds"]["lives"] > 0
+    assert found["last_crowds"]["errors"] == 0, found["last_crowds"]["last_error"]
+    assert all(sample["resident_mb"] > 10 and sample["threads"] > 5 for sample in shown)
+
+
+def test_growth_between_the_second_and_the_last_quarter_is_told() -> None:
+    def samples(*resident: float) -> list[dict[str, Any]]:
+        others = {"threads": 9, "descriptors": 9, "memory_used_mb": 0}
+        return [{"resident_mb": mb, **others} for mb in resident]
+
+    assert judged(samples(10, 100, 90, 101))["flat"] is True
+    assert judged(samples(10, 100, 200, 103))["flat"] is False
+    assert judged(samples(10, 100))["flat"] is None
