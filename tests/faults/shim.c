@@ -37,7 +37,7 @@ struct control {
     int32_t unused;
     int32_t error;           /* errno of the failing calls; 0: none fails */
     int32_t calls;           /* which calls fail: bits of the enum above */
-    char path_part[240];     /* of the files whose calls fail */
+    char path_part[240];     /* of the files whose calls fail; several: a|b */
 };
 
 static struct control none;
@@ -62,10 +62,21 @@ static int counts(int64_t *left) {
     return before != 0;
 }
 
+static int is_named(const char *path) {
+    char parts[sizeof faults->path_part], *rest, *part;
+    memcpy(parts, faults->path_part, sizeof parts);
+    if (!parts[0])
+        return 1;
+    for (part = strtok_r(parts, "|", &rest); part; part = strtok_r(NULL, "|", &rest))
+        if (strstr(path, part))
+            return 1;
+    return 0;
+}
+
 static int fails_at(const char *path, int call) {
     if ((!faults->error && !faults->hangs) || !(faults->calls & call))
         return 0;
-    if (!path || !strstr(path, faults->path_part))
+    if (!path || !is_named(path))
         return 0;
     if (counts(&faults->skipped) || !counts(&faults->remaining))
         return 0;

@@ -66,7 +66,7 @@ class MachineFaults:
         self, calls: Calls, error: int, path_part: str, times: int = -1, after: int = 0
     ) -> None:
         """The next `times` such calls on files whose path has that part fail with that errno, but
-        for the first `after`. Of a rename the old name counts.
+        for the first `after`. `a|b`: either part. Of a rename the old name counts.
         """
         self._set(calls, path_part, times, after)
         self._mapped[_ERROR_AT : _ERROR_AT + 4] = struct.pack("=i", error)

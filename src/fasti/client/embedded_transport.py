@@ -71,7 +71,7 @@ class EmbeddedTransport:
                 if data is None:
                     raise ValueError("data, files or service must be given")
                 files = LocalFiles(data)
-            service = Service(Shard(files, settings), Metrics())
+            service = _opened(Shard(files, settings))
         self.service = service
         self.clock = clock or LocalClock(service.shard.clock)
         self._open: set[_ProduceStream | _ConsumeStream] = set()
@@ -177,6 +177,15 @@ class EmbeddedTransport:
     def _forget(self, stream: _ProduceStream | _ConsumeStream) -> None:
         with self._lock:
             self._open.discard(stream)
+
+
+def _opened(shard: Shard) -> Service:
+    """A service for the shard, which is closed if there can't be one: it has the directory's lock."""
+    try:
+        return Service(shard, Metrics())
+    except BaseException:
+        shard.close(checkpoint=False)
+        raise
 
 
 class _ProduceStream:

@@ -114,6 +114,8 @@ class FileJournal:
         self._segment_bytes = segment_bytes
         self._spares = Spares(files, directory, segment_bytes, -(-reserve // segment_bytes))
         self._trimming = threading.Lock()
+        # A segment that was trimmed and is still on the disk; its size if it may be a spare, else 0.
+        self._leaving: tuple[str, int] | None = None
         self._failure: str | None = None
         self._closed = False
         self._in_group = False
@@ -394,14 +396,25 @@ class FileJournal:
 
     def trim(self, through: int) -> None:
         with self._trimming:
-            while (segment := self._table.detach(through)) is not None:
-                size = len(segment.view)
-                unread = segment.let_go()
-                segment.file.close()
-                if unread:
-                    self._spares.recycle(segment.name, size)
+            while self._leaving is not None or self._take_out(through):
+                # One that could not go is tried again before the next: no hole may come about.
+                assert self._leaving is not None
+                name, size = self._leaving
+                if size:
+                    self._spares.recycle(name, size)
                 else:
-                    self._spares.discard(segment.name)
+                    self._spares.discard(name)
+                self._leaving = None
+
+    def _take_out(self, through: int) -> bool:
+        segment = self._table.detach(through)
+        if segment is None:
+            return False
+        size = len(segment.view)
+        unread = segment.let_go()
+        segment.file.close()
+        self._leaving = (segment.name, size if unread else 0)
+        return True
 
     def sealed(self) -> list[Sealed]:
         return self._table.sealed()

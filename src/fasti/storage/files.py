@@ -309,15 +309,22 @@ class LocalLock:
         with _translating(str(path)):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            pid = self._owner()
+            self._take(path)
+        except BaseException:
+            # A lock that stays taken would shut this very process out for good.
             self.release()
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise translated(error, str(path)) from error
-            whom = f"process {pid}" if pid else "another process"
-            raise DataDirLocked(f"{path.parent} is in use by {whom}", pid=pid) from error
+            raise
+
+    def _take(self, path: Path) -> None:
         with _translating(str(path)):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                pid = self._owner()
+                whom = f"process {pid}" if pid else "another process"
+                raise DataDirLocked(f"{path.parent} is in use by {whom}", pid=pid) from error
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 

@@ -18,8 +18,9 @@ thread prepares at a time, and whoever comes meanwhile waits for its spare inste
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
-from fasti.errors import NotFound
+from fasti.errors import FastiError, NotFound
 from fasti.storage.files import Files
 
 READY = ".ready"
@@ -85,7 +86,13 @@ class Spares:
             self._serial += 1
             stem = f"{self._directory}/spare-{self._serial:08d}"
         self._files.create(stem + PREPARING, size_bytes or self.size_bytes).close()
-        self._files.rename(stem + PREPARING, stem + READY)
+        try:
+            self._files.rename(stem + PREPARING, stem + READY)
+        except BaseException:
+            # It is tried again every second: what is left each time would fill the disk.
+            with suppress(FastiError):
+                self._files.delete(stem + PREPARING)
+            raise
         return stem + READY
 
     def prepare(self) -> bool:
@@ -100,7 +107,7 @@ class Spares:
         """Take a segment file out of service: keep it as a spare, or delete it.
 
         Its old name is durably gone before the file can be used again: otherwise a crash could
-        bring the old name back with new content under it.
+        bring the old name back with new content under it. When it raises it may be called again.
         """
         if size_bytes != self.size_bytes or self.count >= self.kept_max:
             self.discard(name)
@@ -108,14 +115,21 @@ class Spares:
         with self._lock:
             self._serial += 1
             spare = f"{self._directory}/spare-{self._serial:08d}{READY}"
-        self._files.rename(name, spare)
-        self._files.sync_directory(self._directory)
+        try:
+            self._files.rename(name, spare)
+        except NotFound:
+            self._files.sync_directory(self._directory)
+            return
+        try:
+            self._files.sync_directory(self._directory)
+        except BaseException:
+            with suppress(FastiError):
+                self._files.delete(spare)
+            raise
         self.give_back(spare)
 
     def discard(self, name: str) -> None:
-        """Delete a file durably."""
-        try:
+        """Delete a file durably. When it raises it may be called again."""
+        with suppress(NotFound):
             self._files.delete(name)
-        except NotFound:
-            return
         self._files.sync_directory(self._directory)

@@ -125,10 +125,12 @@ class ShardStore:
 
     def close(self) -> None:
         """Lets go of the directory. Syncs nothing: whoever closes has done that."""
-        self.journal.close()
-        if self._is_loaded:
-            copies.mark_closed(self._files)
-        self._lock.release()
+        try:
+            self.journal.close()
+            if self._is_loaded:
+                copies.mark_closed(self._files)
+        finally:
+            self._lock.release()
 
     # Opening
 
