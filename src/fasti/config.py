@@ -42,6 +42,8 @@ class ShardSettings:
     # up to so many bytes.
     feed_age_us: int = 7 * DAY_US
     feed_bytes: int = 1 << 30
+    # A thread that makes no progress for so long, though it has work, is told by health.
+    stall_us: int = 30_000_000
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class ShardSettings:
             "checkpoint_bytes",
             "checkpoint_bytes_per_s",
             "backup_bytes_per_s",
+            "stall_us",
         ):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive", field=name, limit=1)

@@ -168,7 +168,8 @@ def test_every_rule_says_how_bad_it_is_and_what_to_do() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["expr"].count("(") == rule["expr"].count(")")
         used = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
-        assert used <= {"instance", "topic", "group", "op", "code", "command", "direction"}
+        known = {"instance", "topic", "group", "op", "code", "command", "direction", "thread"}
+        assert used <= known
 
 
 def test_commands_that_rules_name_are_there() -> None:

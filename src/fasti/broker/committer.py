@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.threads import Threads
 from fasti.config import Durability
 from fasti.core.replies import Step
 from fasti.errors import FastiError, StorageFailed
@@ -86,6 +87,7 @@ class Committer:
         fail: Callable[[FastiError, list[Work]], None],
         wrote: Callable[[], None],
         synced: Callable[[], None] = lambda: None,
+        threads: Threads | None = None,
     ) -> None:
         self._store = store
         self._show, self._answer, self._fail = show, answer, fail
@@ -105,8 +107,12 @@ class Committer:
         self.written_bytes = store.tail_bytes
         self.sync_seconds: deque[float] = deque(maxlen=_SYNCS_KEPT)
         self.sync_times = Distribution(_SYNC_BOUNDS_S)
-        self._thread = threading.Thread(target=self._run, name="fasti-committer", daemon=True)
-        self._thread.start()
+        # What it is about to make durable, and the sync that sessions wait for.
+        self._batch: list[Work] = []
+        self._commit: Commit | None = None
+        threads = threads or Threads()
+        self._worker = threads.worker("fasti-committer", self._run, self._died)
+        self._worker.start()
 
     def take(self, work: Work) -> None:
         """The sequencer hands a step over; waits when the disk is too far behind."""
@@ -145,12 +151,16 @@ class Committer:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join()
+        self._worker.join()
 
     def _run(self) -> None:
         synced_at = time.monotonic()
         while True:
-            batch, commit = self._next(synced_at), Commit()
+            self._worker.idle()
+            batch = self._next(synced_at)
+            self._worker.busy()
+            commit = self._commit = Commit()
+            self._batch = batch or []
             try:
                 if not batch and not self._unsynced:
                     # Idle, or the end: it is recorded that the last frame was synced.
@@ -165,21 +175,24 @@ class Committer:
                     self._sync()
                     synced_at = time.monotonic()
             except FastiError as error:
-                self._give_up(error, batch or [], commit)
+                self._give_up(error)
                 return
-            except Exception as error:
-                problem = StorageFailed(f"the committer failed: {error!r}")
-                self._give_up(problem, batch or [], commit)
-                return
-            commit.settle(True)
+            self._settle(True)
             self.committed += any(work.frames for work in batch)
-            try:
-                for work in batch:
-                    self._answer(work)
-            except Exception as error:
-                # It is durable; those who were not answered are told that nobody can say so.
-                self._give_up(StorageFailed(f"the committer failed: {error!r}"), batch)
-                return
+            for work in batch:
+                self._answer(work)
+            self._batch = []
+
+    def _died(self, error: BaseException) -> None:
+        """By a fault of the program. What was made durable before it, and not yet answered, is told
+        that nobody can say so.
+        """
+        self._give_up(StorageFailed(f"the committer failed: {error!r}"))
+
+    def _settle(self, durable: bool) -> None:
+        commit, self._commit = self._commit, None
+        if commit is not None:
+            commit.settle(durable)
 
     def _next(self, synced_at: float) -> list[Work] | None:
         """What to write now: [] when it is only time to sync or mark, None at the end."""
@@ -235,12 +248,11 @@ class Committer:
             # Answers have left before; who follows what is durable is told now.
             self._synced()
 
-    def _give_up(self, error: FastiError, batch: list[Work], commit: Commit | None = None) -> None:
-        if commit is not None:
-            commit.settle(False)
+    def _give_up(self, error: FastiError) -> None:
+        self._settle(False)
         with self._changed:
             self._failed = True
-            undone = [*batch, *self._waiting]
+            undone = [*self._batch, *self._waiting]
             self._waiting.clear()
             self._changed.notify_all()
         self._fail(error, undone)

@@ -1,7 +1,7 @@
 """The housekeeper: checkpoints, slices of runs, and spare journal segments, in the background.
 
-One thread for checkpoints, because they are long, and one for what must not wait for them. A
-checkpoint keeps to a byte rate, so that its writes don't stand in the way of the journal's syncs;
+One thread for checkpoints, because they are long, and one each for what must not wait for them: what
+fails is tried again, and one that dies all the same is run again, with what it had in hand. A checkpoint keeps to a byte rate, so that its writes don't stand in the way of the journal's syncs;
 when the journal has grown far beyond what a checkpoint was to begin at, it goes faster.
 """
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fasti.broker.futures import uncancellable
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.threads import Worker
 from fasti.core.commands import RunsInstalled
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked
@@ -50,7 +51,7 @@ class Housekeeper:
         self._working_now = 0
         self._spare_asked = self._making = False
         self.checkpoints = 0
-        self.last_error: Exception | None = None
+        self.last_error: BaseException | None = None
         # For metrics: what checkpoints took and wrote, and which old blocks they made needless.
         self.failures = 0
         self.checkpoint_times = Distribution(_CHECKPOINT_BOUNDS_S)
@@ -59,16 +60,17 @@ class Housekeeper:
         self.written_bytes = 0
         self.compacted_blocks = 0
         self.compacted_bytes = 0
-        self._threads = [
-            threading.Thread(target=self._run_checkpoints, name="fasti-checkpoint", daemon=True),
-            threading.Thread(target=self._run_slices, name="fasti-slices", daemon=True),
-            threading.Thread(target=self._run_spares, name="fasti-spares", daemon=True),
-        ]
+        # The slice that is being read.
+        self._slice: tuple[Asked, Engine] | None = None
+        self._checkpointer = shard.threads.worker("fasti-checkpoint", self._run_checkpoints)
+        self._slicer = shard.threads.worker("fasti-slices", self._run_slices)
+        self._preparer = shard.threads.worker("fasti-spares", self._run_spares)
+        self._workers = [self._checkpointer, self._slicer, self._preparer]
 
     def start(self) -> None:
         """Begins."""
-        for thread in self._threads:
-            thread.start()
+        for worker in self._workers:
+            worker.start()
 
     def stop(self) -> None:
         """Ends when what is under way is done."""
@@ -76,8 +78,12 @@ class Housekeeper:
             self._stopping = True
             self._changed.notify_all()
         self._slices.put(None)
-        for thread in self._threads:
-            thread.join()
+        for worker in self._workers:
+            worker.join()
+        with self._changed:
+            asked, self._asked = self._asked, []
+        for future in asked:
+            future.set_exception(Closed("the shard is closed"))
 
     def look(self) -> None:
         """The committer wrote something: is there a checkpoint or a segment to prepare?"""
@@ -123,8 +129,14 @@ class Housekeeper:
     # Slices and spares
 
     def _run_slices(self) -> None:
-        while (item := self._slices.get()) is not None:
-            wanted, engine = item
+        while True:
+            # One that was under way when this thread died comes first: the engine waits for it.
+            self._slicer.idle()
+            self._slice = self._slice or self._slices.get()
+            if self._slice is None:
+                return
+            self._slicer.busy()
+            wanted, engine = self._slice
             try:
                 loaded = self._shard.store.answer(wanted)
             except Exception as error:
@@ -135,55 +147,81 @@ class Housekeeper:
                 loaded = wanted.failed()
             with suppress(Closed):
                 self._shard.submit([loaded], engine)
+            self._slice = None
 
     def _run_spares(self) -> None:
         while True:
-            wait: float | None = None
-            with self._changed:
-                asked, self._spare_asked = self._spare_asked, False
-                self._making = True
-            try:
-                with self._working():
-                    while self._shard.store.journal.prepare_spare():
-                        pass
-            except StorageFull as error:
-                self.last_error = error
-                wait = _RETRY_S
-                # Messages go before backups: what these hold is deleted by the next checkpoint.
-                self._shard.holds.drop_all()
-                with self._working():
-                    if self._shard.store.give_up_feed():
-                        wait = 0.0
-            except Exception as error:
-                self.last_error = error
-                wait = _RETRY_S
-            self._making = False
-            self._shard.room.look()
-            if self._shard.room.full:
-                wait = _RETRY_S if wait is None else wait
-            if asked:
-                self._shard.wake()
+            self._preparer.busy()
+            wait = self._prepare()
+            self._preparer.idle()
             with self._changed:
                 if self._stopping:
                     return
                 if not self._spare_asked:
                     self._changed.wait(wait)
 
+    def _prepare(self) -> float | None:
+        """Makes the segments that are wanted; after which time to look again, None if all are there.
+
+        However it ends, the sequencer is told: it may wait for room, also if it asked for none just now.
+        """
+        with self._changed:
+            self._spare_asked = False
+            self._making = True
+        try:
+            wait = self._make_spares()
+        finally:
+            self._making = False
+            self._shard.wake()
+        if wait is None:
+            # What a disk says to have free is not what it gives: a segment had to be got first.
+            self._shard.room.look()
+            return _RETRY_S if self._shard.room.full else None
+        return wait
+
+    def _make_spares(self) -> float | None:
+        try:
+            with self._working():
+                while self._shard.store.journal.prepare_spare():
+                    self._preparer.busy()
+        except StorageFull as error:
+            self.last_error = error
+            # Messages go before backups: what these hold is deleted by the next checkpoint.
+            self._shard.holds.drop_all()
+            return 0.0 if self._give_up_feed() else _RETRY_S
+        except Exception as error:
+            self.last_error = error
+            return _RETRY_S
+        return None
+
+    def _give_up_feed(self) -> bool:
+        """On a full disk; on a disk so full or ill that this fails too there is only waiting."""
+        try:
+            with self._working():
+                return self._shard.store.give_up_feed()
+        except Exception as error:
+            self.last_error = error
+            return False
+
     # Checkpoints
 
     def _run_checkpoints(self) -> None:
         while True:
+            self._checkpointer.idle()
             asked = self._next_checkpoint()
             if asked is None:
                 return
+            self._checkpointer.busy()
             try:
                 self._checkpoint()
-            except Exception as error:
+            except BaseException as error:
                 self.last_error = error
                 self.failures += 1
                 _log.warning("a checkpoint was given up and will be tried again: %s", error)
                 for future in asked:
                     future.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping or self._asked, _RETRY_S)
             else:
@@ -240,6 +278,7 @@ class Housekeeper:
     def _tidy_up(self, engine: Engine) -> None:
         """Lets the engine give back what traffic left behind, a piece between any two steps."""
         for _ in range(_TIDY_PIECES_MAX):
+            self._checkpointer.busy()
             if not self._shard.run(engine.tidy).result():
                 return
 
@@ -251,7 +290,7 @@ class Housekeeper:
 
     def _write(self, store: ShardStore, plan: Plan) -> tuple[Written, RunsInstalled]:
         shard = self._shard
-        pacer = _Pacer(shard, self._check_not_paused)
+        pacer = _Pacer(shard, self._check_not_paused, self._checkpointer)
         with self._working():
             if shard.store is not store:
                 # It has recovered since the plan was made: this is no longer the directory's.
@@ -299,8 +338,8 @@ class Housekeeper:
 class _Pacer:
     """Spreads a checkpoint's writes over time."""
 
-    def __init__(self, shard: Shard, check: Callable[[], None]) -> None:
-        self._shard, self._check = shard, check
+    def __init__(self, shard: Shard, check: Callable[[], None], worker: Worker) -> None:
+        self._shard, self._check, self._worker = shard, check, worker
         self._free_at = time.monotonic()
 
     def wait(self, size_bytes: int) -> None:
@@ -309,4 +348,7 @@ class _Pacer:
         behind = self._shard.committer.written_bytes / settings.checkpoint_bytes
         rate = settings.checkpoint_bytes_per_s * max(1.0, behind)
         self._free_at = max(self._free_at, time.monotonic()) + size_bytes / rate
+        # However slow it is told to be, that is no standstill.
+        self._worker.idle()
         time.sleep(max(0.0, self._free_at - time.monotonic()))
+        self._worker.busy()

@@ -2,7 +2,7 @@
 
 `text` is for people: time, level, message, then the fields. `json` is for programs: one object per
 line with `time`, `level`, `logger`, `message`, the fields as they are, and `error` with a trace.
-Fields are given with `extra={"fields": {...}}`.
+Fields are given with `extra={"fields": {...}}`, the stack of a thread as `stack` beside them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Lines(logging.Formatter):
             line += f" {name}={shown!r}" if " " in shown or not shown else f" {name}={shown}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
+        if stack := getattr(record, "stack", ""):
+            line += "\n" + stack
         return line
 
 
@@ -58,4 +60,6 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             made["error"] = self.formatException(record.exc_info)
+        if stack := getattr(record, "stack", ""):
+            made["stack"] = stack
         return json.dumps(made, default=str, ensure_ascii=False)

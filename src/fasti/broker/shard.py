@@ -42,10 +42,12 @@ from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.faults import Faults
 from fasti.broker.feed import Feed
 from fasti.broker.futures import uncancellable
+from fasti.broker.health import Pulse
 from fasti.broker.holds import Holds
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.room import Room
 from fasti.broker.session import Session
+from fasti.broker.threads import Queue, Threads
 from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
@@ -68,6 +70,7 @@ from fasti.core.work import StepFailed
 from fasti.errors import (
     Closed,
     FastiError,
+    InternalError,
     InvalidArgument,
     OutcomeUnknown,
     Overloaded,
@@ -153,11 +156,22 @@ class Shard:
         self.engine: Engine
         self.committer: Committer
         self.holds = Holds()
+        # What is produced waits for room; whoever takes some counts it.
+        self._produced = Queue("produce", lambda: bool(self._bulk))
+        self.threads = Threads(self.settings.stall_us / 1e6)
+        self.threads.add(self._produced)
+        # It refuses what waits by itself, and whoever has the shard ends.
+        self._worker = self.threads.worker("fasti-sequencer", self._run, lambda error: None)
         self.housekeeper = Housekeeper(self)
+        self.pulse = Pulse(self)
         self._open(None)
-        self._thread = threading.Thread(target=self._run, name="fasti-sequencer", daemon=True)
-        self._thread.start()
-        self.housekeeper.start()
+        try:
+            self._worker.start()
+            self.housekeeper.start()
+            self.threads.start()
+        except BaseException:
+            self.close(checkpoint=False)
+            raise
 
     def _open(self, cut_after: int | None) -> None:
         settings = self.settings
@@ -175,6 +189,7 @@ class Shard:
                 self._fail,
                 self.housekeeper.look,
                 self.feed.synced,
+                self.threads,
             )
         except BaseException:
             self.store.close()
@@ -248,7 +263,7 @@ class Shard:
 
     def wait_ended(self) -> None:
         """Returns when the sequencer takes nothing any more: closed, or failed for good."""
-        self._thread.join()
+        self._worker.wait()
 
     def checkpoint(self) -> None:
         """Writes a checkpoint now and returns when it is complete."""
@@ -289,12 +304,18 @@ class Shard:
             with self._wakeup:
                 self._closing = True
                 self._wakeup.notify()
-            self._thread.join()
+            self._worker.join()
             self.committer.stop()
+            self.threads.stop()
             for session in list(self.sessions.values()):
                 session.lose()
-            self.store.close()
             self._closed = True
+            self.store.close()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it takes nothing any more: closed, or failed for good."""
+        return self._stopped
 
     @property
     def failed(self) -> bool:
@@ -313,7 +334,9 @@ class Shard:
         requests: list[Request] = []
         try:
             while True:
+                self._worker.idle()
                 requests, calls = self._wait(wake)
+                self._worker.busy()
                 for function, answer in calls:
                     _carry_out(function, answer)
                 if self._failure is not None and not self._recover():
@@ -323,6 +346,9 @@ class Shard:
                 tick = self._ticks.look(wake.wake_at_tick if wake is not None else None)
                 wake = self._step(requests, tick)
                 requests = []
+        except BaseException as error:
+            self._failure = InternalError(f"the sequencer failed: {error!r}")
+            raise
         finally:
             self._refuse(requests)
 
@@ -349,11 +375,13 @@ class Shard:
             taken: list[Request] = []
             rows = 0
             bulk = self._bulk if self._closing or self._may_take_bulk() else ()
+            produced = len(self._bulk)
             for queue in (self._urgent, bulk):
                 while queue and _fits(taken, rows, queue[0]):
                     taken.append(queue.popleft())
                     rows += taken[-1].rows
             self._inbox_rows -= rows
+            self._produced.progress += produced != len(self._bulk)
             return taken, calls
 
     def _may_take_bulk(self) -> bool:
@@ -531,21 +559,19 @@ class Shard:
 
     def _fail(self, error: FastiError, undone: list[Work]) -> None:
         """The journal failed: nobody whose work is not durable is told ok."""
-        definite = isinstance(error, StorageFull)
-        if definite:
-            rows = (request.size_bytes for work in undone for request in work.requests)
-            self._note_full(sum(rows) + _FRAME_OVERHEAD_BYTES)
-        for work in undone:
-            for request in work.requests:
-                if request.answer.done():
-                    continue
-                if definite:
-                    request.answer.set_exception(_full(error))
-                else:
-                    request.answer.set_exception(OutcomeUnknown(f"storage failed: {error}"))
-        with self._wakeup:
-            self._failure = error
-            self._wakeup.notify()
+        requests = [request for work in undone for request in work.requests]
+        full = isinstance(error, StorageFull)
+        try:
+            for request in requests:
+                if not request.answer.done():
+                    unknown = OutcomeUnknown(f"storage failed: {error}")
+                    request.answer.set_exception(_full(error) if full else unknown)
+            if full:
+                self._note_full(sum(each.size_bytes for each in requests) + _FRAME_OVERHEAD_BYTES)
+        finally:
+            with self._wakeup:
+                self._failure = error
+                self._wakeup.notify()
 
     def _recover(self) -> bool:
         """Drops the engine and loads it again; False if that can't be done either."""
@@ -560,6 +586,8 @@ class Shard:
             session.lose()
         self.store.close()
         while True:
+            # Opening a large directory takes its time: it recovers, and doesn't stand still.
+            self._worker.idle()
             self._hold_on()
             try:
                 self._open(synced)
@@ -573,6 +601,7 @@ class Shard:
             except Exception as error:
                 self._failure = error if isinstance(error, FastiError) else FastiError(repr(error))
                 return False
+        self._worker.busy()
         self.feed.reset()
         # The files are others now, and what was held of the old ones may be deleted.
         self.holds.drop_all()

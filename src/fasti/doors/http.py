@@ -60,20 +60,41 @@ def _health(link: BrokerLink) -> APIRouter:
         health = link.call("health")
         if good(health):
             return JSONResponse(health)
-        why = f"the broker is {health['state']}"
-        if health.get("reason") == "storage_full":
-            why += ", and refuses what is produced: its disk is full"
-        raise Unavailable(why, details=health)
+        raise Unavailable(_why(health), details=health)
 
-    @router.get("/healthz", summary="The broker is alive: it answers, and its shard has not failed")
+    @router.get(
+        "/healthz", summary="The broker is alive: its shard has not failed, its threads work"
+    )
     def healthz() -> Response:
-        return answer(lambda health: health["state"] != "failed")
+        return answer(lambda health: health["state"] != "failed" and "threads" not in health)
 
-    @router.get("/readyz", summary="The broker takes work")
+    @router.get("/readyz", summary="Work gets done")
     def readyz() -> Response:
         return answer(lambda health: bool(health["ready"]))
 
     return router
+
+
+_REASONS = {
+    "storage_full": "refuses what is produced: its disk is full",
+    "recovering": "opens its directory again after a failure",
+    "not_answering": "takes too long for a step that does nothing",
+}
+
+
+def _why(health: dict[str, Any]) -> str:
+    """A sentence for whoever reads it first."""
+    why = f"the broker is {health['state']}"
+    if health.get("reason") in _REASONS:
+        why += f", and {_REASONS[health['reason']]}"
+    for thread in health.get("threads", ()):
+        since = (
+            f"{thread['seconds']:g} s ago"
+            if thread["state"] == "died"
+            else (f"for {thread['seconds']:g} s")
+        )
+        why += f"; the thread {thread['name']} {thread['state']} {since}"
+    return why
 
 
 def _metrics(link: BrokerLink) -> APIRouter:

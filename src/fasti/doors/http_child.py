@@ -2,7 +2,8 @@
 
 The listening socket is the broker's own and is handed down, so the port is known and taken before
 the process is there, stays the same when it is replaced, and a caller that comes in between waits
-instead of being refused. One thread, which sleeps until the process ends.
+instead of being refused. One thread, which sleeps until the process ends; what keeps it from starting
+another one, such as a lack of memory, is tried again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from fasti.broker.logs import fields
+from fasti.broker.threads import Threads
 from fasti.settings.values import Address
 
 _log = logging.getLogger("fasti.doors.http")
@@ -32,13 +34,15 @@ _END_S = 2.0
 class HttpChild:
     """`orders` are what http_process.py reads, but for the socket."""
 
-    def __init__(self, listener: socket.socket, orders: Mapping[str, Any]) -> None:
+    def __init__(
+        self, listener: socket.socket, orders: Mapping[str, Any], threads: Threads
+    ) -> None:
         self._listener = listener
         self._orders = {**orders, "descriptor": listener.fileno()}
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._keep, name="fasti-http", daemon=True)
+        self._worker = threads.worker("fasti-http", self._keep)
 
     @property
     def address(self) -> Address:
@@ -54,7 +58,7 @@ class HttpChild:
 
     def start(self) -> None:
         """Begins."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """Ends it, softly if it lets us."""
@@ -69,7 +73,7 @@ class HttpChild:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-        self._thread.join()
+        self._worker.join()
         self._listener.close()
 
     def _keep(self) -> None:
@@ -79,6 +83,7 @@ class HttpChild:
             process = self._spawn()
             if process is None:
                 return
+            self._worker.idle()
             code = process.wait()
             if self._ending.is_set():
                 return
@@ -91,7 +96,7 @@ class HttpChild:
         with self._lock:
             if self._ending.is_set():
                 return None
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "fasti.doors.http_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -99,8 +104,9 @@ class HttpChild:
                 # Ctrl-C in a terminal is for the broker, which then ends this one.
                 start_new_session=True,
             )
-            assert self._process.stdin is not None
+            assert process.stdin is not None
             with suppress(OSError):
-                self._process.stdin.write(json.dumps(self._orders).encode() + b"\n")
-                self._process.stdin.flush()
-            return self._process
+                process.stdin.write(json.dumps(self._orders).encode() + b"\n")
+                process.stdin.flush()
+            self._process = process
+            return process

@@ -103,7 +103,7 @@ class Broker:
         listen = Address(settings.listen.host, self._door.port)
         if listener is not None:
             token = credentials.add("fasti-http") if credentials else ""
-            self._http = HttpChild(listener, self._orders(listen, token))
+            self._http = HttpChild(listener, self._orders(listen, token), self.shard.threads)
             self._http.start()
         http = self._http.address if self._http else None
         return Ready(listen, http, os.getpid(), seconds)
@@ -204,27 +204,28 @@ def serve(
     _log.info("ready", extra=fields(**places, **security))
     ready(started)
     why = asks.next()
-    if why == _FAILED:
-        _give_up(broker)
     within_s = settings.stop_within_us / 1e6
+    if why == _FAILED:
+        _give_up(broker, asks, within_s)
     _log.info("stopping", extra=fields(because=why, within_s=within_s))
-    _stop(broker, asks, within_s)
+    _stop(broker.stop, asks, within_s)
     _log.info("stopped")
 
 
-def _give_up(broker: Broker) -> NoReturn:
+def _give_up(broker: Broker, asks: Asks, within_s: float) -> NoReturn:
     failure = broker.shard.failure or FastiError("the shard ended")
     _log.critical("the shard failed for good", extra=fields(code=failure.code, why=failure))
-    broker.abandon()
+    # Whatever made it fail may hold this up too, and the next start takes nothing from it.
+    _stop(broker.abandon, asks, within_s)
     raise failure
 
 
-def _stop(broker: Broker, asks: Asks, within_s: float) -> None:
+def _stop(stop: Callable[[], None], asks: Asks, within_s: float) -> None:
     """Stops in a thread of its own, so that this one still hears signals: another one ends all."""
     timer = threading.Timer(within_s, lambda: asks.put(_TOO_LATE))
     timer.daemon = True
     timer.start()
-    asks.when_ended(broker.stop, _STOPPED)
+    asks.when_ended(stop, _STOPPED)
     while (word := asks.next()) != _STOPPED:
         if word == _TOO_LATE:
             _log.warning("not done in time: the next start has more to replay")

@@ -167,6 +167,12 @@ SHARD: tuple[Setting, ...] = (
         "How much of the journal is kept for the change feed at most. When the disk is full it is given up first.",
     ),
     _shard(
+        "stall_after",
+        "stall_us",
+        Length("us"),
+        "A thread of the broker that makes no progress for so long, though it has work, is told in the log, and by `/healthz` as 503. See [operating](operating.md#when-a-thread-stops).",
+    ),
+    _shard(
         "leases_max",
         "leases_max",
         Count(),

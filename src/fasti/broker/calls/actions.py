@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.broker import health
 from fasti.broker.calls import (
     backups,
     bulk,
@@ -69,14 +70,7 @@ def _clock(service: Service, header: Header, parts: Parts) -> Answer:
 def _health(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    state = "serving"
-    if service.shard.failed:
-        state = "failed"
-    elif service.stopping:
-        state = "stopping"
-    full = service.shard.room.full
-    health = {"ready": state == "serving" and not full, "state": state}
-    return {**health, "reason": "storage_full"} if full else health, []
+    return health.report(service), []
 
 
 def _metrics(service: Service, header: Header, parts: Parts) -> Answer:

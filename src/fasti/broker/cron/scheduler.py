@@ -75,7 +75,7 @@ class Scheduler:
         self._wakeup = threading.Condition()
         self._changed = True
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._worker = shard.threads.worker("fasti-cron", self._run)
         self._recoveries = -1
         self._topics: dict[int, _Topic] = {}
         self._groups: dict[GroupKey, Group] = {}
@@ -93,16 +93,14 @@ class Scheduler:
         """Begins to fire."""
         self._shard.on_schedules = self._note
         if self._threaded:
-            self._thread = threading.Thread(target=self._run, name="fasti-cron", daemon=True)
-            self._thread.start()
+            self._worker.start()
 
     def stop(self) -> None:
         """Fires nothing more; returns when its thread has ended."""
         with self._wakeup:
             self._stopping = True
             self._wakeup.notify()
-        if self._thread is not None:
-            self._thread.join()
+        self._worker.join()
 
     def _note(self, topic: int) -> None:
         with self._wakeup:
@@ -114,6 +112,7 @@ class Scheduler:
     def _run(self) -> None:
         retry_us = 0
         while True:
+            self._worker.idle()
             with self._wakeup:
                 if retry_us:
                     self._wakeup.wait_for(lambda: self._stopping, retry_us / 1e6)
@@ -122,12 +121,13 @@ class Scheduler:
                 if self._stopping:
                     return
             retry_us = 0
+            self._worker.busy()
             try:
                 self.catch_up()
-            except Closed:
-                # The shard has ended: there is nobody to fire for.
-                return
             except FastiError as error:
+                if isinstance(error, Closed) and self._shard.is_stopped:
+                    # There is nobody to fire for.
+                    return
                 _log.info("schedules are read again: %s", error)
                 retry_us = self._forget_all(error.retry_after_us or _RETRY_US)
             except Exception:
@@ -154,6 +154,7 @@ class Scheduler:
     def catch_up(self) -> None:
         """Reads what has changed, and fires all that is due by now."""
         while not self._stopping:
+            self._worker.progress += 1
             self._refresh()
             now_us = self._shard.clock.now_us()
             first = self.next_us()

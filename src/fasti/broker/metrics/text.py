@@ -4,7 +4,7 @@ What the service counted comes from `Metrics`; the rest is read from the shard a
 counts per state are asked of the sequencer in small pieces between its steps, so that a scrape of
 ten thousand topics doesn't hold up what is due.
 
-A scrape of a shard that has failed still answers, without what only its engine knows.
+A scrape of a shard that has failed, or hangs, still answers, without what only its engine knows.
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ class _BrokerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
         known_before = self._metrics.named()
+        answers = self._shard.pulse.beats()
         try:
+            if not answers:
+                raise TimeoutError
             counted, oldest = _count_states(self._shard)
             states = _inboxes_as_one(counted)
         except (FastiError, TimeoutError):
-            # The shard has failed or is closing: what the service counted is still true.
+            # The shard has failed, hangs or is closing: what the service counted is still true.
             yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 0)
         else:
             yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 1)
@@ -85,8 +88,11 @@ class _BrokerCollector(Collector):
         yield from _checkpoints(self._shard)
         yield from _memory(self._shard)
         yield from _disk(self._shard)
-        for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics, sink_metrics):
-            yield from kind.collect(self._shard)
+        yield from _threads(self._shard)
+        # Each of them would wait for the shard in vain, and whoever scrapes for all of them.
+        if answers:
+            for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics, sink_metrics):
+                yield from kind.collect(self._shard)
 
 
 def _count_states(shard: Shard) -> tuple[States, dict[str, int | None]]:
@@ -338,6 +344,23 @@ def _disk(shard: Shard) -> Iterator[Metric]:
         "Whether producing is refused because the disk is full.",
         float(shard.room.full),
     )
+
+
+def _threads(shard: Shard) -> Iterator[Metric]:
+    stalled = GaugeMetricFamily(
+        "fasti_thread_stalled_seconds",
+        "For how long a thread has made no progress though it has work; 0: it works.",
+        labels=["thread"],
+    )
+    died = CounterMetricFamily(
+        "fasti_thread_deaths", "Faults of the program that ended a thread.", labels=["thread"]
+    )
+    for name, seconds in sorted(shard.threads.stalls().items()):
+        stalled.add_metric([name], seconds)
+    for name, count in sorted(shard.threads.deaths.items()):
+        died.add_metric([name], count)
+    yield stalled
+    yield died
 
 
 def _histogram(name: str, text: str, seen: Distribution) -> Metric:

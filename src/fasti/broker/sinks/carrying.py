@@ -55,7 +55,8 @@ class Carrier:
         self._changed = threading.Condition()
         self._wanted = self._stopping = False
         self._changes = 0
-        self._thread: threading.Thread | None = None
+        self._worker = service.shard.threads.worker("fasti-sinks", self._run)
+        self._is_started = False
 
     # Any thread
 
@@ -72,17 +73,16 @@ class Carrier:
         with self._changed:
             self._wanted = True
             self._changed.notify_all()
-            if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name="fasti-sinks", daemon=True)
-                self._thread.start()
+            if not self._is_started and not self._stopping:
+                self._is_started = True
+                self._worker.start()
 
     def stop(self) -> None:
         """Carries out nothing more; returns when its thread has ended."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._worker.join()
 
     def wait(self, sink: str, batch: int, seconds: float) -> SinkView | None:
         """Waits until a batch is done: what is known of its sink then, or after so long."""
@@ -109,14 +109,19 @@ class Carrier:
 
     def _run(self) -> None:
         pause_s = _PAUSE_S
+        # One that died may have been in the middle of something.
+        self._wanted = True
         while True:
+            self._worker.idle()
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._stopping)
                 if self._stopping:
                     return
                 self._wanted = False
+            self._worker.busy()
             try:
                 while self._carry_some():
+                    self._worker.busy()
                     pause_s = _PAUSE_S
                     if self._stopping:
                         return

@@ -1,0 +1,75 @@
+"""Whether a broker is alive, and whether work gets done.
+
+Alive means that it is no use to start it again: no thread has died or stands still, and the shard has not
+failed. Ready means that work gets done: alive, not stopping or recovering, with room on the disk, and a
+step went all the way just now, through the sequencer and the committer. That step is empty, costs what a
+heartbeat costs, and is never asked for twice at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from fasti.errors import FastiError
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+    from fasti.broker.shard import Shard
+
+# Less than whoever asks over the wire is willing to wait.
+_ANSWER_S = 2.0
+
+
+class Pulse:
+    """Asks the shard for a sign of life. Any thread."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._lock = threading.Lock()
+        self._pending: Future[list[Any]] | None = None
+
+    def beats(self, within_s: float = _ANSWER_S) -> bool:
+        """Whether an empty step comes back in time. One that is late is waited for by all who ask."""
+        try:
+            with self._lock:
+                if self._pending is None or self._pending.done():
+                    self._pending = self._shard.submit([])
+                pending = self._pending
+            pending.result(within_s)
+        except (FastiError, TimeoutError):
+            return False
+        return True
+
+
+def report(service: Service) -> dict[str, Any]:
+    """What the action `health` answers."""
+    shard = service.shard
+    state = "serving"
+    if shard.failed:
+        state = "failed"
+    elif service.stopping:
+        state = "stopping"
+    troubles = shard.threads.troubles()
+    told: dict[str, Any] = {"ready": False, "state": state}
+    if troubles:
+        told["threads"] = [trouble.to_json() for trouble in troubles]
+    reason = None if state != "serving" else next(_reasons(shard), None)
+    if reason is not None:
+        told["reason"] = reason
+    told["ready"] = state == "serving" and reason is None
+    return told
+
+
+def _reasons(shard: Shard) -> Iterator[str]:
+    """Why no work gets done, the best known first: later ones may follow from it."""
+    if shard.room.full:
+        yield "storage_full"
+    if shard.failure is not None:
+        yield "recovering"
+    if troubles := shard.threads.troubles():
+        yield f"thread_{troubles[0].state}"
+    if not shard.pulse.beats():
+        yield "not_answering"
