@@ -15,12 +15,15 @@ from fasti.errors import NewerFormat
 from fasti.storage.blocks import FileBlocks, decode_manifest, encode_manifest
 from fasti.storage.frames import BEGIN, END, MARK, Frame, Header, decode_header
 from fasti.storage.journal import FileJournal
+from fasti.storage.journal_end import SyncedEnd, decode_ends, encode_end
 from fasti.testing.disk import SimulatedFiles
 
 HERE = Path(__file__).parent
 # Segments of formats 1 and 2 differ in nothing but the number: older versions refuse the new ones.
-SEGMENT = HERE / "journal-2.segment"
-SEGMENTS = [HERE / "journal-1.segment", SEGMENT]
+# The first ones of format 2 don't say how long the file is.
+SEGMENT = HERE / "journal-2-size.segment"
+SEGMENTS = [HERE / "journal-1.segment", HERE / "journal-2.segment", SEGMENT]
+END_FILE = HERE / "journal-end-1"
 MANIFEST = HERE / "manifest-1"
 NAME = "journal/00000000000000000001.segment"
 DATA = b"what the manifest says"
@@ -43,6 +46,10 @@ def written_segment() -> bytes:
     journal.sync()
     assert journal.mark()
     return bytes(files.open(NAME, writable=False).map())
+
+
+def written_end() -> bytes:
+    return encode_end(SyncedEnd(1, 0x0123456789ABCDEF, 1, 4, 704, 0x76543210), 3)
 
 
 def stored_segment(path: Path = SEGMENT) -> bytes:
@@ -107,7 +114,14 @@ def test_the_manifest_is_written_and_read_as_ever() -> None:
     assert blocks.switch_manifest(7, b"next") == 8
 
 
-@pytest.mark.parametrize("path", [*SEGMENTS, MANIFEST], ids=lambda path: path.name)
+def test_the_end_is_written_and_read_as_ever() -> None:
+    assert written_end() == END_FILE.read_bytes()
+    end = SyncedEnd(1, 0x0123456789ABCDEF, 1, 4, 704, 0x76543210)
+    assert decode_ends(END_FILE.read_bytes()) == (3, end)
+    assert decode_ends(bytes(512) + END_FILE.read_bytes()) == (3, end)
+
+
+@pytest.mark.parametrize("path", [*SEGMENTS, MANIFEST, END_FILE], ids=lambda path: path.name)
 def test_golden_files_are_small(path: Path) -> None:
     assert path.stat().st_size < 4096
 
@@ -115,3 +129,4 @@ def test_golden_files_are_small(path: Path) -> None:
 if __name__ == "__main__":
     SEGMENT.write_bytes(written_segment().rstrip(b"\0"))
     MANIFEST.write_bytes(encode_manifest(7, DATA))
+    END_FILE.write_bytes(written_end())

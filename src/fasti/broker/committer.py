@@ -10,6 +10,7 @@ With durability `interval` answers leave after the write, and syncs follow at in
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -28,6 +29,8 @@ from fasti.storage.store import ShardStore
 if TYPE_CHECKING:
     from fasti.broker.shard import Request
 
+_log = logging.getLogger("fasti.broker.committer")
+
 _BYTES_PER_SYNC = 1 << 20
 # What may wait for its turn: enough that the disk never waits, and no more, because a delivery
 # that is decided next waits behind all of it.
@@ -40,6 +43,8 @@ _SYNC_BOUNDS_S = (
 )
 # After so long without anything to write the journal gets a mark that its last frame is synced.
 _MARK_AFTER_S = 1.0
+# Under load the journal's end is recorded this often, after answers have left.
+_END_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -97,6 +102,7 @@ class Committer:
         self._stopping = False
         self._failed = False
         self._marked = True
+        self._warned_of_end = False
         self._at_once = store.settings.durability is Durability.ALWAYS
         self._interval_s = store.settings.sync_interval_ms / 1000
         self.waiting_bytes = 0
@@ -154,7 +160,7 @@ class Committer:
         self._worker.join()
 
     def _run(self) -> None:
-        synced_at = time.monotonic()
+        synced_at = recorded_at = time.monotonic()
         while True:
             self._worker.idle()
             batch = self._next(synced_at)
@@ -166,6 +172,7 @@ class Committer:
                     # Idle, or the end: it is recorded that the last frame was synced.
                     self._marked = True
                     self._store.journal.mark()
+                    self._watch_end()
                 if batch is None:
                     return
                 self._write(batch)
@@ -182,6 +189,10 @@ class Committer:
             for work in batch:
                 self._answer(work)
             self._batch = []
+            if synced_at - recorded_at >= _END_EVERY_S:
+                self._store.journal.sync_end()
+                self._watch_end()
+                recorded_at = time.monotonic()
 
     def _died(self, error: BaseException) -> None:
         """By a fault of the program. What was made durable before it, and not yet answered, is told
@@ -193,6 +204,17 @@ class Committer:
         commit, self._commit = self._commit, None
         if commit is not None:
             commit.settle(durable)
+
+    def _watch_end(self) -> None:
+        """Says once that the journal's end isn't recorded: nothing is lost by that alone."""
+        problem = self._store.journal.end_problem
+        if problem is not None and not self._warned_of_end:
+            self._warned_of_end = True
+            _log.warning(
+                "the journal's end can't be recorded until the next start: if the newest segment "
+                "becomes shorter meanwhile, that may go unnoticed: %s",
+                problem,
+            )
 
     def _next(self, synced_at: float) -> list[Work] | None:
         """What to write now: [] when it is only time to sync or mark, None at the end."""

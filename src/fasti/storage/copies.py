@@ -25,9 +25,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from fasti.errors import Corruption, FastiError
-from fasti.storage.blocks import BlockStore
 from fasti.storage.files import Files
-from fasti.storage.manifest import Manifest
 
 OPEN_NAME = "OPEN"
 _ADVICE = (
@@ -41,14 +39,6 @@ def copied_from(files: Files) -> str | None:
     if found is None or "file" not in found or found["file"] == files.identity(OPEN_NAME):
         return None
     return f"{found.get('path')} on {found.get('host')}, which process {found.get('pid')} had open"
-
-
-def check_whole(blocks: BlockStore, manifest: Manifest) -> None:
-    """Raises `Corruption` if a block is missing; openings of other directories needn't look."""
-    missing = sorted(manifest.names - set(blocks.list()))
-    if missing:
-        message = f"{missing[0]}: missing, though the manifest names it"
-        raise Corruption(message, file=f"blocks/{missing[0]}", offset=0)
 
 
 def warning(origin: str) -> str:

@@ -16,6 +16,9 @@ other failure of a write or sync poisons it: what is on the disk is then unknown
 append or sync raises `StorageFailed`, and the owner closes it and opens a new one with
 ``cut_after`` set to the last sequence that it knows to be durable.
 
+The end.  After each sync the file ``END`` is told how far it reached (see `journal_end`), so that an
+end which is missing later is known to have been there.
+
 Full disk.  An ordinary append never leaves less than the reserve of spare segments: when some of
 it was used, it is restored first, or the append answers `StorageFull`.
 
@@ -51,6 +54,7 @@ from fasti.storage.frames import (
     frame_bytes,
     padding,
 )
+from fasti.storage.journal_end import EndFile, SyncedEnd
 from fasti.storage.journal_recovery import Chain, close_chain, read_chain
 from fasti.storage.journal_segment import (
     SEGMENT_HEADER_BYTES,
@@ -112,6 +116,7 @@ class FileJournal:
         self._files = files
         self._directory = directory
         self._segment_bytes = segment_bytes
+        self._end = EndFile(files, directory)
         self._spares = Spares(files, directory, segment_bytes, -(-reserve // segment_bytes))
         self._trimming = threading.Lock()
         # A segment that was trimmed and is still on the disk; its size if it may be a spare, else 0.
@@ -159,6 +164,9 @@ class FileJournal:
         Each is durably gone before the next goes and before a new segment is born, so that no
         crash leaves a hole, or an old segment behind a new one.
         """
+        if chain.void:
+            tail = chain.segments[-1]
+            self._end.lower(_end_of(tail, min(chain.synced_sequence, chain.last_sequence)))
         for segment in chain.void:
             segment.let_go()
             segment.file.close()
@@ -206,6 +214,11 @@ class FileJournal:
     @property
     def synced_sequence(self) -> int:
         return self._synced
+
+    @property
+    def end_problem(self) -> str | None:
+        """Why it isn't written down any more how far the journal was synced; None if it is."""
+        return self._end.problem
 
     def room_bytes(self) -> int:
         active = self._active
@@ -346,6 +359,7 @@ class FileJournal:
             header = old._replace(epoch=self._epoch, nonce=nonce, synced_through=first - 1)
             buffers += [encode_header(header), *body, padding(header.body_length)]
         name = segment_name(self._directory, first)
+        self._end.prepare()
         birth = SegmentHeader(self._epoch, self._incarnation, first, last, nonce)
         segment = give_birth(self._files, spare, name, birth, buffers)
         self._table.succeed(segment)
@@ -353,6 +367,7 @@ class FileJournal:
             self._table.grow(segment, [segment.end], segment.end + size, sequence)
         self._covered = self._synced = last
         self._active = segment
+        self._end.write(_end_of(segment, last))
 
     # ------------------------------------------------------------------ durability
 
@@ -366,13 +381,21 @@ class FileJournal:
                 self._fail(error)
             # The frames just synced tell what was known when they were written.
             self._covered, self._synced = self._synced, last
+            self._end.write(_end_of(self._active, last))
         return self._synced
+
+    def sync_end(self) -> bool:
+        self._check_usable()
+        return self._end.sync()
 
     def mark(self) -> bool:
         self._check_usable()
         active, last = self._active, self.last_sequence
-        if active is None or last > self._synced or self._covered >= self._synced:
+        if active is None or last > self._synced:
             return False
+        ended = self._end.sync()
+        if self._covered >= self._synced:
+            return ended
         try:
             idle = Frame(last, 0, False, False, ())
             mark = self._header(active.header.nonce, idle, 0)._replace(flags=MARK)
@@ -433,7 +456,16 @@ class FileJournal:
     def close(self) -> None:
         self._closed = True
         self._active = None
+        self._end.close()
         self._table.close()
+
+
+def _end_of(segment: Segment, last: int) -> SyncedEnd:
+    """That a segment is synced up to this frame, which is its last."""
+    header = segment.header
+    return SyncedEnd(
+        header.epoch, header.incarnation, header.first_sequence, last, segment.end, header.nonce
+    )
 
 
 def _rest(segment: Segment) -> int:

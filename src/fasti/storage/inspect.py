@@ -27,7 +27,11 @@ from fasti.storage.copies import warning as copy_warning
 from fasti.storage.files import File, Files, LocalFiles, Lock
 from fasti.storage.journal import Journal
 from fasti.storage.journal_recovery import Chain, close_chain, read_chain, segment_names
-from fasti.storage.journal_segment import SEGMENT_SUFFIX
+from fasti.storage.journal_segment import (
+    SEGMENT_HEADER_BYTES,
+    SEGMENT_SUFFIX,
+    decode_segment_header,
+)
 from fasti.storage.journal_survey import Finding
 from fasti.storage.journal_table import SegmentTable
 from fasti.storage.log_blocks import LogBlock
@@ -257,6 +261,16 @@ def _check_object(
 def _check_reach(files: Files, report: Report, manifest: Manifest) -> Iterator[Finding]:
     """Whether the journal, which is whole, goes on where the blocks end."""
     names = segment_names(files, "journal")
+    for name in names[-1:]:
+        file = files.open(name, writable=False)
+        try:
+            stored = decode_segment_header(file.read_at(0, SEGMENT_HEADER_BYTES), name).incarnation
+        finally:
+            file.close()
+        if stored != manifest.incarnation:
+            message = "the journal is of another directory than the blocks"
+            yield Finding(name, 0, "foreign_segment", message, "find out where it came from")
+            return
     first = int(names[0].rpartition("/")[2].removesuffix(SEGMENT_SUFFIX)) if names else 1
     last = first + report.frames - 1
     if first > manifest.position + 1:

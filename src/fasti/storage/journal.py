@@ -11,7 +11,7 @@ checks them:
 * `StorageFull` means that nothing was written and the journal can still be used.  After any
   other failure of an append or sync the outcome is unknown and the journal is of no more use.
 
-Threads: `append`, `sync` and `mark` are for one thread at a time, the committer; `body` and
+Threads: `append`, `sync`, `sync_end` and `mark` are for one thread at a time, the committer; `body` and
 `replay` for any; `trim` and `prepare_spare` for a background thread; the properties for any.
 """
 
@@ -49,6 +49,10 @@ class Journal(Protocol):
     def synced_sequence(self) -> int:
         """The last frame known to be durable."""
 
+    @property
+    def end_problem(self) -> str | None:
+        """Why `sync_end` records nothing any more, until the next opening; None if it does."""
+
     def append(self, frames: Sequence[Frame], *, use_reserve: bool = False) -> None:
         """Write frames behind the last one; don't count on them before `sync`.
 
@@ -64,6 +68,13 @@ class Journal(Protocol):
         """Record durably that the last frame was synced; for an idle moment and before closing.
 
         False when there was nothing to record.  Takes no sequence and never shows in a replay.
+        """
+
+    def sync_end(self) -> bool:
+        """Make durable how far the journal was synced, so that an end which goes missing is told.
+
+        For who never falls idle: `mark` does it too.  Costs a sync; about each second is often
+        enough.  False when there was nothing to record.
         """
 
     def replay(self, after: int) -> Iterator[StoredFrame]:

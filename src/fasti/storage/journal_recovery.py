@@ -10,6 +10,9 @@ knew the frame to be durable, it was acknowledged and this is `Corruption`; else
 acknowledged, and is cut.  Then an unfinished group is cut too, for it is void, which may empty
 the segment and reach into the one before.
 
+What lies at the very end is vouched for by the file ``END`` (see `journal_end`): a newest segment that
+it names and that isn't there, or whose frames don't reach as far as it says, is `Corruption` too.
+
 A last segment without any frame stays where it is, until the next one takes its name: it tells
 where the segment before it was cut, and of a lone one it is all that remembers the sequence.
 Only when the end lies before it, because a group began in the segment before, must it go.
@@ -24,13 +27,16 @@ from dataclasses import dataclass
 from fasti.errors import Corruption, Gone
 from fasti.storage.files import Files
 from fasti.storage.frames import ALIGNMENT, END
+from fasti.storage.journal_end import SyncedEnd, read_end
 from fasti.storage.journal_segment import (
+    REMEDY,
     SEGMENT_SUFFIX,
     Segment,
     Walk,
     evidence_after,
     open_segment,
     read_through,
+    segment_name,
     walk,
 )
 
@@ -66,12 +72,15 @@ def read_chain(files: Files, directory: str, cut_after: int | None) -> Chain:
     Raises `Corruption`, `NewerFormat`, or what the disk raises.
     """
     chain = Chain([], [])
+    end = read_end(files, directory)
     try:
         for name in segment_names(files, directory):
             chain.segments.append(open_segment(files, name))
         _check_order(chain)
         _check_cut(chain, cut_after)
-        _find_end(files, chain, cut_after)
+        if end is not None:
+            end = _check_newest(chain, directory, end, cut_after)
+        _find_end(files, chain, cut_after, end)
     except BaseException:
         close_chain(chain)
         raise
@@ -107,7 +116,56 @@ def _check_cut(chain: Chain, cut_after: int | None) -> None:
         raise Gone(f"can't cut after {cut_after}: the journal begins with {first}")
 
 
-def _find_end(files: Files, chain: Chain, cut_after: int | None) -> None:
+def _check_newest(
+    chain: Chain, directory: str, end: SyncedEnd, cut_after: int | None
+) -> SyncedEnd | None:
+    """The end, if it speaks of the newest segment; raises `Corruption` if that isn't there."""
+    newest = chain.segments[-1].header if chain.segments else None
+    if newest is not None:
+        if newest.incarnation != end.incarnation:
+            return None  # Of another life: the manifest tells which of them counts.
+        if end.is_superseded_by(newest.epoch, newest.first_sequence):
+            return None
+        if (newest.first_sequence, newest.nonce) == (end.first_sequence, end.nonce):
+            return end
+    if cut_after is not None and cut_after < end.first_sequence:
+        return None
+    is_there = newest is not None and newest.first_sequence == end.first_sequence
+    problem = "is not the file that was synced" if is_there else "is missing"
+    name = segment_name(directory, end.first_sequence)
+    frames = max(0, end.last_sequence - end.first_sequence + 1)
+    raise Corruption(
+        f"{name} {problem}: it had {frames} frames, up to {end.last_sequence}, in {end.offset} "
+        f"bytes; {REMEDY}",
+        file=name,
+        offset=0,
+        details={
+            "sequence": end.first_sequence,
+            "missing_frames": frames,
+            "missing_bytes": end.offset,
+        },
+    )
+
+
+def _check_reach(tail: Segment, found: Walk, end: SyncedEnd, cut_after: int | None) -> None:
+    """Raise `Corruption` if frames that were synced at the end of the newest segment are gone."""
+    last = end.last_sequence if cut_after is None else min(end.last_sequence, cut_after)
+    missing = tail.header.first_sequence + len(found.places)
+    if missing > last:
+        return
+    frames, size = last - missing + 1, max(0, end.offset - found.end)
+    raise Corruption(
+        f"{tail.name} at {found.end}: the end is missing: {frames} frames from {missing} to {last} "
+        f"were synced, {size} bytes; {REMEDY}",
+        file=tail.name,
+        offset=found.end,
+        details={"sequence": missing, "missing_frames": frames, "missing_bytes": size},
+    )
+
+
+def _find_end(
+    files: Files, chain: Chain, cut_after: int | None, end: SyncedEnd | None = None
+) -> None:
     """Pop segments that begin inside an unfinished group; the last one left has the end."""
     bound: int | None = None
     while chain.segments:
@@ -116,6 +174,8 @@ def _find_end(files: Files, chain: Chain, cut_after: int | None) -> None:
         read_through(files, tail.name)
         found = walk(tail.view, tail.header, tail.name, stop_before=bound)
         _check_tail(tail, found, bound)
+        if bound is None and end is not None:
+            _check_reach(tail, found, end, cut_after)
         valid_through = first + len(found.places) - 1
         if bound is None and cut_after is not None and valid_through < cut_after:
             reason = f"frame {cut_after} is known to be durable"

@@ -11,12 +11,14 @@ A segment is a preallocated file named for its first sequence.  It opens with 64
         32     8  durable through  the last sequence that was durable when the file got its name:
                                    the one before the first, or the last that was copied here
         40     4  nonce            that of all its frames, drawn at random when it is born
-        44    12  zeros            for later formats
+        44     8  size             of the file, which never changes; 0 if it was not written down
+        52     4  zeros            for later formats
         56     8  checksum         XXH3-64 of the 56 bytes before it
 
 The header is durable before the file gets its name, and a segment gets its name only when every
 frame before its first one is durable.  So a named segment with a bad header is corruption, and
-its mere existence is evidence that everything before it was accepted.
+its mere existence is evidence that everything before it was accepted.  A file that is shorter than
+its header says was cut, whatever was in the part that is gone.
 
 Frames follow without gaps.  A recycled file still holds old frames behind the new ones; they are
 told apart by the nonce, and by the exact sequence that is expected next.  `walk` reads frames until the first thing that isn't the frame expected; what that means is decided by
@@ -32,7 +34,7 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,8 +64,13 @@ SEGMENT_FORMAT_VERSION = 2
 SEGMENT_HEADER_BYTES = 64
 SEGMENT_MAGIC = b"FASTISEG"
 SEGMENT_SUFFIX = ".segment"
+# What to do about something that is gone.
+REMEDY = (
+    "`fasti storage verify` tells more, `fasti storage repair` goes on without it, "
+    "`fasti restore` from a backup"
+)
 
-_FIELDS = struct.Struct("<8sIIQQQI12x")
+_FIELDS = struct.Struct("<8sIIQQQIQ4x")
 _CHECKSUM = struct.Struct("<Q")
 assert _FIELDS.size + _CHECKSUM.size == SEGMENT_HEADER_BYTES
 
@@ -82,6 +89,8 @@ class SegmentHeader:
     first_sequence: int
     durable_through: int
     nonce: int
+    # 0 where it is not known: segments of older versions, and of backups.
+    size_bytes: int = 0
 
 
 def segment_name(directory: str, first_sequence: int) -> str:
@@ -99,6 +108,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
         header.first_sequence,
         header.durable_through,
         header.nonce,
+        header.size_bytes,
     )
     return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
 
@@ -341,9 +351,22 @@ def open_segment(files: Files, name: str) -> Segment:
     """Open an existing segment for reading; raises `Corruption` or `NewerFormat`."""
     file = files.open(name, writable=False)
     try:
-        return Segment(file, name, decode_segment_header(file.read_at(0, 64), name))
+        header = decode_segment_header(file.read_at(0, 64), name)
+        if file.size < header.size_bytes:
+            raise too_short(name, file.size, header.size_bytes)
+        return Segment(file, name, header)
     finally:
         file.close()  # Its map is enough, and thousands of descriptors would be too many.
+
+
+def too_short(name: str, size: int, expected: int) -> Corruption:
+    """The error for a file that was cut."""
+    return Corruption(
+        f"{name}: the file was cut: it has {size} bytes of {expected}; {REMEDY}",
+        file=name,
+        offset=size,
+        details={"missing_bytes": expected - size},
+    )
 
 
 def read_through(files: Files, name: str) -> None:
@@ -371,6 +394,7 @@ def give_birth(
     """
     file = files.open(spare, writable=True)
     try:
+        header = replace(header, size_bytes=file.size)
         file.write_at(0, [encode_segment_header(header), *content])
         file.sync()
     finally:

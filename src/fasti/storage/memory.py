@@ -141,6 +141,13 @@ class MemoryJournal:
             self._check_open()
         return False
 
+    def sync_end(self) -> bool:
+        return self.mark()
+
+    @property
+    def end_problem(self) -> str | None:
+        return None
+
     def replay(self, after: int) -> Iterator[StoredFrame]:
         with self._lock:
             self._check_open()

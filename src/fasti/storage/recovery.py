@@ -24,7 +24,9 @@ from fasti.model import State
 from fasti.storage import log_blocks
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode
+from fasti.storage.files import Files
 from fasti.storage.journal import Journal, StoredFrame
+from fasti.storage.journal_segment import too_short
 from fasti.storage.manifest import Manifest
 from fasti.storage.runs import Block, Columns, rows_columns, unseal
 from fasti.storage.state_block import decode_state
@@ -41,6 +43,33 @@ def delete_leftovers(blocks: BlockStore, manifest: Manifest) -> None:
     for name in blocks.list():
         if name not in named:
             blocks.delete(name)
+
+
+def check_sizes(files: Files, manifest: Manifest, directory: str = "blocks") -> None:
+    """Raises `Corruption` if an object that the manifest names is missing or has become shorter.
+
+    Payloads are not read when a directory is opened; by their lengths it costs nothing to tell.
+    """
+    stored = set(files.list(f"{directory}/"))
+    for block in (*manifest.blocks, *manifest.logs):
+        names = block.names if isinstance(block, Block) else (block.name,)
+        sizes = {name: _size(files, f"{directory}/{name}", stored) for name in names}
+        if sum(sizes.values()) < block.size_bytes:
+            # The one that is empty, or the payloads: rows are read and checked in full.
+            name = min(sizes, key=lambda name: (sizes[name] > 0, name))
+            raise too_short(f"{directory}/{name}", sum(sizes.values()), block.size_bytes)
+    if manifest.state_name and f"{directory}/{manifest.state_name}" not in stored:
+        raise _missing(manifest.state_name)
+
+
+def _size(files: Files, path: str, stored: set[str]) -> int:
+    if path not in stored:
+        raise _missing(path.rpartition("/")[2])
+    file = files.open(path, writable=False)
+    try:
+        return file.size
+    finally:
+        file.close()
 
 
 def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int) -> None:
@@ -115,7 +144,8 @@ def _get(blocks: BlockStore, name: str) -> memoryview:
 
 
 def _missing(name: str) -> Corruption:
-    return Corruption(f"{name}: missing, though the manifest names it", file=name, offset=0)
+    file = f"blocks/{name}"
+    return Corruption(f"{file}: missing, though the manifest names it", file=file, offset=0)
 
 
 def _restore_rows(

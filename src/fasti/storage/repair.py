@@ -224,7 +224,8 @@ def _cut_frames(files: Files, actions: list[Action]) -> int | None:
         return None
     seen = survey(files, "journal")
     ends = [segment.first + segment.frames for segment in seen.segments]
-    ends += [damage.first + 1 for segment in seen.segments for damage in segment.damages]
+    damages = [damage for segment in seen.segments for damage in segment.damages]
+    ends += [(damage.last or damage.first) + 1 for damage in damages]
     return max(max(ends) - cuts[0], 1)
 
 

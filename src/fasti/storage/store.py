@@ -44,7 +44,7 @@ from fasti.storage.log_keys import load_keys
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.rebase import refuse_unfinished
-from fasti.storage.recovery import delete_leftovers, recover, replay
+from fasti.storage.recovery import check_sizes, delete_leftovers, recover, replay
 from fasti.storage.runs import number_in
 from fasti.storage.slices import load_slice
 
@@ -75,8 +75,7 @@ class ShardStore:
             with copies.explaining(self.copied_from):
                 self.blocks: BlockStore = FileBlocks(files, _BLOCKS)
                 self.version, self.manifest = self._open_manifest()
-                if self.copied_from is not None:
-                    copies.check_whole(self.blocks, self.manifest)
+                check_sizes(files, self.manifest, _BLOCKS)
                 self.journal: Journal = FileJournal(
                     files,
                     segment_bytes=settings.segment_bytes,

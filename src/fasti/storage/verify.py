@@ -4,7 +4,8 @@
 frames are lost and a human has decided to go on without them; it never runs by itself, and does
 nothing but tell its plan unless it is told ``dry_run=False``.  It
 
-* rebuilds a segment header from its first frame, which loses nothing;
+* rebuilds a segment header from its first frame, which loses nothing, and lets the header of a file
+  that was cut say how long it is now;
 * then *cuts* the journal before the first damaged frame: everything behind it, good or bad, is
   out of the journal;
 * or, with ``allow_gap``, gives up only the damaged frames: they become VOID frames that keep
@@ -32,6 +33,7 @@ from fasti.storage.frames import (
     body_checksum,
     encode_header,
 )
+from fasti.storage.journal_end import end_name
 from fasti.storage.journal_segment import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
@@ -163,6 +165,8 @@ class Step:
 
     def keep(self, segment: SurveyedSegment, start: int, end: int) -> None:
         """Copy bytes that are about to go to a file of their own below lost+found."""
+        if segment.is_missing:
+            return
         stem = segment.name.rpartition("/")[2]
         number = 0
         while self.files.exists(f"{LOST_AND_FOUND}/{stem}-{start}.{number}"):
@@ -173,6 +177,20 @@ class Step:
             self.files.replace(name, file.read_at(start, end - start))
         finally:
             file.close()
+
+    def remove(self, segment: SurveyedSegment) -> None:
+        """Take a whole file out, durably."""
+        if segment.is_missing:
+            return
+        self.keep(segment, 0, segment.size)
+        self.files.delete(segment.name)
+        self.files.sync_directory(folder_of(segment.name))
+
+    def forget_end(self) -> None:
+        """The journal ends elsewhere from now on.  Done last: until then it tells what is missing."""
+        if self.files.exists(end_name(self.directory)):
+            self.files.delete(end_name(self.directory))
+            self.files.sync_directory(self.directory)
 
     def overwrite(self, offset: int, data: bytes) -> None:
         file = self.files.open(self.segment.name, writable=True)
@@ -207,28 +225,23 @@ class _Cut(Step):
 
     def __call__(self) -> None:
         for segment in self.later:
-            self._remove(segment)
+            self.remove(segment)
         if self.segment.header is None:
-            self._remove(self.segment)
-            return
-        self.keep(self.segment, self.damage.start, self.segment.size)
-        header = cut_header(self.segment.header, self.damage.first)
-        self.overwrite(self.damage.start, bytes(self.segment.size - self.damage.start))
-        self.overwrite(0, encode_segment_header(header))
-
-    def _remove(self, segment: SurveyedSegment) -> None:
-        self.keep(segment, 0, segment.size)
-        self.files.delete(segment.name)
-        self.files.sync_directory(folder_of(segment.name))
+            self.remove(self.segment)
+        else:
+            self.keep(self.segment, self.damage.start, self.segment.size)
+            header = cut_header(self.segment.header, self.damage.first)
+            self.overwrite(self.damage.start, bytes(self.segment.size - self.damage.start))
+            self.overwrite(0, encode_segment_header(header))
+        self.forget_end()
 
 
 class _Drop(Step):
     """Take a whole segment out, of which nothing can be told; the journal begins behind it."""
 
     def __call__(self) -> None:
-        self.keep(self.segment, 0, self.segment.size)
-        self.files.delete(self.segment.name)
-        self.files.sync_directory(folder_of(self.segment.name))
+        self.remove(self.segment)
+        self.forget_end()
 
 
 class _Void(Step):
@@ -285,6 +298,7 @@ class _Void(Step):
         filler = give_birth(self.files, spare, name, header, content)
         filler.let_go()
         filler.file.close()
+        self.forget_end()
 
 
 def _plan(
@@ -295,6 +309,10 @@ def _plan(
     for segment in found.segments:
         if segment.rebuilt:
             message = "rebuild the segment header from the first frame"
+            action = Action("rebuild_header", segment.name, 0, message)
+            yield action, _RebuildHeader(files, directory, segment)
+        elif segment.resized:
+            message = f"write down that the file has {segment.size} bytes now"
             action = Action("rebuild_header", segment.name, 0, message)
             yield action, _RebuildHeader(files, directory, segment)
     for position, segment in enumerate(found.segments):

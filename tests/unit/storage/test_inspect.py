@@ -102,6 +102,9 @@ def test_a_journal_that_ends_before_the_blocks_do_is_found(directory: Path) -> N
     for segment in (directory / "journal").glob("*.segment"):
         segment.unlink()
     report = inspect(LocalFiles(directory))
+    assert [finding.kind for finding in report.findings] == ["missing_segment"]
+    (directory / "journal/END").unlink()
+    report = inspect(LocalFiles(directory))
     assert [finding.kind for finding in report.findings] == ["journal_gap"]
 
 

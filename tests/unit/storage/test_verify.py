@@ -146,10 +146,10 @@ def test_a_damaged_mark_is_harmless() -> None:
 
 def test_what_cannot_be_read_is_told_and_not_repaired() -> None:
     files = stored()
-    files.fail("read", 2, errno.EIO)
+    files.fail("read", 3, errno.EIO)
     findings = verify(files).findings
     assert [(f.file, f.kind) for f in findings] == [(NAMES[1], "unreadable")]
-    files.fail("read", 1, errno.EIO)
+    files.fail("read", 2, errno.EIO)
     with pytest.raises(Corruption, match="Input/output error"):
         repair(files)
 
@@ -250,9 +250,14 @@ def test_a_gap_takes_the_whole_group() -> None:
         assert readable(files) == [n for n in range(1, LAST + 1) if n not in (4, 5, 6)]
 
 
-def test_a_gap_at_the_very_end_is_a_cut() -> None:
+def test_a_gap_at_the_very_end_is_a_gap_if_the_end_is_known() -> None:
     files = stored()
     damage(files, LAST)
+    assert [action.kind for action in repair(files, allow_gap=True, dry_run=False)] == ["void"]
+    assert readable(files) == list(range(1, LAST))
+    files = stored()
+    damage(files, LAST)
+    files.delete("journal/END")
     assert [action.kind for action in repair(files, allow_gap=True, dry_run=False)] == ["cut"]
     assert readable(files) == list(range(1, LAST))
 
