@@ -37,7 +37,7 @@ def _killed(data: Path, sent: int = _SENT) -> None:
 
 
 def _newest(data: Path) -> Path:
-    return sorted((data / "journal").glob("*.segment"))[-1]
+    return max((data / "journal").glob("*.segment"))
 
 
 def _refused(data: Path) -> str:

@@ -51,13 +51,14 @@ def check_sizes(files: Files, manifest: Manifest, directory: str = "blocks") -> 
     Payloads are not read when a directory is opened; by their lengths it costs nothing to tell.
     """
     stored = set(files.list(f"{directory}/"))
-    for block in (*manifest.blocks, *manifest.logs):
-        names = block.names if isinstance(block, Block) else (block.name,)
+    listed = [(block.names, block.size_bytes) for block in manifest.blocks]
+    listed += [([block.name], block.size_bytes) for block in manifest.logs]
+    for names, size_bytes in listed:
         sizes = {name: _size(files, f"{directory}/{name}", stored) for name in names}
-        if sum(sizes.values()) < block.size_bytes:
+        if sum(sizes.values()) < size_bytes:
             # The one that is empty, or the payloads: rows are read and checked in full.
-            name = min(sizes, key=lambda name: (sizes[name] > 0, name))
-            raise too_short(f"{directory}/{name}", sum(sizes.values()), block.size_bytes)
+            name = min(names, key=lambda name: (sizes[name] > 0, name))
+            raise too_short(f"{directory}/{name}", sum(sizes.values()), size_bytes)
     if manifest.state_name and f"{directory}/{manifest.state_name}" not in stored:
         raise _missing(manifest.state_name)
 

@@ -60,7 +60,9 @@ def without(files: SimulatedFiles, name: str) -> SimulatedFiles:
 
 def refused(files: SimulatedFiles) -> Corruption:
     names = files.list("")
-    with pytest.raises(Corruption, match="storage repair|not a segment header|was born with") as caught:
+    with pytest.raises(
+        Corruption, match=r"storage repair|not a segment header|was born with"
+    ) as caught:
         open_journal(files)
     assert files.list("") == names
     assert not verify(files).ok
