@@ -197,6 +197,7 @@ class EmbeddedOptions(TypedDict, total=False):
     inbox_rows_max: int
     feed_age_us: int
     feed_bytes: int
+    stall_us: int
     limits: Limits
 
 

@@ -218,9 +218,11 @@ class _ProduceStream:
 
     def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
         """Waits while too much has no receipt yet."""
-        assert batch is not None, "a produce stream carries batches"
         try:
-            self._intake.put(metadata, batch)
+            if batch is None:
+                self._intake.end_producer()
+            else:
+                self._intake.put(metadata, batch)
         except Closed as error:
             raise Unavailable("the stream has ended") from error
 

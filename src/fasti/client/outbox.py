@@ -20,6 +20,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -98,6 +99,10 @@ class Outbox:
         self._columns: set[str] = {"payload"}
         self._schema: pa.Schema | None = None
         self._abandoned: list[Stream] = []
+        # Of these, on which the broker is told that the producer is over.
+        self._last_words: set[int] = set()
+        # A stream was given up with batches on it: they may reach the broker at any time.
+        self._lingers = False
         self._retry_at = 0.0
         self._tries = 0
         self._trouble: FastiError | None = None
@@ -239,8 +244,7 @@ class Outbox:
             left = [*self._under_way, *self._waiting]
             self._under_way.clear()
             self._waiting.clear()
-            self._end_stream()
-            self._work.notify()
+            self._end_producer()
         for parcel in left:
             self._settle(parcel, None, Closed("the producer was closed before the receipt came"))
         self._finish_abandoned()
@@ -263,7 +267,7 @@ class Outbox:
         self._rows = self._bytes = self._written = self._sequence = self._tries = 0
         self.idle = self._sleeping = False
         self._thread = self._stream = self._schema = self._trouble = None
-        self._abandoned, self._retry_at = [], 0.0
+        self._abandoned, self._retry_at, self._lingers = [], 0.0, False
         self._stream_number += 1
         self._name = uuid.uuid4().hex
 
@@ -276,7 +280,7 @@ class Outbox:
                 number = self._stream_number
                 if parcel is None:
                     self._thread = None
-                    self._end_stream()
+                    self._end_producer()
                     break
             try:
                 self._write(parcel)
@@ -488,7 +492,7 @@ class Outbox:
 
     def _rename(self) -> list[tuple[Parcel, FastiError]]:
         """Goes on as another producer. What may have been carried out can't be sent as it."""
-        self._name = uuid.uuid4().hex
+        self._name, self._lingers = uuid.uuid4().hex, False
         failed: list[tuple[Parcel, FastiError]] = [
             (parcel, OutcomeUnknown("the connection was lost; it may or may not have been sent"))
             for parcel in self._under_way
@@ -534,17 +538,31 @@ class Outbox:
     def _forget_stream(self) -> None:
         if self._stream is not None:
             self._abandoned.append(self._stream)
+        self._lingers |= self._written > 0
         self._stream, self._written = None, 0
         self._stream_number += 1
         self._work.notify()
 
     _end_stream = _forget_stream
 
+    def _end_producer(self) -> None:
+        """Nothing is under way and nothing comes for now: the broker need not remember this name."""
+        stream, lingers = self._stream, self._lingers or self._written > 0
+        self._end_stream()
+        if stream is not None and self._sequence and not lingers:
+            self._last_words.add(id(stream))
+            self._name, self._sequence = uuid.uuid4().hex, 0
+
     def _finish_abandoned(self) -> None:
         """Ends streams without the lock: that may take a while."""
         with self.lock:
             streams, self._abandoned = self._abandoned, []
+            last_words, self._last_words = self._last_words, set()
         for stream in streams:
+            if id(stream) in last_words:
+                # Lost: then it is remembered for a while.
+                with suppress(FastiError):
+                    stream.send({"end": True})
             stream.finish()
 
     def _settle(

@@ -68,6 +68,13 @@ class PauseTopic:
 
 
 @dataclass(slots=True)
+class EndProducer:
+    """A producer is over, and everything it sent has been answered: it need not be remembered."""
+
+    producer: str
+
+
+@dataclass(slots=True)
 class DeleteTopic:
     """Removes a topic and everything in it."""
 

@@ -56,7 +56,7 @@ _INSTEAD = {
 # Commands besides those on topics whose handlers change nothing but by events.
 _BY_EVENTS_ONLY = (
     *(commands.CreateTopic, commands.ChangeTopic, commands.DeleteTopic, commands.PauseTopic),
-    *(commands.DescribeConsumers, commands.DropStage),
+    *(commands.DescribeConsumers, commands.DropStage, commands.EndProducer),
     *(sink_commands.DropStages, sink_commands.ForgetSink, sink_commands.DescribeSinks),
     *(sink_commands.Carry, commands.Transaction, Bind, Unbind, ReadBindings),
 )
@@ -108,6 +108,7 @@ class Engine:
             commands.DeleteTopic: self.delete_topic,
             commands.PauseTopic: pause_topic,
             commands.DescribeConsumers: self._describe_consumers,
+            commands.EndProducer: produce.end_producer,
             commands.Detach: self._detach,
             commands.Withdraw: self._withdraw,
             commands.Publish: staging.publish,

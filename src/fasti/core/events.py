@@ -109,6 +109,14 @@ class ProducerAdvanced(Event):
 
 
 @dataclass(slots=True)
+class ProducerEnded(Event):
+    """A producer said that it is over: nothing of it is remembered any more."""
+
+    code: ClassVar[int] = 32
+    producer: str
+
+
+@dataclass(slots=True)
 class Replaced(Event):
     """Live messages were replaced by key: new payload and due, attempts from 0."""
 

@@ -92,6 +92,7 @@ class ShardState:
             ev.TopicPaused: self._topic_paused,
             ev.Produced: self.produced,
             ev.ProducerAdvanced: self._producer_advanced,
+            ev.ProducerEnded: self._producer_ended,
             ev.Replaced: self.replaced,
             ev.Updated: self._updated,
             ev.Moved: self._moved,
@@ -241,6 +242,11 @@ class ShardState:
         known_until_us = event.at_us + self.topics[event.topic].settings.producer_age_us
         self.producers.set(event.producer, (before or Producer()).advanced(receipt, known_until_us))
         self.memory.undo.once_settled(lambda: self.producers.forget(event.at_us))
+
+    def _producer_ended(self, event: ev.ProducerEnded, _: int) -> None:
+        before = self.producers.find(event.producer, 0)
+        self.memory.undo.note(lambda: self.producers.set(event.producer, before))
+        self.producers.set(event.producer, None)
 
     def replaced(self, event: ev.Replaced, frame: int, **columns: Any) -> None:
         """Rows with new contents; with further columns, as their kind has them."""

@@ -117,9 +117,12 @@ class FlightDoor(fl.FlightServerBase):
             with _writing(write_receipts):
                 try:
                     for metadata, batch in _chunks(reader):
-                        if batch is None:
+                        if batch is not None:
+                            intake.put(metadata, batch)
+                        elif metadata.get("end") is True:
+                            intake.end_producer()
+                        else:
                             raise InvalidArgument("metadata without a batch", field="batch")
-                        intake.put(metadata, batch)
                 finally:
                     intake.finish()
 

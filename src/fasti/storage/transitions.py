@@ -399,6 +399,7 @@ _SHOWN: dict[type[ev.Event], Show] = {
     ev.Published: _once("stage_published", "skipped"),
     ev.StageDropped: _hidden,
     ev.ProducerAdvanced: _hidden,
+    ev.ProducerEnded: _hidden,
     ev.StageOpened: _hidden,
     ev.Landed: _hidden,
     sinks.SinkPublished: _once("sink_published", "sink", "batch", "operation", "stages"),

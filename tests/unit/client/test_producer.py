@@ -615,3 +615,29 @@ def test_who_waits_for_a_receipt_waits_as_long_as_for_any_call(
     # It goes on, and who asks for longer waits longer.
     transport.stream().answer(1)
     assert receipt.result("20s").ok
+
+
+def test_a_producer_that_is_over_says_so(transport: FakeTransport, producer: Producer) -> None:
+    producer.send(b"a")
+    stream = transport.stream()
+    written(stream, 1)
+    stream.answer(1)
+    producer.flush(5)
+    producer.close()
+    assert [header for header, batch in stream.sent if batch is None] == [{"end": True}]
+
+
+def test_a_producer_whose_batches_may_still_arrive_does_not_say_so(
+    transport: FakeTransport, producer: Producer
+) -> None:
+    """What the lost stream still has would be taken for new under a name that was forgotten."""
+    producer.send(b"a")
+    first = transport.stream()
+    written(first, 1)
+    first.lose()
+    second = transport.stream(1)
+    written(second, 1)
+    second.answer(1)
+    producer.flush(5)
+    producer.close()
+    assert all(batch is not None for _, batch in first.sent + second.sent)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import check_own
+from fasti.core.commands import EndProducer
 from fasti.core.replies import Reply
 from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.protocol import outcomes
@@ -114,6 +115,11 @@ class Intake:
             stage=fields["stage"],
         )
         return self._service.submit([command])
+
+    def end_producer(self) -> None:
+        """The producer is over, and has read all its receipts: nothing of it is remembered."""
+        if self._producer:
+            self._service.submit([EndProducer(self._producer)])
 
     def _told(self, reply: Reply) -> Header:
         self._service.metrics.mutated("produce", self._topic, reply.status)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.columns.hashing import UInt64s, repeated_keys
-from fasti.core.commands import Expires, Produce, Staging
+from fasti.core.commands import EndProducer, Expires, Produce, Staging
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced
 from fasti.core.producers import Producer
-from fasti.core.replies import Reply
+from fasti.core.replies import Done, Reply
 from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
 from fasti.core.rows.location import ROWS_MAX
 from fasti.core.sinks.deciding import check_room
@@ -190,6 +190,14 @@ def _duplicate(producer: Producer, number: int, count: int) -> Reply:
     reply.ids[:] = receipt.ids
     reply.versions[:] = receipt.versions
     return reply
+
+
+def end_producer(work: Work, command: EndProducer) -> Done:
+    """Forgets a producer that is over; the value is whether it was known."""
+    known = work.state.producers.find(command.producer, 0) is not None
+    if known:
+        work.emit(ev.ProducerEnded(work.now_us, command.producer))
+    return Done(known)
 
 
 def note_aborted(work: Work, command: Produce, reply: Reply) -> None:
