@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fasti.errors import InvalidArgument
-from fasti.model import DAY_US, Limits
+from fasti.model import DAY_US, MINUTE_US, Limits
 
 
 class Durability(StrEnum):
@@ -44,6 +44,11 @@ class ShardSettings:
     feed_bytes: int = 1 << 30
     # A thread that makes no progress for so long, though it has work, is told by health.
     stall_us: int = 30_000_000
+    # A wall clock that leaps ahead by more is not believed until that has lasted.
+    clock_leap_max_us: int = 5 * MINUTE_US
+    clock_leap_lasts_us: int = 5 * MINUTE_US
+    # A shard whose last event is further ahead of the wall clock is not opened.
+    clock_behind_max_us: int = DAY_US
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -56,7 +61,10 @@ class ShardSettings:
         ):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive", field=name, limit=1)
-        for name in ("feed_age_us", "feed_bytes"):
+        for name in (
+            *("feed_age_us", "feed_bytes"),
+            *("clock_leap_max_us", "clock_leap_lasts_us", "clock_behind_max_us"),
+        ):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"{name} can't be negative", field=name, limit=0)
         if self.inbox_rows_max < self.limits.batch_rows_max:

@@ -35,7 +35,8 @@ Every error that a caller may meet is a class below `FastiError`, and has
         ├── StorageFailed           storage_failed       what was under way is unknown
         ├── Corruption              corruption           file and offset are named
         ├── NewerFormat             newer_format         written by a newer version; not touched
-        └── DataDirLocked           locked               another process has the directory open
+        ├── DataDirLocked           locked               another process has the directory open
+        └── ClockBehind             clock_behind         the disk is far ahead of the wall clock
 
 The module holds values only and may be used from any thread.
 """
@@ -47,6 +48,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AlreadyExists",
+    "ClockBehind",
     "Closed",
     "Corruption",
     "DataDirLocked",
@@ -384,6 +386,12 @@ class DataDirLocked(StorageError):
         """The process that holds the lock, when it could be read."""
         value = self.details.get("pid")
         return None if value is None else int(value)
+
+
+class ClockBehind(StorageError):
+    """The last event on disk is far ahead of the machine's clock: one of them is wrong."""
+
+    code = "clock_behind"
 
 
 def _classes(kind: type[FastiError]) -> Iterator[type[FastiError]]:

@@ -68,11 +68,18 @@ class FakeClock:
         self._now_us = NOW_US
         self._tick = 0
 
-    def now_us(self) -> int:
-        return self._now_us
+    def wall_ns(self) -> int:
+        return self._now_us * 1000
+
+    def elapsed_ns(self) -> int:
+        return self._tick * 1000
 
     def tick(self) -> int:
         return self._tick
+
+    def set_wall(self, by_us: int) -> None:
+        """Somebody sets the wall clock."""
+        self._now_us += by_us
 
     def advance(self, shard: Shard, by_us: int) -> None:
         self._now_us += by_us

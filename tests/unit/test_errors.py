@@ -12,6 +12,7 @@ from fasti import errors
 PINNED = {
     "aborted": "TransactionAborted",
     "already_exists": "AlreadyExists",
+    "clock_behind": "ClockBehind",
     "closed": "Closed",
     "corruption": "Corruption",
     "error": "FastiError",

@@ -1,121 +1,316 @@
-"""The broker's two clocks: wall time for due times, monotonic time for leases.
+"""The broker's clock: the one time by which the engine decides, and that clients are told.
 
-The wall clock can be set, and then due times come early or late in true time. That can't be
-undone, only noticed: `WatchedClock` compares the two clocks whenever it is read, and says when
-they have moved apart by more than clocks drift. Where the system can tell that its clock was set
-(Linux), `watch_settings` wakes up at that moment, so that nobody sleeps on past what is due now.
+It shows the machine's wall time as long as that is plausible, and never goes back. Between two
+looks at the wall it goes on by elapsed time, which nobody can set. What it makes of a wall that was
+set:
+
+* **ahead, by at most `leap_max`:** believed at once. What was due meanwhile is due now.
+* **ahead by more:** *doubted*. The clock goes on by elapsed time, so no event takes the new time and
+  nothing expires by it, until the leap has lasted for `leap_lasts`, or the operator accepts it. A
+  wall that comes back before then has changed nothing. A machine that was suspended is no leap:
+  elapsed time went on too.
+* **back:** the clock is *slowed*. It goes on at full speed for `STEADY_US` and then at half speed,
+  until the wall has caught up. So delivery goes on, and a step back of an hour is made up for in two.
+
+**A promise to clients.** They hold messages that were sent ahead until this clock shows the due
+time, and know of it only what they were told some seconds ago. So every reading that they are told
+is a promise: for `STEADY_US` from then on (or the shorter `steady_us` that was told with it) the clock
+goes on at full speed at least, and at half speed at least after. A clock that is to be slowed keeps
+full speed for that long, so no client can be ahead of it, whatever happens to the wall.
+
+**Reading** must be cheap, for it happens with every step and every answer: two system clocks and a
+comparison, without a lock, while the wall is where it is expected. Only what goes beyond is decided
+under the lock. `_line` is how elapsed time becomes time while nothing is to be decided. Who decides
+takes it away *before* reading the clocks; so a reader that finds it unchanged *after* reading them has
+read an earlier moment, and no time that was ever shown is later than one that is shown after it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import os
-import struct
-import sys
+import logging
 import threading
-import time
-from collections.abc import Callable
-from typing import Protocol
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
 
-# Beyond this a difference is a step; and no disciplined clock drifts by more than that share.
+from fasti.broker.logs import fields
+from fasti.broker.machine_clock import MachineClock, SystemClock
+from fasti.config import ShardSettings
+from fasti.errors import ClockBehind
+from fasti.model import DAY_US
+
+_log = logging.getLogger("fasti.broker.clock")
+
+# So long after it was told, the clock goes on at full speed at least.
+STEADY_US = 10_000_000
+# A slowed clock goes so many times slower.
+SLOWER = 2
+# Beyond this a change of the wall is a step: logged and counted; no disciplined clock drifts by more
+# than that share.
 STEP_US = 1_000_000
 _DRIFT = 0.001
+# The clock is content to be as close to the wall: half of what is seen of it is the reading itself.
+_CLOSE_NS = 500_000
 # Two readings that lie further apart than this say nothing about a difference.
-_READING_US = 10_000
+_READING_NS = 10_000_000
+_READINGS = 5
+_NEVER_NS = 1 << 80
+
+_AHEAD = "the wall clock was set ahead"
+_BACK = "the wall clock was set back: the broker's clock goes on, slowed until it has caught up"
+_BEHIND = (
+    "the wall clock is behind the last event: the broker's clock goes on from there, slowed until "
+    "the wall has caught up"
+)
+_DOUBTED = (
+    "the wall clock leapt ahead by more than clock_leap_max: it is not believed until it has lasted, "
+    "or `fasti clock accept` says so"
+)
 
 
-class Clock(Protocol):
-    """Both in microseconds. A virtual one stands in for it in tests."""
+class ClockState(StrEnum):
+    """How the broker's clock goes."""
 
-    def now_us(self) -> int:
-        """Wall time, UTC."""
-
-    def tick(self) -> int:
-        """Monotonic time from any origin."""
+    FOLLOWING = "following"
+    SLOWED = "slowed"
+    DOUBTING = "doubting"
 
 
-class SystemClock:
-    """The machine's clocks."""
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """The broker's clock at one moment, and what it makes of the wall."""
 
-    def now_us(self) -> int:
-        return time.time_ns() // 1000
+    now_us: int
+    wall_us: int
+    state: ClockState
+    # For how long it goes on at full speed for certain.
+    steady_us: int
+    # How long until a leap is believed that lasts; None if there is none.
+    believed_in_us: int | None
 
-    def tick(self) -> int:
-        return time.monotonic_ns() // 1000
 
+class EngineClock:
+    """One for each shard. Any thread may read it, and is then the one that notices a step."""
 
-class WatchedClock:
-    """The machine's clocks, or others; `stepped(by_us)` is called when the wall clock has leapt.
-
-    Any thread may read it, and is the one that calls `stepped`.
-    """
-
-    def __init__(self, stepped: Callable[[int], None], clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._stepped = stepped
+    def __init__(
+        self, machine: MachineClock | None = None, settings: ShardSettings | None = None
+    ) -> None:
+        machine, settings = machine or SystemClock(), settings or ShardSettings()
+        self._wall_ns, self._elapsed_ns = machine.wall_ns, machine.elapsed_ns
+        self.tick = machine.tick
+        self._leap_max_ns = settings.clock_leap_max_us * 1000
+        self._lasts_ns = settings.clock_leap_lasts_us * 1000
+        self._behind_max_ns = settings.clock_behind_max_us * 1000
         self._lock = threading.Lock()
-        self._seen = (self._clock.now_us(), self._clock.tick())
+        # Wall less elapsed time as last seen, and when that was: what a step is told by.
+        self._seen_ns, self._seen_at = 0, 0
+        self.steps = {"forward": 0, "backward": 0}
+        self.last_step_us = 0
+        # Elapsed time at which the clock showed a time; from when on it goes slower.
+        self._begin, self._begin_ns, self._slow_from = 0, 0, _NEVER_NS
+        self._state = ClockState.FOLLOWING
+        # Since when, in elapsed time, a leap is doubted.
+        self._since = 0
+        self._line: tuple[int] | None = None
+        # What is to be logged, once the lock is free.
+        self._notes: deque[tuple[str, float]] = deque()
+        # How far apart the last readings of both clocks were.
+        self._reading_ns = 0
+        elapsed, wall = self._read_both()
+        self._seen_ns, self._seen_at = wall - elapsed, elapsed
+        self._begin, self._begin_ns = elapsed, wall
+        self._line = (wall - elapsed,)
 
-    def tick(self) -> int:
-        return self._clock.tick()
+    # For everybody: any thread
 
     def now_us(self) -> int:
-        before = self._clock.tick()
-        now_us = self._clock.now_us()
-        after = self._clock.tick()
-        if after - before < _READING_US:
-            self._compare(now_us, before)
-        return now_us
-
-    def _compare(self, now_us: int, tick: int) -> None:
-        seen_us, seen_tick = self._seen
-        elapsed = tick - seen_tick
-        by_us = now_us - seen_us - elapsed
-        if abs(by_us) <= STEP_US + abs(elapsed) * _DRIFT:
-            # Taken over now and then, so that a slow drift never adds up to a step.
-            if elapsed > STEP_US:
-                self._seen = now_us, tick
-            return
+        """The time, UTC."""
+        line = self._line
+        elapsed = self._elapsed_ns()
+        if line is not None:
+            now = elapsed + line[0]
+            gap = self._wall_ns() - now
+            if -_CLOSE_NS <= gap <= _CLOSE_NS and self._line is line:
+                return now // 1000
         with self._lock:
-            if self._seen != (seen_us, seen_tick):
-                return  # Another thread has noticed it too.
-            self._seen = now_us, tick
-        self._stepped(by_us)
+            now = self._look()[0]
+        self._log()
+        return now // 1000
+
+    def read(self) -> ClockReading:
+        """The time, and how the clock goes."""
+        with self._lock:
+            now, elapsed, wall = self._look()
+            steady, believed_in = STEADY_US * 1000, None
+            if self._state is ClockState.SLOWED:
+                steady = max(0, self._slow_from - elapsed)
+            elif self._state is ClockState.DOUBTING:
+                believed_in = max(0, self._since + self._lasts_ns - elapsed) // 1000
+            state = self._state
+        self._log()
+        return ClockReading(now // 1000, wall // 1000, state, steady // 1000, believed_in)
+
+    def told(self) -> dict[str, int]:
+        """What clients are told: the time, and for how long it is steady if not for `STEADY_US`."""
+        now_us = self.now_us()
+        if self._state is not ClockState.SLOWED:
+            return {"now_us": now_us}
+        reading = self.read()
+        return {"now_us": reading.now_us, "steady_us": reading.steady_us}
+
+    @property
+    def state(self) -> ClockState:
+        """As of the last reading."""
+        return self._state
+
+    def seconds_until(self, at_us: int) -> float:
+        """How long to sleep until it may show that time; 0 or less if it does."""
+        left_us = at_us - self.now_us()
+        if self._state is ClockState.FOLLOWING or left_us <= 0:
+            return left_us / 1e6
+        reading = self.read()
+        if reading.believed_in_us is not None:
+            return min(left_us, reading.believed_in_us) / 1e6
+        slowed_us = max(left_us, reading.steady_us + (left_us - reading.steady_us) * SLOWER)
+        # Once the wall has caught up, the clock goes with it.
+        return min(slowed_us, max(left_us, at_us - reading.wall_us)) / 1e6
+
+    # For the shard and the operator
+
+    def begin_at(self, last_us: int) -> None:
+        """At the start: the clock goes on from the last event that is on disk, if that is ahead.
+
+        Raises `clock_behind` if the wall is so far behind it that one of them must be wrong.
+        """
+        with self._lock:
+            now, elapsed, wall = self._look()
+            ahead = last_us * 1000 - wall
+            if ahead > self._behind_max_ns:
+                raise _behind(last_us, wall // 1000)
+            if last_us * 1000 > now:
+                self._line = None
+                # Nobody was promised anything yet.
+                self._begin, self._begin_ns, self._slow_from = elapsed, last_us * 1000, elapsed
+                self._state = ClockState.SLOWED
+                self._note(_BEHIND, ahead)
+        self._log()
+
+    def accept(self) -> bool:
+        """The operator says that the wall is right; False if it isn't doubted."""
+        with self._lock:
+            _, elapsed, wall = self._look()
+            doubted = self._state is ClockState.DOUBTING
+            if doubted:
+                self._believe(elapsed, wall, "the operator accepted it")
+        self._log()
+        return doubted
+
+    # Decisions, under the lock
+
+    def _read_both(self) -> tuple[int, int]:
+        """Elapsed time and a wall time that is not later. The closest of a few readings."""
+        best, found = _NEVER_NS, (0, 0)
+        for _ in range(_READINGS):
+            before = self._elapsed_ns()
+            wall = self._wall_ns()
+            after = self._elapsed_ns()
+            if after - before < best:
+                best, found = after - before, (after, wall)
+            if best < _CLOSE_NS // 2:
+                break
+        self._reading_ns = best
+        return found
+
+    def _look(self) -> tuple[int, int, int]:
+        """Looks at the wall and decides how to go on: the time, elapsed time, the wall."""
+        self._line = None
+        elapsed, wall = self._read_both()
+        now = self._at(elapsed)
+        if self._reading_ns < _READING_NS:
+            self._note_step(elapsed, wall)
+            gap = wall - now
+            # While it was slowed and nobody looked, the wall caught up: that is no leap.
+            lost = elapsed - self._begin - (now - self._begin_ns)
+            if gap < -_CLOSE_NS:
+                self._slow(elapsed, now)
+            elif gap <= self._leap_max_ns + lost:
+                now = self._follow(elapsed, max(now, wall))
+            else:
+                now = self._doubt(elapsed, wall, now)
+        if self._state is ClockState.FOLLOWING:
+            self._line = (now - elapsed,)
+        return now, elapsed, wall
+
+    def _at(self, elapsed: int) -> int:
+        """The time at a moment, as it was decided last."""
+        slow = max(0, elapsed - self._slow_from)
+        # Rounded up, for it happens at every look.
+        return self._begin_ns + elapsed - self._begin - slow + -(-slow // SLOWER)
+
+    def _follow(self, elapsed: int, now: int) -> int:
+        self._begin, self._begin_ns, self._slow_from = elapsed, now, _NEVER_NS
+        if self._state is not ClockState.FOLLOWING:
+            self._state = ClockState.FOLLOWING
+            self._note("the broker's clock goes with the wall clock again", 0)
+        return now
+
+    def _slow(self, elapsed: int, now: int) -> None:
+        self._begin, self._begin_ns = elapsed, now
+        if self._state is ClockState.SLOWED:
+            self._slow_from = max(self._slow_from, elapsed)
+        else:
+            self._slow_from = elapsed + STEADY_US * 1000
+            self._state = ClockState.SLOWED
+
+    def _doubt(self, elapsed: int, wall: int, now: int) -> int:
+        if self._state is not ClockState.DOUBTING:
+            self._begin, self._begin_ns, self._slow_from = elapsed, now, _NEVER_NS
+            self._since = elapsed
+            self._state = ClockState.DOUBTING
+            self._note(_DOUBTED, wall - now)
+        if elapsed - self._since < self._lasts_ns:
+            return now
+        return self._believe(elapsed, wall, "it has lasted")
+
+    def _believe(self, elapsed: int, wall: int, why: str) -> int:
+        note = f"the leap of the wall clock is believed: {why}"
+        self._note(note, wall - self._at(elapsed))
+        self._begin, self._begin_ns, self._slow_from = elapsed, wall, _NEVER_NS
+        self._state, self._line = ClockState.FOLLOWING, (wall - elapsed,)
+        return wall
+
+    def _note_step(self, elapsed: int, wall: int) -> None:
+        """Logs and counts a step. Taken over now and then, so that drift never adds up to one."""
+        by, age = wall - elapsed - self._seen_ns, elapsed - self._seen_at
+        stepped = abs(by) > STEP_US * 1000 + age * _DRIFT
+        if stepped or age > STEP_US * 1000:
+            self._seen_ns, self._seen_at = wall - elapsed, elapsed
+        if not stepped:
+            return
+        # A leap that leapt again has not lasted.
+        self._since = elapsed
+        self.last_step_us = by // 1000
+        self.steps["forward" if by > 0 else "backward"] += 1
+        self._note(_AHEAD if by > 0 else _BACK, by)
+
+    def _note(self, text: str, ns: int) -> None:
+        self._notes.append((text, round(ns / 1e9, 3)))
+
+    def _log(self) -> None:
+        """Without the lock: whoever writes the log may take as long as it likes."""
+        # Another thread may be at it too.
+        with suppress(IndexError):
+            while self._notes:
+                text, seconds = self._notes.popleft()
+                _log.warning(text, extra=fields(seconds=seconds))
 
 
-_CLOCK_REALTIME = 0
-_TIMER_ABSTIME = 1
-_CANCEL_ON_SET = 2
-_CENTURIES_S = 1 << 40
-
-
-def watch_settings(changed: Callable[[], None]) -> bool:
-    """Calls `changed`, in a thread of its own, whenever the system's clock is set.
-
-    It sleeps in between: a timer that never rings is cancelled by the kernel when the clock is
-    set. False where the system has no such thing; then steps are noticed at the next reading.
-    """
-    if sys.platform != "linux":
-        return False
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "timerfd_create"):
-        return False
-    timer = library.timerfd_create(_CLOCK_REALTIME, os.O_CLOEXEC)
-    if timer < 0:
-        return False
-
-    def watch() -> None:
-        # struct itimerspec: no interval, and a moment that never comes.
-        forever = struct.pack("@llll", 0, 0, _CENTURIES_S, 0)
-        while True:
-            library.timerfd_settime(timer, _TIMER_ABSTIME | _CANCEL_ON_SET, forever, None)
-            try:
-                os.read(timer, 8)
-            except OSError as error:
-                if error.errno != errno.ECANCELED:
-                    return
-                changed()
-
-    threading.Thread(target=watch, name="fasti-clock", daemon=True).start()
-    return True
+def _behind(last_us: int, wall_us: int) -> ClockBehind:
+    days = (last_us - wall_us) / DAY_US
+    return ClockBehind(
+        f"the last event is {days:.1f} days ahead of this machine's clock, which is more than "
+        "clock_behind_max: mend the clock; or, if it is right, and was wrong when the event was "
+        "written, run `fasti storage reset-clock` on the data directory: nothing is lost by it",
+        details={"last_us": last_us, "wall_us": wall_us},
+    )

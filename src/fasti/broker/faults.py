@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from fasti.broker.clock import Clock
+from fasti.broker.machine_clock import Ticking
 from fasti.core.commands import Detach, Transaction
 from fasti.core.sinks.commands import Carry
 from fasti.core.work import Fault
@@ -50,7 +50,7 @@ class _Suspect:
 class Faults:
     """Those of one shard."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Ticking) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         # By the command's name, and whether the engine was kept or dropped.

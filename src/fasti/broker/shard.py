@@ -36,7 +36,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.broker import reading
-from fasti.broker.clock import Clock, SystemClock
+from fasti.broker.clock import EngineClock
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.faults import Faults
@@ -45,6 +45,7 @@ from fasti.broker.futures import uncancellable
 from fasti.broker.health import Pulse
 from fasti.broker.holds import Holds
 from fasti.broker.housekeeper import Housekeeper
+from fasti.broker.machine_clock import MachineClock, SystemClock
 from fasti.broker.room import Room
 from fasti.broker.session import Session
 from fasti.broker.threads import Queue, Threads
@@ -89,8 +90,9 @@ _WITH_PAYLOADS = (commands.Produce, commands.Update, KvPut, Fire, RunSchedule, B
 _FRAME_OVERHEAD_BYTES = 1024
 # The housekeeper looks for room as often.
 _FULL_RETRY_US = 1_000_000
-# Condition variables can't wait for centuries, messages can.
-_SLEEP_MAX_S = 86_400.0
+# Condition variables can't wait for centuries, messages can; and where the system doesn't tell that
+# its clock was set, this is how late that is noticed.
+_SLEEP_MAX_S = 60.0
 # So many recoveries in a row that led to nothing, and the shard gives up.
 _FAILURES_MAX = 8
 # So often a request is decided anew because its step was void.
@@ -121,11 +123,13 @@ class Shard:
         self,
         files: Files,
         settings: ShardSettings | None = None,
-        clock: Clock | None = None,
+        clock: MachineClock | None = None,
     ) -> None:
         self.settings = settings or ShardSettings()
-        self.clock = clock or SystemClock()
-        self._ticks = LeaseTicks(self.clock)
+        machine = clock or SystemClock()
+        # The only time that anything in the broker goes by, and that anybody is told.
+        self.clock = EngineClock(machine, self.settings)
+        self._ticks = LeaseTicks(machine)
         self._files = files
         self._wakeup = threading.Condition()
         self._urgent: deque[Request] = deque()
@@ -144,7 +148,7 @@ class Shard:
         self.sessions: dict[int, Session] = {}
         self._next_session = 1
         self.recoveries = 0
-        self.faults = Faults(self.clock)
+        self.faults = Faults(machine)
         # What became durable, for those who follow; and who is told when schedules change.
         self.feed = Feed()
         self.on_schedules: Callable[[int], None] | None = None
@@ -179,6 +183,8 @@ class Shard:
         try:
             self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
             self.store.load(self.engine)
+            if cut_after is None:
+                self.clock.begin_at(self.engine.state.last_at_us)
             if self.store.copied_from is not None:
                 _log.warning("%s", copies.warning(self.store.copied_from))
             self.engine.start(self._ticks.now())
@@ -409,10 +415,10 @@ class Shard:
             return None
         waits = []
         if wake.wake_at_us is not None:
-            waits.append(wake.wake_at_us - self.clock.now_us())
+            waits.append(self.clock.seconds_until(wake.wake_at_us))
         if wake.wake_at_tick is not None:
-            waits.append(wake.wake_at_tick - self._ticks.now())
-        return min(min(waits) / 1e6, _SLEEP_MAX_S) if waits else None
+            waits.append((wake.wake_at_tick - self._ticks.now()) / 1e6)
+        return min(*waits, _SLEEP_MAX_S) if waits else None
 
     def _step(self, requests: list[Request], tick: int) -> Step:
         admitted = [request for request in requests if self._admit(request)]

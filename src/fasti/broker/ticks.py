@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 
-from fasti.broker.clock import Clock, SystemClock, WatchedClock
+from fasti.broker.machine_clock import SystemClock, Ticking
 
 _log = logging.getLogger("fasti.broker.ticks")
 
@@ -26,9 +26,9 @@ HUNG_US = 250_000
 class LeaseTicks:
     """Reads a clock for leases. A virtual clock leaps on purpose: that is never taken for trouble."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Ticking) -> None:
         self._clock = clock
-        self._may_hang = isinstance(clock, (SystemClock, WatchedClock))
+        self._may_hang = isinstance(clock, SystemClock)
         self._lost_us = 0
         self._looked = clock.tick()
 

@@ -47,6 +47,7 @@ ERROR_EXITS: dict[str, int] = {
     "corruption": 33,
     "newer_format": 34,
     "locked": 35,
+    "clock_behind": 36,
 }
 
 

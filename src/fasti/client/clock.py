@@ -8,7 +8,14 @@ means: at `t1` the broker's clock showed at least `now_us`, at `t0` at most `now
 and the lower end is used: a slow network makes it lower, which makes us late and never early. Any
 word of the broker's that carries `now_us` raises the lower end if it came faster (`heard`). The two
 clocks may run at slightly different speeds, so what was learnt is trusted less as it ages: it loses
-`_DRIFT_PPM` of its age. And it never stays above the newest upper end: if it was, the broker's clock
+`_DRIFT_PPM` of its age.
+
+The broker slows its clock down when its machine's was set back. It says with each answer for how long
+it goes on at full speed for certain, counted from `t0` at the earliest (`STEADY_US`, or `steady_us` if
+that is less), and it never goes slower than at half speed. Beyond that time we count half, until the
+next answer. So a broker that slows down doesn't make us early, though we learn of it later.
+
+And it never stays above the newest upper end: if it was, the broker's clock
 was set back or another broker answers, and all that was known is dropped. Only an answer that can't
 be true together with what was known says that a clock leapt: one that comes quickly after a slow one
 merely tells more.
@@ -27,6 +34,10 @@ logger = logging.getLogger("fasti.client")
 
 # Clocks disciplined by NTP differ by far less; undisciplined quartz by up to about this much.
 _DRIFT_PPM = 100
+# As the protocol has it: how long a broker's clock goes on at full speed after it was told, and how
+# many times slower it may go after that.
+STEADY_US = 10_000_000
+_SLOWER = 2
 # A change of the offset beyond this is no drift: somebody set a clock.
 _JUMP_US = 100_000
 
@@ -47,8 +58,9 @@ class ClockEstimate:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], None]] = []
-        # One tuple, replaced whole, so that readers need no lock: lower end and when it was learnt.
-        self._best: tuple[int, int] | None = None
+        # One tuple, replaced whole, so that readers need no lock: lower end, when it was learnt, and
+        # until when the broker's clock goes at full speed for certain.
+        self._best: tuple[int, int, int] | None = None
         # The upper end, likewise.
         self._most: tuple[int, int] | None = None
         self.error_us = 0
@@ -71,11 +83,9 @@ class ClockEstimate:
 
     def now_us(self) -> int:
         """The lower end of what the broker's clock shows now; 0 while nothing is known."""
-        best = self._best
-        if best is None:
-            return 0
         at_us = self._monotonic()
-        return at_us + best[0] - (at_us - best[1]) * _DRIFT_PPM // 1_000_000
+        held = self._held_us(at_us)
+        return 0 if held is None else at_us + held
 
     def seconds_until(self, at_us: int) -> float:
         """How long to sleep until `now_us()` has reached it; 0 or less if it has."""
@@ -93,7 +103,9 @@ class ClockEstimate:
 
         return stop
 
-    def sample(self, asked_us: int, answered_us: int, now_us: int) -> None:
+    def sample(
+        self, asked_us: int, answered_us: int, now_us: int, steady_us: int = STEADY_US
+    ) -> None:
         """Takes in a question's answer: both times by our monotonic clock."""
         lower, upper = now_us - answered_us, now_us - asked_us
         with self._lock:
@@ -105,7 +117,11 @@ class ClockEstimate:
             moved = held is None or not -_JUMP_US < kept - held < _JUMP_US
             leapt = self._narrow(lower, upper, held, answered_us)
             # What is kept was valid a moment ago; from here on it ages anew.
-            self._best = (kept, answered_us)
+            steady_until = asked_us + min(steady_us, STEADY_US)
+            if held is not None and held <= upper and self._best is not None:
+                # What was promised before holds too.
+                steady_until = max(steady_until, self._best[2])
+            self._best = (kept, answered_us, steady_until)
             self.jumps += leapt
             listeners = list(self._listeners) if moved or leapt else []
         if leapt and held is not None:
@@ -130,8 +146,9 @@ class ClockEstimate:
             return
         with self._lock:
             held = self._held_us(at_us)
-            if held is not None and now_us - at_us > held:
-                self._best = (now_us - at_us, at_us)
+            if held is not None and self._best is not None and now_us - at_us > held:
+                # It may have been under way for long: it says nothing about the time to come.
+                self._best = (now_us - at_us, at_us, self._best[2])
 
     def forget(self) -> None:
         """Another broker may answer from now on: nothing is known until the next sample."""
@@ -139,5 +156,13 @@ class ClockEstimate:
             self._best = self._most = None
 
     def _held_us(self, at_us: int) -> int | None:
+        """What we would say at a moment, less that moment."""
         best = self._best
-        return None if best is None else best[0] - (at_us - best[1]) * _DRIFT_PPM // 1_000_000
+        if best is None:
+            return None
+        lower, learnt_us, steady_until = best
+        held = lower - (at_us - learnt_us) * _DRIFT_PPM // 1_000_000
+        slow_us = at_us - max(steady_until, learnt_us)
+        if slow_us > 0:
+            held -= slow_us - slow_us // _SLOWER
+        return held

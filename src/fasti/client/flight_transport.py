@@ -26,7 +26,7 @@ import pyarrow.flight as flight
 
 from fasti.client import forking
 from fasti.client.address import Address
-from fasti.client.clock import ClockEstimate, monotonic_us
+from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
 from fasti.client.transport import BrokerClock, Ended, Header, Stream
@@ -161,7 +161,7 @@ class FlightTransport:
             header, _ = self._call_once("hello", pack({"version": VERSION}), self.timeout_s)
         except TimedOut as error:
             raise self._too_late("hello", None) from error
-        self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]))
+        self._learn_time(asked_us, header)
         return header
 
     def _client(self, purpose: str) -> tuple[flight.FlightClient, int]:
@@ -378,7 +378,11 @@ class FlightTransport:
         body = pack({"version": VERSION})
         asked_us = monotonic_us()
         header, _ = self._call_once("clock", body, timeout or self.timeout_s)
-        self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]))
+        self._learn_time(asked_us, header)
+
+    def _learn_time(self, asked_us: int, header: Header) -> None:
+        steady_us = int(header.get("steady_us", STEADY_US))
+        self.estimate.sample(asked_us, monotonic_us(), int(header["now_us"]), steady_us)
 
     def look_after(self) -> None:
         """Asks for the time, and ends what is open when the broker is silent: it connects again."""

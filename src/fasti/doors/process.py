@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from fasti.broker.clock import WatchedClock, watch_settings
 from fasti.broker.logs import fields
+from fasti.broker.machine_clock import watch_settings
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
@@ -110,20 +110,14 @@ class Broker:
 
     def _open(self) -> float:
         begin = time.monotonic()
-        clock = WatchedClock(self._clock_stepped)
-        self.shard = Shard(LocalFiles(self._settings.data), self._settings.shard, clock)
+        self.shard = Shard(LocalFiles(self._settings.data), self._settings.shard)
         # A sequencer that sleeps until something is due must learn that it is due already.
-        watch_settings(lambda: self._wake(clock))
+        watch_settings(self._wake)
         self.metrics.recovery_seconds = time.monotonic() - begin
         return self.metrics.recovery_seconds
 
-    def _clock_stepped(self, by_us: int) -> None:
-        self.metrics.clock_stepped(by_us)
-        way = "ahead: what was due meanwhile is due now" if by_us > 0 else "back: time is held"
-        _log.warning("the wall clock leapt %s", way, extra=fields(by_seconds=by_us / 1e6))
-
-    def _wake(self, clock: WatchedClock) -> None:
-        clock.now_us()
+    def _wake(self) -> None:
+        self.shard.clock.now_us()
         with suppress(FastiError):
             self.shard.run(lambda: None)
 

@@ -173,6 +173,24 @@ SHARD: tuple[Setting, ...] = (
         "A thread of the broker that makes no progress for so long, though it has work, is told in the log, and by `/healthz` as 503. See [operating](operating.md#when-a-thread-stops).",
     ),
     _shard(
+        "clock_leap_max",
+        "clock_leap_max_us",
+        Length("us"),
+        "A wall clock that leaps ahead by more is not believed at first. See [the clock](operating.md#the-clock).",
+    ),
+    _shard(
+        "clock_leap_lasts",
+        "clock_leap_lasts_us",
+        Length("us"),
+        "How long such a leap must have lasted to be believed. `fasti clock accept` says so at once.",
+    ),
+    _shard(
+        "clock_behind_max",
+        "clock_behind_max_us",
+        Length("us"),
+        "At the start: by how much the wall clock may be behind the last event on disk. Beyond it the broker does not start, because one of them is wrong.",
+    ),
+    _shard(
         "leases_max",
         "leases_max",
         Count(),

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.broker.clock import EngineClock
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
@@ -53,25 +54,28 @@ _ENDING = ("ack", "nack", "release", "reject", "reply")
 
 
 class VirtualClock:
-    """The broker's clock and the clients' at once. Stands still until `move` is called."""
+    """The clocks of the test's machine. They stand still until `move` is called."""
 
     def __init__(self, start: datetime = START) -> None:
-        self._now_us = aware_us(start, "start")
+        self._start_us = aware_us(start, "start")
+        self._elapsed_us = 0
+        # By how much the wall clock was set off.
+        self._off_us = 0
         self._tick = 0
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
-    def now_us(self) -> int:
-        """Wall time."""
-        return self._now_us
+    def wall_ns(self) -> int:
+        """Wall time, which may be set."""
+        return (self._start_us + self._elapsed_us + self._off_us) * 1000
+
+    def elapsed_ns(self) -> int:
+        """How far the time was moved on."""
+        return self._elapsed_us * 1000
 
     def tick(self) -> int:
         """Monotonic time, by which leases expire."""
         return self._tick
-
-    def seconds_until(self, at_us: int) -> float:
-        """What has not come doesn't come by waiting: only `move` brings it."""
-        return 0.0 if at_us <= self._now_us else math.inf
 
     def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
         """Calls `moved` after every move; returns how to stop that."""
@@ -85,14 +89,26 @@ class VirtualClock:
 
         return stop
 
-    def move(self, wall_us: int = 0, tick_us: int = 0) -> None:
-        """Moves either clock on and tells everybody."""
+    def move(self, by_us: int = 0, tick_us: int = 0, off_us: int = 0) -> None:
+        """Lets time pass, lets leases' time pass, sets the wall clock off; tells everybody."""
         with self._lock:
-            self._now_us += wall_us
+            self._elapsed_us += by_us
             self._tick += tick_us
+            self._off_us += off_us
             listeners = list(self._listeners)
         for moved in listeners:
             moved()
+
+
+class VirtualTime:
+    """The broker's clock for its clients, as `fasti.client.transport.BrokerClock` has it."""
+
+    def __init__(self, machine: VirtualClock, clock: EngineClock) -> None:
+        self.now_us, self.listen = clock.now_us, machine.listen
+
+    def seconds_until(self, at_us: int) -> float:
+        """What has not come doesn't come by waiting: only a move brings it."""
+        return 0.0 if at_us <= self.now_us() else math.inf
 
 
 class VirtualBroker:
@@ -109,10 +125,11 @@ class VirtualBroker:
     def __init__(
         self, start: datetime | None = None, settings: ShardSettings | None = None
     ) -> None:
-        self.clock = VirtualClock(start or START)
+        self.machine = VirtualClock(start or START)
         self._place = tempfile.TemporaryDirectory(prefix="fasti-testing-")
         self.watch = _Watch()
-        self.shard = Shard(LocalFiles(self._place.name), settings or _SETTINGS, self.clock)
+        self.shard = Shard(LocalFiles(self._place.name), settings or _SETTINGS, self.machine)
+        self.clock = VirtualTime(self.machine, self.shard.clock)
         # Schedules fire when the time is moved on.
         self.service = Service(self.shard, self.watch, threaded=False)
         self._clients: list[Client] = []
@@ -145,6 +162,13 @@ class VirtualBroker:
         if by_us < 0:
             raise InvalidArgument(f"{moment} is past: time doesn't go back", field="moment")
         self._move(by_us, 0)
+
+    def set_clock(self, by: timedelta) -> None:
+        """Somebody sets the machine's wall clock, ahead or back, while no time passes. What the broker
+        makes of it is in [operating](../operating.md#the-clock).
+        """
+        self.machine.move(off_us=by // timedelta(microseconds=1))
+        self._serve_due()
 
     def expire_leases(self) -> None:
         """Every lease runs out, as if whoever holds it had died. Messages come again at once,
@@ -284,7 +308,10 @@ class VirtualBroker:
         scheduler.catch_up()
 
     def _move_on(self, wall_us: int, tick_us: int) -> None:
-        self.clock.move(wall_us, tick_us)
+        self.machine.move(wall_us, tick_us)
+        self._serve_due()
+
+    def _serve_due(self) -> None:
         # Wakes the sequencer, which hands out what is due; the second turn is behind it.
         for _ in range(2):
             self.shard.run(lambda: None).result(_PATIENCE_S)

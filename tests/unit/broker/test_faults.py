@@ -18,9 +18,6 @@ class Clock:
     def __init__(self) -> None:
         self.at_us = 0
 
-    def now_us(self) -> int:
-        return self.at_us
-
     def tick(self) -> int:
         return self.at_us
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasti.broker.clock import WatchedClock
+from fasti.broker.machine_clock import SystemClock
 from fasti.broker.ticks import HUNG_US, LeaseTicks
 
 SECOND_US = 1_000_000
@@ -14,24 +14,25 @@ class Hands:
     def __init__(self) -> None:
         self.at_us = 50 * SECOND_US
 
-    def now_us(self) -> int:
-        return 10**15 + self.at_us
-
     def tick(self) -> int:
         return self.at_us
 
 
+class MachineHands(Hands, SystemClock):
+    """As if they were the machine's own."""
+
+
 def test_ticks_are_the_clocks_while_looks_come_in_time() -> None:
-    hands = Hands()
-    ticks = LeaseTicks(WatchedClock(lambda _: None, hands))
+    hands = MachineHands()
+    ticks = LeaseTicks(hands)
     for planned in (None, 51 * SECOND_US, 52 * SECOND_US):
         hands.at_us = (planned or hands.at_us) + HUNG_US
         assert ticks.look(planned) == ticks.now() == hands.at_us
 
 
 def test_time_in_which_nobody_looked_is_left_out_for_good() -> None:
-    hands = Hands()
-    ticks = LeaseTicks(WatchedClock(lambda _: None, hands))
+    hands = MachineHands()
+    ticks = LeaseTicks(hands)
     looked = ticks.look(None)
     hands.at_us += 100 * SECOND_US
     assert ticks.look(looked + SECOND_US) == looked
@@ -42,8 +43,8 @@ def test_time_in_which_nobody_looked_is_left_out_for_good() -> None:
 
 
 def test_nothing_is_left_out_when_no_lease_could_have_ended() -> None:
-    hands = Hands()
-    ticks = LeaseTicks(WatchedClock(lambda _: None, hands))
+    hands = MachineHands()
+    ticks = LeaseTicks(hands)
     hands.at_us += 100 * SECOND_US
     assert ticks.look(None) == hands.at_us
     hands.at_us += 100 * SECOND_US

@@ -50,7 +50,7 @@ def _hello(service: Service, header: Header, parts: Parts) -> Answer:
     return {
         "server": version("fasti"),
         "protocol": VERSION,
-        "now_us": shard.clock.now_us(),
+        **shard.clock.told(),
         "limits": asdict(shard.settings.limits),
         "shard": _shard_name(service),
     }, []
@@ -64,7 +64,23 @@ def _shard_name(service: Service) -> str:
 def _clock(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    return {"now_us": service.shard.clock.now_us()}, []
+    reading = service.shard.clock.read()
+    return {
+        "now_us": reading.now_us,
+        "steady_us": reading.steady_us,
+        "wall_us": reading.wall_us,
+        "state": str(reading.state),
+        "believed_in_us": reading.believed_in_us,
+    }, []
+
+
+def _accept_clock(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    changed = service.shard.clock.accept()
+    # What is due by it is due now.
+    service.shard.run(lambda: None)
+    return {"changed": changed, "now_us": service.shard.clock.now_us()}, []
 
 
 def _health(service: Service, header: Header, parts: Parts) -> Answer:
@@ -327,6 +343,7 @@ _MORE = (
 ACTIONS: dict[str, Action] = {
     "hello": _hello,
     "clock": _clock,
+    "accept_clock": _accept_clock,
     "health": _health,
     "metrics": _metrics,
     "checkpoint": _checkpoint,

@@ -70,8 +70,6 @@ class Metrics:
         # Consumers by topic; as many entries as topics that have some.
         self._consumers: Counter[str] = Counter()
         self._unauthenticated = 0
-        self._steps = {"forward": 0, "backward": 0}
-        self._step_seconds = 0.0
         self.recovery_seconds = 0.0
 
     # Told by the service
@@ -126,12 +124,6 @@ class Metrics:
         """A call came without a token that is known."""
         with self._lock:
             self._unauthenticated += 1
-
-    def clock_stepped(self, by_us: int) -> None:
-        """The wall clock has leapt, ahead or back."""
-        with self._lock:
-            self._steps["forward" if by_us > 0 else "backward"] += 1
-            self._step_seconds = by_us / 1e6
 
     def _topic(self, name: str) -> TopicCounts:
         name = series_of(name)
@@ -189,11 +181,6 @@ class Metrics:
         """How many there were."""
         with self._lock:
             return self._unauthenticated
-
-    def clock_steps(self) -> tuple[dict[str, int], float]:
-        """Steps by direction, and the seconds of the last one."""
-        with self._lock:
-            return dict(self._steps), self._step_seconds
 
     def text(self, shard: Shard) -> str:
         """Everything in Prometheus' text format. Takes some milliseconds with many topics."""

@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from fasti.broker.clock import ClockState, EngineClock
 from fasti.broker.cron import metrics as cron_metrics
 from fasti.broker.kv import metrics as kv_metrics
 from fasti.broker.log import metrics as log_metrics
@@ -84,6 +85,7 @@ class _BrokerCollector(Collector):
             yield from _paused(self._shard, named)
         yield from _topics(self._metrics.topics())
         yield from _service(self._metrics)
+        yield from _clock(self._shard.clock)
         yield from _journal(self._shard)
         yield from _checkpoints(self._shard)
         yield from _memory(self._shard)
@@ -249,21 +251,37 @@ def _service(metrics: Metrics) -> Iterator[Metric]:
     opened, now_open = metrics.sessions()
     yield CounterMetricFamily("fasti_sessions_opened", "Consumers' sessions ever opened.", opened)
     yield GaugeMetricFamily("fasti_sessions", "Consumers' sessions that are open.", now_open)
-    steps, seconds = metrics.clock_steps()
-    stepped = CounterMetricFamily(
-        "fasti_clock_steps", "Leaps of the wall clock.", labels=["direction"]
-    )
-    for direction, count in steps.items():
-        stepped.add_metric([direction], count)
-    yield stepped
-    yield GaugeMetricFamily(
-        "fasti_clock_last_step_seconds", "The last leap: ahead, or back if negative.", seconds
-    )
     yield GaugeMetricFamily(
         "fasti_start_recovery_seconds",
         "How long opening the data directory took at the start.",
         metrics.recovery_seconds,
     )
+
+
+def _clock(clock: EngineClock) -> Iterator[Metric]:
+    stepped = CounterMetricFamily(
+        "fasti_clock_steps", "Leaps of the wall clock.", labels=["direction"]
+    )
+    for direction, count in clock.steps.items():
+        stepped.add_metric([direction], count)
+    yield stepped
+    yield GaugeMetricFamily(
+        "fasti_clock_last_step_seconds",
+        "The last leap: ahead, or back if negative.",
+        clock.last_step_us / 1e6,
+    )
+    reading = clock.read()
+    yield GaugeMetricFamily(
+        "fasti_clock_offset_seconds",
+        "The wall clock less the broker's clock.",
+        (reading.wall_us - reading.now_us) / 1e6,
+    )
+    state = GaugeMetricFamily(
+        "fasti_clock_state", "How the broker's clock goes: 1 for one of them.", labels=["state"]
+    )
+    for each in ClockState:
+        state.add_metric([each], reading.state is each)
+    yield state
 
 
 def _journal(shard: Shard) -> Iterator[Metric]:

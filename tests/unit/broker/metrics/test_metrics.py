@@ -30,8 +30,13 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 @pytest.fixture
-def shard() -> Iterator[Shard]:
-    with serving(SharedFiles(), clock=FakeClock()) as opened:
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def shard(clock: FakeClock) -> Iterator[Shard]:
+    with serving(SharedFiles(), clock=clock) as opened:
         yield opened
 
 
@@ -160,15 +165,16 @@ def test_lateness_goes_into_buckets_of_seconds(shard: Shard) -> None:
     assert value(samples, "fasti_lateness_seconds_sum", topic="t") == pytest.approx(3602.000251)
 
 
-def test_sessions_refusals_and_clock_steps(shard: Shard) -> None:
+def test_sessions_refusals_and_clock_steps(shard: Shard, clock: FakeClock) -> None:
     metrics = Metrics()
     metrics.session_opened()
     metrics.session_opened()
     metrics.session_closed()
     metrics.refused("produce", "overloaded")
     metrics.refused("produce", "overloaded")
-    metrics.clock_stepped(5_000_000)
-    metrics.clock_stepped(-2_000_000)
+    clock.set_wall(5_000_000)
+    shard.clock.now_us()
+    clock.set_wall(-2_000_000)
     samples = scrape(metrics, shard)
     assert value(samples, "fasti_sessions") == 1
     assert value(samples, "fasti_sessions_opened_total") == 2
@@ -176,6 +182,9 @@ def test_sessions_refusals_and_clock_steps(shard: Shard) -> None:
     assert value(samples, "fasti_clock_steps_total", direction="forward") == 1
     assert value(samples, "fasti_clock_steps_total", direction="backward") == 1
     assert value(samples, "fasti_clock_last_step_seconds") == -2
+    assert value(samples, "fasti_clock_offset_seconds") == -2
+    assert value(samples, "fasti_clock_state", state="slowed") == 1
+    assert value(samples, "fasti_clock_state", state="following") == 0
 
 
 def test_topics_beyond_the_bound_share_a_name_and_their_messages_are_added_up(
