@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fasti.client.changes import Position as Position
     from fasti.client.client import Client as Client
     from fasti.client.client import connect as connect
+    from fasti.client.clock_info import ClockInfo as ClockInfo
     from fasti.client.consumer import Consumer as Consumer
     from fasti.client.consumers import ConsumerInfo as ConsumerInfo
     from fasti.client.dead import DeadOutcomes as DeadOutcomes
@@ -75,6 +76,7 @@ _HOMES = {
     "Reject": "fasti.app.verdicts",
     "Retry": "fasti.app.verdicts",
     "Schedules": "fasti.client.schedules",
+    "ClockInfo": "fasti.client.clock_info",
     "ConsumerInfo": "fasti.client.consumers",
     "Topic": "fasti.client.topics",
     "Transaction": "fasti.client.transaction",

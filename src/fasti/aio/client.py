@@ -36,6 +36,7 @@ from fasti.client import messages as sync_messages
 from fasti.client.arguments import ConnectOptions, Kind, TopicOptions, TopicSettingOptions
 from fasti.client.calls import Answer
 from fasti.client.changes import FeedBounds
+from fasti.client.clock_info import ClockInfo
 from fasti.client.consumers import ConsumerInfo
 from fasti.client.definitions import Change
 from fasti.client.durations import Duration, duration_us, seconds
@@ -202,6 +203,14 @@ class Client:
     async def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Who consumes, and who still has leases: of all topics or of one, at most 10,000."""
         return await self._home.run(self._client.consumers, topic)
+
+    async def clock_info(self) -> ClockInfo:
+        """What the broker's clock shows, what its machine's does, and how it goes by that."""
+        return await self._home.run(self._client.clock_info)
+
+    async def accept_clock(self) -> bool:
+        """The broker shall believe its machine's clock that leapt ahead: did it doubt that?"""
+        return await self._home.run(self._client.accept_clock)
 
     async def release_consumer(
         self, name: str, topic: str | None = None, group: str | None = None

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from fasti.cli import output
+from fasti.broker.clock_reset import reset_clock
+from fasti.cli import moments, output
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.storage.inspect import Stats, existing_files, holder, inspect
 from fasti.storage.inspect import stats as read_stats
@@ -100,6 +101,33 @@ def stats(directory: Directory, as_json: AsJson = False) -> None:
         output.print_json(held.to_dict())
     else:
         _print_stats(held)
+
+
+@app.command("reset-clock")
+def reset(
+    directory: Directory,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it. Without this, only tell what would be done.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set the time of a data directory back to the present, if a clock that was ahead was believed.
+
+    For a broker that doesn't start because its last event is ahead of the clock (`clock_behind`). Make sure
+    that this machine's clock is right. Nothing is lost; positions of the change feed from before answer
+    `gone`. Exits with 1 if there is something to do.
+    """
+    done = reset_clock(existing_files(directory), moments.now_us(), dry_run=not apply)
+    if as_json:
+        output.print_json({"applied": apply, **done.to_dict()})
+    elif not done.needed:
+        typer.echo("The last event is not ahead of the clock: there is nothing to set back.")
+    else:
+        last, now = (moments.shown_moment(us) for us in (done.last_us, done.now_us))
+        would = "was" if apply else "would be (run again with --apply)"
+        typer.echo(f"The last event, of {last}, {would} set back to {now}.")
+    if done.needed and not apply:
+        raise typer.Exit(FOUND_SOMETHING)
 
 
 def _print_report(report: Report) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fasti.client import forking
 from fasti.client.address import known_tls_ca, known_token, parse_address
+from fasti.client.clock_info import ClockInfo
 from fasti.client.consumer import Consumer
 from fasti.client.consumers import ConsumerInfo
 from fasti.client.durations import Duration, duration_us, seconds
@@ -254,6 +255,17 @@ class Client:
         header, _ = self.transport.call("consumers", {"topic": topic or ""})
         now_us = int(header["now_us"])
         return [ConsumerInfo.of_reply(row, now_us) for row in header["consumers"]]
+
+    def clock_info(self) -> ClockInfo:
+        """What the broker's clock shows, what its machine's does, and how it goes by that."""
+        return ClockInfo.of_reply(self.transport.call("clock")[0])
+
+    def accept_clock(self) -> bool:
+        """The broker shall believe its machine's clock that leapt ahead: did it doubt that?
+
+        What is due by it is handed out, and what has expired by it goes: this can't be undone.
+        """
+        return bool(self.transport.call("accept_clock")[0]["changed"])
 
     def release_consumer(
         self, name: str, topic: str | None = None, group: str | None = None

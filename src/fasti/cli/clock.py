@@ -1,0 +1,99 @@
+"""`fasti clock`: what the broker's clock makes of its machine's, and believing a leap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fasti.cli import moments, output
+from fasti.cli.connection import with_client
+from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from fasti.client.client import Client
+    from fasti.client.clock_info import ClockInfo
+
+
+class ShowByDefault(TyperGroup):
+    """`fasti clock` alone is `fasti clock show`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the command in, unless one is named or help is asked for."""
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    name="clock",
+    help="The broker's clock, and its machine's: compare them, accept a leap. `show` may be left out.",
+    cls=ShowByDefault,
+)
+_SAID = {
+    "following": "it follows the wall clock",
+    "slowed": "the wall clock was set back: it goes slower until that has caught up",
+    "doubting": "the wall clock leapt ahead: it is not believed yet",
+}
+
+
+@app.command()
+@with_client
+def show(client: Client, as_json: AsJson = False) -> None:
+    """What the broker's clock shows, beside the wall clock of its machine. Ends with 1 if it doesn't
+    follow that.
+
+    `show` may be left out.
+
+    [dim]fasti clock[/dim]
+    """
+    info = client.clock_info()
+    if as_json:
+        output.print_json(_as_json(info))
+    else:
+        now_us, wall_us = moments.microseconds(info.now), moments.microseconds(info.wall)
+        typer.echo(f"broker's clock  {moments.shown_moment(now_us)}")
+        typer.echo(f"wall clock      {moments.shown_moment(wall_us)} ({info.offset_s:+.3f} s)")
+        typer.echo(_SAID.get(info.state, info.state) + _left(info))
+    if info.state != "following":
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+@app.command()
+@with_client
+def accept(client: Client, as_json: AsJson = False) -> None:
+    """Believe the leap of the wall clock now: it is right.
+
+    What is due by it is handed out then, and what has expired by it goes. That can't be undone. Ends
+    with 1 if no leap is doubted.
+
+    [dim]fasti clock accept[/dim]
+    """
+    changed = client.accept_clock()
+    info = client.clock_info()
+    if as_json:
+        output.print_json({"changed": changed, **_as_json(info)})
+    elif changed:
+        shown = moments.shown_moment(moments.microseconds(info.now))
+        typer.echo(f"accepted: the broker's clock shows {shown}")
+    else:
+        typer.echo("no leap of the wall clock is doubted", err=True)
+    if not changed:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def _left(info: ClockInfo) -> str:
+    return "" if info.believed_in is None else f", and will be in {info.believed_in}"
+
+
+def _as_json(info: ClockInfo) -> dict[str, Any]:
+    left = info.believed_in
+    return {
+        "now": moments.iso(moments.microseconds(info.now)),
+        "wall": moments.iso(moments.microseconds(info.wall)),
+        "offset_s": info.offset_s,
+        "state": info.state,
+        "believed_in_s": None if left is None else left.total_seconds(),
+    }
