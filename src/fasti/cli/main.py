@@ -36,7 +36,9 @@ class Commands(LazyGroup):
         "topics": Lazy("topics", "Make topics, look at them, change and delete them."),
         "messages": Lazy("messages", "Look at what is pending, and change it."),
         "consumers": Lazy("consumers", "Who takes messages, and what each has; take it back."),
-        "clock": Lazy("clock", "The broker's clock, and its machine's: compare, accept a leap."),
+        "clock": Lazy(
+            "clock", "The broker's clock, and its machine's: compare them, accept a leap."
+        ),
         "dead": Lazy("dead", "Messages that failed for good: see, count, redrive, purge."),
         "log": Lazy("log", "Logs: where they begin and end, their rows."),
         "groups": Lazy("groups", "Consumer groups of logs: see, make, reset and delete them."),
