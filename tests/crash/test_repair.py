@@ -40,9 +40,9 @@ from fasti.storage.files import Files
 from fasti.storage.inspect import inspect
 from fasti.storage.journal_recovery import segment_names
 from fasti.storage.journal_segment import SEGMENT_SUFFIX, open_segment, walk
+from fasti.storage.log_rows import LOST_HEADER
 from fasti.storage.losses import Losses
 from fasti.storage.manifest import Manifest
-from fasti.storage.mending_logs import LOST_HEADER
 from fasti.storage.rebase import MARKER
 from fasti.storage.repair import repair_directory
 from fasti.storage.store import ShardStore

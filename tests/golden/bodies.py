@@ -10,6 +10,7 @@ import numpy as np
 from fasti.core.events import Event
 from fasti.core.replies import Frame
 from fasti.storage import event_codec
+from fasti.storage.seals import open_seal
 
 AT_US = 1_700_000_000_000_000
 SEED = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
@@ -52,3 +53,8 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.tolist() == other.tolist()
     return bool(one == other)
+
+
+def content_of(data: bytes) -> bytes:
+    """What a block seals: the same bytes in every format."""
+    return bytes(open_seal(memoryview(data), "block"))

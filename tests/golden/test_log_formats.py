@@ -18,7 +18,8 @@ from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.replies import Frame
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
-from fasti.storage.runs import Block, seal, unseal
+from fasti.storage.runs import Block
+from fasti.storage.seals import seal, unseal
 
 HERE = Path(__file__).parent
 BODY = HERE / "frame-body-2-log"

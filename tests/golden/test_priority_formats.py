@@ -26,7 +26,8 @@ from fasti.core.events import Event
 from fasti.core.keys import Rows
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
 from fasti.core.replies import Frame
-from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns, seal, unseal
+from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns
+from fasti.storage.seals import seal, unseal
 
 BODY = Path(__file__).parent / "frame-body-2-priority"
 ROWS = Path(__file__).parent / "block-2-priority.rows"

@@ -19,6 +19,7 @@ from tests.golden.bodies import (
     body_of,
     check_read,
     check_written,
+    content_of,
     int64s,
     joined,
     same,
@@ -30,19 +31,15 @@ from fasti.core.keys import Rows
 from fasti.core.replies import Frame
 from fasti.model import TopicSettings
 from fasti.storage import event_codec, state_block
+from fasti.storage.damaged_rows import salvage
 from fasti.storage.manifest import Manifest
-from fasti.storage.runs import (
-    ROW_SCHEMA,
-    Block,
-    rows_batch,
-    rows_columns,
-    seal,
-    unseal,
-)
+from fasti.storage.runs import ROW_SCHEMA, Block, rows_batch, rows_columns
+from fasti.storage.seals import seal, unseal
 
 HERE = Path(__file__).parent
 BODY = HERE / "frame-body-1"
 PAYLOADS = HERE / "block-1.payloads"
+PIECES = HERE / "block-3.payloads"
 ROWS = HERE / "block-1.rows"
 DELTA = HERE / "block-1.delta"
 STATE = HERE / "block-1.state"
@@ -145,7 +142,7 @@ def written() -> dict[Path, bytes]:
 
 
 def test_state_is_written_as_ever() -> None:
-    assert written()[STATE] == STATE.read_bytes()
+    assert content_of(written()[STATE]) == content_of(STATE.read_bytes())
 
 
 def test_the_head_and_columns_of_a_body_are_written_as_ever(
@@ -180,6 +177,18 @@ def test_blocks_are_read_as_ever() -> None:
     assert all(same(values, read[name]) for name, values in columns().items())
     read = rows_columns(unseal(memoryview(DELTA.read_bytes()), "d"))
     assert all(same(values[1:], read[name]) for name, values in columns().items())
+
+
+def test_blocks_with_pieces_are_read_as_ever() -> None:
+    data = PIECES.read_bytes()
+    assert unseal(memoryview(data), "p") == payloads()
+    assert content_of(joined(seal(payloads()))) == content_of(PAYLOADS.read_bytes())
+    # What stands before the content is there for a day of damage, and must be found then.
+    damaged = bytearray(data)
+    damaged[9] ^= 1
+    left = salvage(memoryview(damaged))
+    assert left.batch.to_pylist() == payloads().to_pylist()
+    assert left.rows == 0
 
 
 def test_a_state_block_is_read_as_ever() -> None:

@@ -259,6 +259,7 @@ class Housekeeper:
             for rows in inputs:
                 shard.submit([rows], engine).result()
             shard.submit([finished], engine).result()
+            self._give_up_lost(engine, written)
         except BaseException:
             # It is to be tried again soon, not when the journal has grown as much once more.
             shard.committer.written_bytes += grown
@@ -274,6 +275,11 @@ class Housekeeper:
         self.checkpoints += 1
         self._checkpointed_at = time.monotonic()
         self.checkpoint_times.add(time.monotonic() - begin)
+
+    def _give_up_lost(self, engine: Engine, written: Written) -> None:
+        """Messages whose payloads could not be read when they were moved."""
+        for command in written.losses(engine):
+            self._shard.damage.give_up(command)
 
     def _tidy_up(self, engine: Engine) -> None:
         """Lets the engine give back what traffic left behind, a piece between any two steps."""

@@ -62,7 +62,7 @@ class LocalShard:
         try:
             written, finished = self.store.write_checkpoint(plan, lambda _: None, lambda _: None)
             inputs = self.store.install(self.engine, written)
-            self.step([*inputs, finished], now_us, tick)
+            self.step([*inputs, finished, *written.losses(self.engine)], now_us, tick)
         finally:
             self.engine.release_snapshot(plan.snapshot.number)
         self.store.clean_up(self.engine.snapshots, now_us)

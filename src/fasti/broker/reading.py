@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.core.commands import Get, Redrive, Target, Update, When
 from fasti.core.keys import FIELDS, Keys, Rows
 from fasti.core.replies import Messages, Reply
+from fasti.core.timeline.judging import blank
 from fasti.errors import Closed, FastiError, Gone, InvalidArgument, NotFound
 from fasti.model import Outcome
 
@@ -30,6 +32,7 @@ MOVED = (Closed, Gone, NotFound)
 _TRIES = 16
 # How much is gathered at once where all of it is not needed at once.
 PIECE_BYTES = 64 << 20
+_NAMES = ("key", "subject", "created_us")
 
 Gather = Callable[["Shard", Int64s], pa.RecordBatch]
 
@@ -39,8 +42,9 @@ def fetch(
 ) -> tuple[Messages, pa.RecordBatch]:
     """Messages and their payloads: a row of both for each of the target's.
 
-    Where `status` is not ok the payload is empty and the rest of its row null. `gather` reads
-    the contents, all of them if nothing else is said.
+    Where `status` is not ok the payload is empty and the rest of its row null; where it can't be read
+    (storage/damages.py) the payload is null. `gather` reads the contents, all of them if nothing else
+    is said.
     """
     error: FastiError | None = None
     gather = gather or _gather_all
@@ -59,7 +63,7 @@ def fetch(
 
 
 def _gather_all(shard: Shard, locations: Int64s) -> pa.RecordBatch:
-    return shard.store.payloads.gather(locations)
+    return shard.store.payloads.gather(locations, lost=True)
 
 
 def gather_bounded(
@@ -73,18 +77,17 @@ def gather_bounded(
             field="batch_bytes_max",
             limit=limit,
         )
-    return shard.store.payloads.gather(locations, names=names)
+    return shard.store.payloads.gather(locations, names=names, lost=True)
 
 
 def _gather_names(shard: Shard, locations: Int64s) -> pa.RecordBatch:
-    """Keys and times of creation. They lie beside the payloads, which are let go at once."""
+    """Keys and times of creation. Raises `Corruption` if they can't be read."""
     pieces: list[pa.RecordBatch] = []
     begin = 0
     while begin < len(locations) or not pieces:
         rest = locations[begin:]
         count = shard.store.payloads.fitting(rest, PIECE_BYTES)
-        piece = shard.store.payloads.gather(rest[:count])
-        pieces.append(piece.select(["key", "subject", "created_us"]))
+        pieces.append(shard.store.payloads.gather(rest[:count], names=_NAMES))
         begin += count
     return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
@@ -104,7 +107,7 @@ def refreshed(shard: Shard, topic: str, target: Target, rows: Rows) -> Rows:
         raise InvalidArgument(f"{len(rows)} payloads for {len(target)} messages", field="payload")
     _, contents = fetch(shard, topic, target, _gather_names)
     columns = {name: rows.batch.column(name) for name in rows.batch.schema.names}
-    for name in ("key", "subject", "created_us"):
+    for name in _NAMES:
         columns.pop(name, None)
         kept = contents.column(name)
         if kept.null_count < len(kept):
@@ -114,11 +117,36 @@ def refreshed(shard: Shard, topic: str, target: Target, rows: Rows) -> Rows:
 
 
 def redrive(shard: Shard, topic: str, ids: Int64s, when: When) -> Reply:
-    """`Redrive`, with the keys of the dead, which the engine doesn't keep."""
-    _, contents = fetch(shard, topic, Target(ids=ids), _gather_names)
+    """`Redrive`, with the keys of the dead, which the engine doesn't keep.
+
+    Those whose payload can't be read stay dead: their outcome is `dead`.
+    """
+    lost = _find_lost(shard, topic, ids)
+    if lost.any():
+        # Whoever redrives them may have put a good copy of the block back.
+        shard.store.payloads.look_again()
+        lost = _find_lost(shard, topic, ids)
+    _, contents = fetch(shard, topic, Target(ids=ids[~lost]), _gather_names)
     keys = Keys(contents.column("key"), shard.store.seed)
-    reply: Reply = shard.call(Redrive(topic, ids, keys, when))
-    return reply
+    reply: Reply = shard.call(Redrive(topic, ids[~lost], keys, when))
+    if not lost.any() or reply.error is not None:
+        return reply
+    whole = blank(len(ids))
+    whole.ids[:], whole.status[lost] = ids, Outcome.DEAD
+    whole.status[~lost], whole.versions[~lost] = reply.status, reply.versions
+    return whole
+
+
+def _find_lost(shard: Shard, topic: str, ids: Int64s) -> NDArray[np.bool_]:
+    """Which of the dead can't be read."""
+
+    def gather(shard: Shard, locations: Int64s) -> pa.RecordBatch:
+        lost = shard.store.payloads.damaged(locations)
+        return pa.RecordBatch.from_arrays([pa.array(lost)], ["lost"])
+
+    _, found = fetch(shard, topic, Target(ids=ids), gather)
+    lost: NDArray[np.bool_] = found.column("lost").fill_null(False).to_numpy(zero_copy_only=False)
+    return lost
 
 
 def _spread(batch: pa.RecordBatch, rows: NDArray[np.intp], count: int) -> pa.RecordBatch:
@@ -130,5 +158,6 @@ def _spread(batch: pa.RecordBatch, rows: NDArray[np.intp], count: int) -> pa.Rec
     spread = batch.take(pa.array(places, mask=places < 0))
     if "payload" not in spread.schema.names:
         return spread
-    payloads = spread.column("payload").fill_null(b"")
+    missing = pa.array(places < 0)
+    payloads = pc.if_else(missing, pa.scalar(b"", pa.binary()), spread.column("payload"))
     return spread.set_column(0, FIELDS["payload"], payloads)

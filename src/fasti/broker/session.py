@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fasti.broker.reading import MOVED, fetch
 from fasti.core.commands import Detach, Lease, Target
 from fasti.core.replies import ConsumerReplaced, Deliver
-from fasti.errors import Closed, Fenced
+from fasti.errors import Closed, Corruption, Fenced
 from fasti.model import Outcome, State
+from fasti.storage.runs import PAYLOAD_SCHEMA
 
 if TYPE_CHECKING:
     from fasti.broker.committer import Commit
@@ -52,9 +54,12 @@ class Session:
         # What the committer brings; whoever wraps a session may put words of its own between.
         self.arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.parts: deque[Deliver] = deque()
+        # Who waits here for more; empty if nobody does.
+        self.consumer = ""
 
     def lease(self, topic: str, consumer: str, count: int, wait: bool = True) -> None:
         """Asks for messages; they arrive when they are due."""
+        self.consumer = consumer if wait else ""
         reply = self._shard.call(Lease(topic, self.number, consumer, count, wait))
         if reply.error is not None:
             raise reply.error
@@ -72,10 +77,11 @@ class Session:
         if isinstance(arrived, ConsumerReplaced):
             raise arrived.error or Fenced(f"another session took the name {arrived.consumer!r}")
         delivery = self.join(arrived.leased)
-        if arrived.commit.wait():
+        if not arrived.commit.wait():
+            # Never durable: the word that the session is lost follows.
+            self.parts.clear()
+        elif len(delivery.leased.ids):
             return delivery
-        # Never durable: the word that the session is lost follows.
-        self.parts.clear()
         return self.receive(timeout)
 
     def join(self, leased: Deliver) -> Delivery:
@@ -84,11 +90,25 @@ class Session:
             payloads = self._shard.store.payloads.gather(leased.location, _DELIVERY_BYTES)
         except MOVED:
             return self._find_again(leased)
+        except Corruption:
+            return self._join_undamaged(leased)
         count, all_rows = payloads.num_rows, np.arange(len(leased.ids))
         if count < len(all_rows):
             self.parts.appendleft(_rows_of(leased, all_rows[count:]))
             leased = _rows_of(leased, all_rows[:count])
         return Delivery(leased, payloads)
+
+    def _join_undamaged(self, leased: Deliver) -> Delivery:
+        """Some of the payloads can't be read: their messages die, the others go on."""
+        try:
+            lost = self._shard.store.payloads.damaged(leased.location)
+        except MOVED:
+            return self._find_again(leased)
+        self._shard.damage.give_up_delivered(leased, lost, self.consumer)
+        leased = _rows_of(leased, np.flatnonzero(~lost))
+        if len(leased.ids):
+            return self.join(leased)
+        return Delivery(leased, pa.RecordBatch.from_pylist([], schema=PAYLOAD_SCHEMA))
 
     def _find_again(self, leased: Deliver) -> Delivery:
         """The payloads have moved since. Messages whose lease is over by now are left out."""
@@ -97,7 +117,11 @@ class Session:
         # What a group has of a row only the group knows: acks of stale leases are refused.
         if found.columns and not leased.group:
             here &= found.columns["state"] == State.LEASED
-        rows = np.flatnonzero(here)
+        lost = here & pc.is_null(contents.column("payload")).to_numpy(zero_copy_only=False)
+        if lost.any():
+            moved = replace(leased, location=found.columns["location"])
+            self._shard.damage.give_up_delivered(moved, lost, self.consumer)
+        rows = np.flatnonzero(here & ~lost)
         return Delivery(_rows_of(leased, rows), contents.take(pa.array(rows)))
 
     def close(self) -> None:

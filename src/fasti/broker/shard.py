@@ -39,6 +39,7 @@ from fasti.broker import reading
 from fasti.broker.clock import EngineClock
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.cron.fire_counts import FireCounts
+from fasti.broker.damage import DamageControl
 from fasti.broker.faults import Faults
 from fasti.broker.feed import Feed
 from fasti.broker.futures import uncancellable
@@ -166,6 +167,7 @@ class Shard:
         self.threads.add(self._produced)
         # It refuses what waits by itself, and whoever has the shard ends.
         self._worker = self.threads.worker("fasti-sequencer", self._run, lambda error: None)
+        self.damage = DamageControl(self)
         self.housekeeper = Housekeeper(self)
         self.pulse = Pulse(self)
         self._open(None)

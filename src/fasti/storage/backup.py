@@ -50,7 +50,7 @@ from fasti.storage.journal_segment import (
 from fasti.storage.journal_table import SegmentTable
 from fasti.storage.manifest import Manifest
 from fasti.storage.rebase import BACKUP_NAME, refuse_unfinished
-from fasti.storage.runs import open_seal
+from fasti.storage.seals import open_seal
 
 BACKUP_FORMAT_VERSION = 1
 PARTIAL_NAME = f"{BACKUP_NAME}.partial"

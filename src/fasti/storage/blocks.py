@@ -95,6 +95,9 @@ class BlockStore(Protocol):
     def delete(self, name: str) -> None:
         """Remove a block; `NotFound` if there is none.  Views of it stay good."""
 
+    def let_go(self, name: str) -> None:
+        """Keep nothing of a block: the next `get` reads what is there then."""
+
     def read_manifest(self) -> tuple[int, bytes] | None:
         """The manifest's version and data, or None before the first switch."""
 
@@ -238,6 +241,10 @@ class FileBlocks:
         with self._lock:
             self._maps.pop(path, None)
         self._note(path)
+
+    def let_go(self, name: str) -> None:
+        with self._lock:
+            self._maps.pop(self._path(name), None)
 
     def read_manifest(self) -> tuple[int, bytes] | None:
         try:

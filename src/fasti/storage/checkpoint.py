@@ -32,22 +32,16 @@ from fasti.core.log.commands import LogsInstalled
 from fasti.core.rows.arena import CHANGED, EXPIRES, STATE_MASK
 from fasti.core.rows.location import in_block, is_in_run, number_of
 from fasti.core.rows.snapshot import Snapshot
+from fasti.core.timeline.corrupt import GiveUp
 from fasti.core.timeline.partition import FOREVER
 from fasti.errors import FastiError
-from fasti.model import State
+from fasti.model import SEQUENCE_BITS, State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogWriter, Tails, log_kind
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
-from fasti.storage.runs import (
-    BLOCK_BYTES_MAX,
-    BLOCK_ROWS_MAX,
-    Block,
-    Columns,
-    place_of,
-    rows_batch,
-    seal,
-)
+from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, Block, Columns, place_of, rows_batch
+from fasti.storage.seals import seal
 from fasti.storage.state_block import encode_state
 
 Int64s = NDArray[np.int64]
@@ -76,6 +70,16 @@ class Plan:
 
 
 @dataclass(slots=True)
+class LostRows:
+    """Messages of one partition whose payloads are lost."""
+
+    topic: int
+    partition: int
+    sequences: Int64s
+    locations: Int64s
+
+
+@dataclass(slots=True)
 class Written:
     """A checkpoint whose blocks are durable. `installs` go to the engine, in order."""
 
@@ -88,6 +92,17 @@ class Written:
     written_bytes: int = 0
     # What retention of logs had dropped, and is given back now.
     trimmed_bytes: int = 0
+    # Messages of the new blocks whose payload could not be read, and where that is told now.
+    lost: list[LostRows] = field(default_factory=list)
+
+    def losses(self, engine: Engine) -> list[GiveUp]:
+        """What the engine is told of messages that have no payload any more, after `installs`."""
+        return [
+            GiveUp(topic.name, rows.sequences | rows.partition << SEQUENCE_BITS, rows.locations)
+            for rows in self.lost
+            if (topic := engine.state.topics.get(rows.topic)) is not None
+            and GiveUp in topic.kind.handlers()
+        ]
 
     def finished(self, version: int) -> RunsInstalled:
         """The input that completes the checkpoint, once the manifest has its version."""
@@ -163,6 +178,8 @@ class CheckpointWriter:
     def _write(self) -> Written:
         kept = [b for b in self._old.blocks if b.delta or self._live(b) > 0]
         victims = choose_victims([b for b in kept if not b.delta], self._live)
+        # A damaged block stays until its last row is gone: a copy of it may turn up.
+        victims = [b for b in victims if not self._payloads.is_damaged(b.number)]
         numbers = np.array(sorted(b.number for b in victims), dtype=np.int64)
         all_changed = self._deltas_are_stale(kept, numbers)
         if all_changed:
@@ -265,7 +282,8 @@ class CheckpointWriter:
                 limit = BLOCK_BYTES_MAX + (int(ends[start - 1]) if start else 0)
                 end = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
                 piece = {name: values[start:end] for name, values in part.items()}
-                self._write_block(piece, self._payloads.gather(piece["location"]))
+                batch = self._payloads.gather(piece["location"], lost=True)
+                self._write_block(piece, batch)
                 start = end
 
     def _write_block(self, columns: Columns, batch: pa.RecordBatch) -> None:
@@ -273,6 +291,7 @@ class CheckpointWriter:
         places = in_block(number, np.arange(batch.num_rows, dtype=np.int64))
         hashes = hash_keys(batch.column("key"), self._seed)
         self._note_installs(columns, places)
+        self._note_lost(columns, batch.column("payload"), places)
         columns = {
             **columns,
             "location": places,
@@ -297,6 +316,17 @@ class CheckpointWriter:
                     places[begin:end],
                 )
             )
+
+    def _note_lost(self, columns: Columns, payloads: pa.Array, places: Int64s) -> None:
+        """Rows of damaged frames are written without their payloads, which no reader then gets."""
+        if not payloads.null_count:
+            return
+        lost = payloads.is_null().to_numpy(zero_copy_only=False)
+        pairs = columns["topic"].astype(np.int64) << 32 | columns["partition"]
+        for pair in np.unique(pairs[lost]).tolist():
+            mine = lost & (pairs == pair)
+            rows = LostRows(pair >> 32, pair & 0xFFFFFFFF, columns["sequence"][mine], places[mine])
+            self._written.lost.append(rows)
 
     def _write_delta(self, rows: Columns) -> None:
         none = np.zeros(len(rows["sequence"]), dtype=np.uint64)
@@ -335,7 +365,11 @@ class CheckpointWriter:
 
 def _used_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Without the columns that no row uses: reading the others is faster for it."""
-    used = [name for name in batch.schema.names if batch.column(name).null_count < batch.num_rows]
+    used = [
+        name
+        for name in batch.schema.names
+        if name == "payload" or batch.column(name).null_count < batch.num_rows
+    ]
     return batch.select(used)
 
 

@@ -38,7 +38,8 @@ from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
 from fasti.storage.rebase import MARKER
 from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover, replay
-from fasti.storage.runs import Block, unseal
+from fasti.storage.runs import Block
+from fasti.storage.seals import unseal
 from fasti.storage.state_block import decode_state
 from fasti.storage.verify import Report, verify
 

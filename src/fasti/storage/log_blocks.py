@@ -32,7 +32,8 @@ from fasti.core.rows.location import in_block
 from fasti.errors import Corruption
 from fasti.storage.log_rows import locations, read_piece
 from fasti.storage.payloads import Payloads
-from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, seal
+from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX
+from fasti.storage.seals import seal
 
 Int64s = NDArray[np.int64]
 Place = tuple[int, int]
@@ -117,7 +118,7 @@ class LogWriter:
         for place, tail in sorted(tails.items()):
             pieces: list[Iterable[LogPiece]] = [tail.pieces()]
             before = last.get(place)
-            if before is not None and before.is_small:
+            if before is not None and before.is_small and not self._is_damaged(before):
                 pieces.insert(0, [_whole(before, tail.earliest)])
                 again.add(before.number)
             blocks = list(self._write_blocks(place, pieces))
@@ -127,6 +128,10 @@ class LogWriter:
         written.blocks += [block for block in kept if block.number not in again]
         written.blocks.sort(key=lambda block: (block.place, block.first_offset))
         return written
+
+    def _is_damaged(self, block: LogBlock) -> bool:
+        """Whether a block is better left as it is."""
+        return self._payloads.is_damaged(block.number)
 
     def _write_blocks(self, place: Place, pieces: list[Iterable[LogPiece]]) -> Iterator[LogBlock]:
         """Blocks of rows that follow one another."""
@@ -169,7 +174,11 @@ class LogWriter:
     def _write_block(self, place: Place, first: int, gathered: list[pa.RecordBatch]) -> LogBlock:
         table = pa.Table.from_batches(gathered).combine_chunks()
         (batch,) = table.to_batches()
-        used = [name for name in batch.schema.names if batch.column(name).null_count < len(batch)]
+        used = [
+            name
+            for name in batch.schema.names
+            if name == "payload" or batch.column(name).null_count < len(batch)
+        ]
         times = batch.column("created_us")
         times_us = times[0].as_py(), times[len(batch) - 1].as_py()
         block = LogBlock(self._take_number(), *place, first, len(batch), 0, *times_us)

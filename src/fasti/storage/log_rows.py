@@ -11,20 +11,32 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.core.keys import HEADERS
 from fasti.core.log.commands import LogPiece
-from fasti.core.rows.location import IN_RUN, ROW_BITS, ROWS_MAX
+from fasti.core.rows.location import IN_RUN, ROW_BITS, ROWS_MAX, row_of
 from fasti.storage.payloads import Payloads
 from fasti.storage.runs import PAYLOAD_SCHEMA
 
 Int64s = NDArray[np.int64]
 
+# The header of a row that is lost: offsets have no holes.
+LOST_HEADER = "fasti-lost"
+_OF_LOST = {
+    "payload": pa.scalar(b"", pa.binary()),
+    "headers": pa.scalar([(LOST_HEADER, "true")], HEADERS),
+}
+
 
 def read_piece(
     payloads: Payloads, piece: LogPiece, schema: pa.Schema = PAYLOAD_SCHEMA
 ) -> pa.RecordBatch:
-    """The rows of a piece, with every column of PAYLOAD_SCHEMA, or some of them."""
+    """The rows of a piece, with every column of PAYLOAD_SCHEMA, or some of them.
+
+    Of rows that can't be read the payload is null (`with_losses`).
+    """
     batch, _ = payloads.batch_at(piece.location)
     in_block = piece.location >= IN_RUN
     begin = piece.location & (ROWS_MAX - 1)
@@ -39,6 +51,20 @@ def read_piece(
         else:
             columns.append(batch.column(field.name).take(pa.array(piece.rows)))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def with_losses(payloads: Payloads, piece: LogPiece, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """For readers: in place of a row that can't be read an empty one, with a header that says so."""
+    lost = payloads.lost_at(piece.location)
+    if lost is None:
+        return batch
+    rows = row_of(locations(piece))
+    mask = pa.array(lost[rows])
+    arrays = list(batch.columns)
+    for index, name in enumerate(batch.schema.names):
+        if name in _OF_LOST:
+            arrays[index] = pc.if_else(mask, _OF_LOST[name], arrays[index])
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
 def locations(piece: LogPiece) -> Int64s:

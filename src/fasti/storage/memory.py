@@ -259,6 +259,9 @@ class MemoryBlocks:
         with self._lock:
             self._blocks.pop(name, None)
 
+    def let_go(self, name: str) -> None:
+        pass
+
     def read_manifest(self) -> tuple[int, bytes] | None:
         with self._lock:
             return self._manifest

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Int64s = NDArray[np.int64]
 
-LOST_HEADER = "fasti-lost"
 _ON_LEASED = (ge.GroupResumed, ge.GroupExtended, ge.GroupAcked, ge.GroupReturned, ge.GroupDied)
 _ON_DEAD = (ge.GroupRevived, ge.GroupPurged)
 

@@ -4,7 +4,9 @@ Threads: `gather` from any thread, also while the committer appends and a checkp
 `keep` is the sequencer's. What was decoded lately is cached, a bounded number of batches.
 
 A block or frame is checked against its checksum when it is first read: no payload that the disk
-has changed is ever handed out, nor copied into a new block under a fresh checksum.
+has changed is ever handed out, nor copied into a new block under a fresh checksum. Of what is damaged
+the rows that are not can be read (damaged_rows.py); asking for another one raises `Corruption`, unless
+the caller says `lost=True`: then it has nulls there, and `damaged` tells which rows they are.
 
 A location is good for as long as its message is there, unless a checkpoint moves it: then `Gone`
 or `NotFound` tells whoever held on to it without a snapshot, and the message has a newer one.
@@ -24,10 +26,14 @@ from numpy.typing import NDArray
 
 from fasti.core.keys import Rows
 from fasti.core.rows.location import ROW_BITS, is_in_run, number_of, row_of
+from fasti.errors import Corruption, NotFound
 from fasti.storage.blocks import BlockStore
+from fasti.storage.damaged_rows import Salvaged, nothing_left, salvage
+from fasti.storage.damages import DamagedFile, Damages
 from fasti.storage.event_codec import decode_rows
 from fasti.storage.journal import Journal
-from fasti.storage.runs import PAYLOAD_SCHEMA, unseal
+from fasti.storage.runs import PAYLOAD_SCHEMA
+from fasti.storage.seals import unseal
 
 Int64s = NDArray[np.int64]
 
@@ -45,10 +51,18 @@ _MANY = 8
 class _Stored:
     """A frame's or block's rows as they were written. Never changed."""
 
-    __slots__ = ("_even", "_widest", "at_us", "batch", "columns")
+    __slots__ = ("_even", "_widest", "at_us", "batch", "columns", "damaged", "found")
 
-    def __init__(self, batch: pa.RecordBatch, at_us: int) -> None:
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        at_us: int,
+        damaged: dict[str, NDArray[np.bool_]] | None = None,
+        found: DamagedFile | None = None,
+    ) -> None:
         self.batch = batch
+        # Of each column which values can't be read, and what is wrong; None: all is well.
+        self.damaged, self.found = damaged, found
         # When the frame was written; 0 for a block, whose rows say it themselves.
         self.at_us = at_us
         self.columns: dict[str, pa.Array] = dict(
@@ -56,6 +70,15 @@ class _Stored:
         )
         self._widest = 0
         self._even: dict[str, NDArray[np.void] | None] = {}
+
+    def lost(self, names: list[str]) -> NDArray[np.bool_]:
+        """Which rows have lost a value of these columns."""
+        lost = np.zeros(self.batch.num_rows, dtype=np.bool_)
+        for name in names:
+            mask = None if self.damaged is None else self.damaged.get(name)
+            if mask is not None:
+                lost |= mask
+        return lost
 
     def even(self, name: str) -> NDArray[np.void] | None:
         """A column's values as an array, if all have the same length; None if they haven't."""
@@ -94,6 +117,9 @@ class Payloads:
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes
         self._cache: OrderedDict[tuple[bool, int], _Stored] = OrderedDict()
         self._lock = threading.Lock()
+        self.damages = Damages()
+        # Whether the manifest names a block: one that isn't there has not moved then, it is lost.
+        self.is_named: Callable[[str], bool] = lambda name: False
 
     def keep(self, frame: int, rows: Rows, at_us: int) -> None:
         """A frame that is on its way to the journal, and may be asked for before it is there."""
@@ -112,11 +138,13 @@ class Payloads:
         locations: Int64s,
         bytes_max: int | None = None,
         names: tuple[str, ...] | None = None,
+        lost: bool = False,
     ) -> pa.RecordBatch:
         """The payload rows at these places, in this order, with every column of the schema.
 
         With `bytes_max`, from the first on only as many as have about so many bytes; at least one.
-        With `names`, these columns alone.
+        With `names`, these columns alone. With `lost`, values that can't be read are null; without,
+        they raise `Corruption`.
         """
         found = self._find(locations)
         if bytes_max is not None:
@@ -125,11 +153,44 @@ class Payloads:
                 found = self._find(locations[:count])
         order, rows, places = found
         schema = PAYLOAD_SCHEMA if names is None else _schema_of(names)
+        if not lost:
+            _refuse_damaged(places, rows, schema.names)
         if len(places) == 1 and _consecutive(rows):
             columns = _sliced(places[0], int(rows[0]), schema)
         else:
             columns = [_joined(field, places, rows, order) for field in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def damaged(self, locations: Int64s) -> NDArray[np.bool_]:
+        """Which of these rows have lost something."""
+        order, rows, places = self._find(locations)
+        lost = np.zeros(len(locations), dtype=np.bool_)
+        for place in places:
+            if place.stored.damaged is not None:
+                end = place.begin + place.count
+                lost[place.begin : end] = place.stored.damaged["payload"][rows[place.begin : end]]
+        if order is not None:
+            lost[order] = lost.copy()
+        return lost
+
+    def is_damaged(self, block: int) -> bool:
+        """Whether a block has lost something. Reads it, unless that was done lately."""
+        return self._stored(True, block).damaged is not None
+
+    def lost_at(self, location: int) -> NDArray[np.bool_] | None:
+        """Which rows of the frame or block that a location lies in have lost something."""
+        place = np.array([location], dtype=np.int64)
+        stored = self._stored(bool(is_in_run(place)[0]), int(number_of(place)[0]))
+        return None if stored.damaged is None else stored.damaged["payload"]
+
+    def look_again(self) -> None:
+        """Forgets what was found damaged: its file may have been restored."""
+        with self._lock:
+            for key in [k for k, stored in self._cache.items() if stored.damaged is not None]:
+                del self._cache[key]
+                if key[0]:
+                    self._blocks.let_go(_block_name(key[1]))
+        self.damages.forget(lambda file: file.endswith(".payloads"))
 
     def batch_at(self, location: int) -> tuple[pa.RecordBatch, int]:
         """The whole frame or block that a location lies in, with the columns that it has, and when
@@ -191,7 +252,9 @@ class Payloads:
         """Drops cached batches whose frame or block is not wanted any more."""
         with self._lock:
             for key in [k for k in self._cache if k[0] == in_run and not wanted(k[1])]:
-                del self._cache[key]
+                stored = self._cache.pop(key)
+                if stored.found is not None:
+                    self.damages.forget(stored.found.file.__eq__)
             if not in_run:
                 for frame in [f for f in self._kept if not wanted(f)]:
                     self._kept_bytes -= self._kept.pop(frame).batch.nbytes
@@ -206,18 +269,68 @@ class Payloads:
             kept = None if in_run else self._kept.get(number)
         if kept is not None:
             return kept
-        if in_run:
-            name = f"{number:012d}.payloads"
-            found = _Stored(unseal(self._blocks.get(name), name), 0)
-        else:
-            rows, at_us = decode_rows(self._journal.body(number))
-            assert rows is not None, "a location names a frame with payloads"
-            found = _Stored(rows.batch, at_us)
+        found = self._read_block(number) if in_run else self._read_frame(number)
+        if found.found is not None:
+            self.damages.note(found.found)
         with self._lock:
             self._cache[in_run, number] = found
             while len(self._cache) > _BATCHES_MAX:
                 self._cache.popitem(last=False)
         return found
+
+    def _read_block(self, number: int) -> _Stored:
+        name = _block_name(number)
+        try:
+            data = self._blocks.get(name)
+        except NotFound as error:
+            if not self.is_named(name):
+                raise
+            return _salvaged(nothing_left(), f"blocks/{name}", 0, error.message)
+        try:
+            batch = unseal(data, name)
+        except Corruption as error:
+            left = salvage(data)
+            # Not a view of the file, and the file may be replaced by a good one.
+            self._blocks.let_go(name)
+            return _salvaged(left, f"blocks/{name}", left.offset, error.message)
+        payloads = batch.column("payload")
+        if not payloads.null_count:  # Known from the head: nothing is counted.
+            return _Stored(batch, 0)
+        lost = payloads.is_null().to_numpy(zero_copy_only=False)
+        return _Stored(batch, 0, {"payload": lost})
+
+    def _read_frame(self, number: int) -> _Stored:
+        try:
+            rows, at_us = decode_rows(self._journal.body(number))
+        except Corruption as error:
+            file, offset = str(error.details["file"]), int(error.details["offset"])
+            return _salvaged(nothing_left(), file, offset, error.message)
+        assert rows is not None, "a location names a frame with payloads"
+        return _Stored(rows.batch, at_us)
+
+
+def _block_name(number: int) -> str:
+    return f"{number:012d}.payloads"
+
+
+def _salvaged(left: Salvaged, file: str, offset: int, message: str) -> _Stored:
+    rows = None if left is nothing_left() else left.rows
+    return _Stored(left.batch, 0, left.damaged, DamagedFile(file, offset, message, rows))
+
+
+def _refuse_damaged(places: list[_Place], rows: Int64s, names: list[str]) -> None:
+    for place in places:
+        if place.stored.damaged is None:
+            continue
+        lost = place.stored.lost(names)[rows[place.begin : place.begin + place.count]]
+        if lost.any():
+            found = place.stored.found
+            where = "a block" if found is None else found.file
+            raise Corruption(
+                f"{where}: {int(lost.sum())} of {place.count} rows that were asked for can't be read",
+                file=where,
+                offset=0 if found is None else found.offset,
+            )
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,8 @@ from fasti.storage.files import Files
 from fasti.storage.journal import Journal, StoredFrame
 from fasti.storage.journal_segment import too_short
 from fasti.storage.manifest import Manifest
-from fasti.storage.runs import Block, Columns, rows_columns, unseal
+from fasti.storage.runs import Block, Columns, rows_columns
+from fasti.storage.seals import unseal
 from fasti.storage.state_block import decode_state
 
 # For tools that read a directory of whatever budget: address space, taken as it is needed.

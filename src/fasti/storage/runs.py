@@ -5,45 +5,27 @@ block is two objects under one number. Its *rows* hold fixed-width metadata and 
 shard opens and when a slice of time comes near; its *payloads* are read when a message is
 delivered. A *delta* block has rows only: what changed of messages whose payloads lie elsewhere.
 
-An object is an Arrow IPC stream with one batch behind a header of 32 bytes, and is mapped, never
-copied. The checksum (XXH3-64) is that of all other bytes, and keeps its place in later formats::
-
-    offset  size  field
-         0     8  magic            "FASTIBLK"
-         8     4  format version   1
-        12     4  zeros
-        16     8  checksum
-        24     8  zeros
-        32        the content
+An object is an Arrow IPC stream with one batch, sealed (seals.py). In payloads a null `payload` says that
+the row's bytes were lost before the block was written.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.core.keys import FIELDS
-from fasti.errors import Corruption, NewerFormat
-from fasti.storage.frames import body_checksum
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 Int64s = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
 Place = tuple[int, int, int]
 
-BLOCK_FORMAT_VERSION = 1
 BLOCK_ROWS_MAX = 65_536
 BLOCK_BYTES_MAX = 4 << 20
-
-_MAGIC = b"FASTIBLK"
-_HEADER = struct.Struct("<8sIIQ8x")
 
 ROW_SCHEMA = pa.schema(
     [
@@ -114,51 +96,6 @@ class Block:
 def number_in(name: str) -> int:
     """The number of the block that an object belongs to."""
     return int(name.partition(".")[0])
-
-
-def seal(batch: pa.RecordBatch) -> list[Buffer]:
-    """An object with one batch: its header and its content."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return seal_content([sink.getvalue()])
-
-
-def seal_content(content: list[Buffer]) -> list[Buffer]:
-    """An object: its header and its content."""
-    header = _HEADER.pack(_MAGIC, BLOCK_FORMAT_VERSION, 0, 0)
-    checksum = _checksum(memoryview(header), content)
-    return [_HEADER.pack(_MAGIC, BLOCK_FORMAT_VERSION, 0, checksum), *content]
-
-
-def _checksum(header: memoryview, content: list[Buffer]) -> int:
-    return body_checksum([header[:16], header[24:32], *content])
-
-
-def unseal(data: memoryview, name: str, verify: bool = True) -> pa.RecordBatch:
-    """The batch of an object. `verify` reads all of it once, to compare the checksum."""
-    content = open_seal(data, name, verify)
-    with pa.ipc.open_stream(pa.py_buffer(content)) as reader:
-        return reader.read_next_batch()
-
-
-def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
-    """The content of an object; raises `Corruption` or `NewerFormat`."""
-    if len(data) < _HEADER.size or bytes(data[:8]) != _MAGIC:
-        raise Corruption(f"{name}: not a block", file=name, offset=0)
-    _, version, _, checksum = _HEADER.unpack_from(data)
-    content = data[_HEADER.size :]
-    # Before the version, so that one that rotted is not taken for a newer one.
-    if verify and _checksum(data[: _HEADER.size], [content]) != checksum:
-        raise Corruption(f"{name}: checksum", file=name, offset=0)
-    if version > BLOCK_FORMAT_VERSION:
-        raise NewerFormat(
-            f"{name} has format {version}, written by a newer version; this one reads up to "
-            f"{BLOCK_FORMAT_VERSION}",
-            found=version,
-            supported=BLOCK_FORMAT_VERSION,
-        )
-    return content
 
 
 def rows_batch(columns: Columns) -> pa.RecordBatch:

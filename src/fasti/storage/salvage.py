@@ -34,10 +34,10 @@ from fasti.storage.frames import StoredFrame
 from fasti.storage.journal import Journal
 from fasti.storage.journal_recovery import Chain
 from fasti.storage.journal_table import SegmentTable
+from fasti.storage.log_rows import LOST_HEADER
 from fasti.storage.losses import IdRange, Losses, LostRows, TopicLosses
 from fasti.storage.manifest import Manifest
 from fasti.storage.mending import Mender, Place
-from fasti.storage.mending_logs import LOST_HEADER
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover
 from fasti.storage.salvage_blocks import forget_missing, without_damaged

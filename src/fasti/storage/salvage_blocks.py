@@ -26,10 +26,11 @@ from fasti.errors import FastiError
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogBlock
+from fasti.storage.log_rows import LOST_HEADER
 from fasti.storage.losses import Losses, LostRows
 from fasti.storage.manifest import Manifest
-from fasti.storage.mending_logs import LOST_HEADER
-from fasti.storage.runs import Block, rows_columns, seal, unseal
+from fasti.storage.runs import Block, rows_columns
+from fasti.storage.seals import seal, unseal
 from fasti.storage.state_block import decode_state
 
 Lost = Callable[[tuple[int, int]], LostRows]

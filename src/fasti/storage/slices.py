@@ -15,7 +15,8 @@ from fasti.core.replies import LoadSlice
 from fasti.core.timeline.partition import FOREVER
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
-from fasti.storage.runs import Block, Columns, rows_columns, unseal
+from fasti.storage.runs import Block, Columns, rows_columns
+from fasti.storage.seals import unseal
 
 Int64s = NDArray[np.int64]
 

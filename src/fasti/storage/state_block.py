@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasti.core.capsule import Capsule
 from fasti.storage.event_codec import pack_column, unpack_column
-from fasti.storage.runs import open_seal, seal_content
+from fasti.storage.seals import open_seal, seal_content
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

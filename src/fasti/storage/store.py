@@ -86,6 +86,7 @@ class ShardStore:
             self._lock.release()
             raise
         self.payloads = Payloads(self.journal, self.blocks)
+        self.payloads.is_named = lambda name: name in self.manifest.names
         # What had to be replayed when it was opened.
         self.tail_bytes = 0
         self._is_loaded = False

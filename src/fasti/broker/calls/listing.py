@@ -198,18 +198,18 @@ class Listings:
 
 
 def gather(service: Service, topic: str, found: Messages, names: tuple[str, ...]) -> pa.RecordBatch:
-    """Some contents of messages. Of what has gone meanwhile they are null."""
+    """Some contents of messages. Of what has gone meanwhile, or can't be read, they are null."""
     shard = service.shard
     locations = found.columns.get("location", np.zeros(0, dtype=np.int64))
     try:
-        return shard.store.payloads.gather(locations, names=names)
+        return shard.store.payloads.gather(locations, names=names, lost=True)
     except MOVED:
         # Read again from where they are now.
         again = fetch(
             shard,
             topic,
             Target(ids=found.ids),
-            lambda shard, places: shard.store.payloads.gather(places, names=names),
+            lambda shard, places: shard.store.payloads.gather(places, names=names, lost=True),
         )
         return again[1]
 

@@ -108,9 +108,9 @@ class SnapshotTopic:
                 yield partition, columns
 
     def gather(self, locations: Int64s, names: tuple[str, ...]) -> pa.RecordBatch:
-        """Contents at these places, which a snapshot keeps."""
+        """Contents at these places, which a snapshot keeps. What can't be read is null."""
         try:
-            return self._store.payloads.gather(locations, names=names)
+            return self._store.payloads.gather(locations, names=names, lost=True)
         except MOVED:
             raise gone(self.held.snapshot.number) from None
 

@@ -146,6 +146,7 @@ class Subscription:
             commands = [Heartbeat(self._topic, self._consumer, self._group)]
         elif op == "withdraw":
             requests.checked(fields)
+            self._session.consumer = ""
             commands = [Withdraw(self._session.number)]
         elif op in requests.RETURNS:
             if batch is None:
@@ -169,6 +170,7 @@ class Subscription:
         if self._ended:
             # One that was fenced and goes on asking would take the name back.
             raise Closed("the session has ended")
+        self._session.consumer = self._consumer
         return Lease(self._topic, self._session.number, self._consumer, count, group=self._group)
 
     def _submit(self, op: str, request: int | None, commands: list[Any], credit: int) -> None:
@@ -203,6 +205,7 @@ class Subscription:
         Its credit is taken back first. What was leased to it before comes before the end, so that
         it can be given back; a lease that nobody hears of would last for its whole length.
         """
+        self._session.consumer = ""
         with self._changed:
             self._finishing = True
         try:
@@ -254,7 +257,10 @@ class Subscription:
             if self._ended:
                 return None
             if self._session.parts:
-                return self._delivery(self._session.parts.popleft())
+                written = self._delivery(self._session.parts.popleft())
+                if written is not None:
+                    return written
+                continue
             found = self._session.arrived.get()
             if self._closed:
                 return None
@@ -300,6 +306,8 @@ class Subscription:
             # The shard recovers; the end of the session follows.
             self._session.parts.clear()
             return None
+        if not len(leased.ids):
+            return None  # None of them can be read, or all have ended.
         self._note_delivered(leased, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
         header: Header = {"kind": "leased", "token": leased.token, "leased_us": leased.leased_us}

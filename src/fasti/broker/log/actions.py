@@ -191,7 +191,7 @@ def _contents(
     """The contents of dead rows, of as many as fit one answer."""
     payloads, locations = service.shard.store.payloads, found.columns["location"][:count]
     try:
-        contents = payloads.gather(locations, _PAYLOAD_BYTES)
+        contents = payloads.gather(locations, _PAYLOAD_BYTES, lost=True)
     except MOVED:
         _, contents = fetch(service.shard, topic, Target(ids=found.ids[:count]))
     return contents.num_rows, contents

@@ -135,7 +135,9 @@ class LogCursor:
     def _contents(self, piece: LogPiece) -> pa.RecordBatch | None:
         """The rows of a piece; None if they have moved since they were located."""
         try:
-            contents = log_rows.read_piece(self._service.shard.store.payloads, piece, self._stored)
+            payloads = self._service.shard.store.payloads
+            contents = log_rows.read_piece(payloads, piece, self._stored)
+            contents = log_rows.with_losses(payloads, piece, contents)
         except MOVED:
             self._tries += 1
             if self._tries > _TRIES:

@@ -122,7 +122,7 @@ def _named(service: Service, error: AlreadyExists) -> AlreadyExists:
     keys: list[str] = []
     try:
         payloads = service.shard.store.payloads
-        keys = payloads.gather(locations, names=("key",)).column("key").to_pylist()
+        keys = payloads.gather(locations, names=("key",), lost=True).column("key").to_pylist()
     except MOVED:
         pass  # A checkpoint has just moved them: how many there are must do.
     shown = ", ".join(repr(key) for key in keys[:3])

@@ -28,6 +28,7 @@ from fasti.core.log import group_events as ge
 from fasti.core.log.group import GROUP_SHIFT, Group, GroupPartition, Groups
 from fasti.core.log.turns import LogTurns
 from fasti.core.log.window import ACKED
+from fasti.core.timeline.corrupt import GiveUp
 from fasti.model import PARTITIONS_MAX
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class LogGroups:
             co.Reject: leasing.reject,
             co.Redrive: group_commands.redrive,
             co.Purge: group_commands.purge,
+            GiveUp: leasing.give_up,
             lo.CreateGroup: group_commands.create_group,
             lo.DeleteGroup: group_commands.delete_group,
             lo.ResetGroup: group_commands.reset_group,

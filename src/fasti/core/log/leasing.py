@@ -31,6 +31,7 @@ from fasti.core.log.judging import (
 from fasti.core.replies import Done, Reply
 from fasti.core.rows.memory import Memory
 from fasti.core.state import Topic
+from fasti.core.timeline.corrupt import CORRUPT, GiveUp
 from fasti.core.timeline.judging import blank
 from fasti.core.work import Work, column
 from fasti.errors import InvalidArgument
@@ -133,6 +134,26 @@ def reject(work: Work, command: Reject) -> Reply:
         _die(work, topic, group, piece.number, piece.offsets, command.reason, begun, False)
 
     return _under_lease(work, command, decide)
+
+
+def give_up(work: Work, command: GiveUp) -> Reply:
+    """Rows that can't be read are dead for the group that has them; `conflict` for all others."""
+    topic = work.topic(command.topic)
+    group = find_group(topic, command.group)
+    reply = blank(len(command.ids))
+    reply.versions[:] = 1
+    for piece in locate(topic, group, command.ids, reply):
+        lost = why_not(piece, np.arange(len(piece.offsets))) == Outcome.LEASED
+        mine = command.locations[piece.rows]
+        lost[lost] = piece.log.locations_of(piece.offsets[lost]) == mine[lost]
+        status = np.where(lost, Outcome.OK, Outcome.CONFLICT).astype(np.uint8)
+        mark_repeated(piece, status)
+        reply.status[piece.rows] = status
+        dead = piece.offsets[status == Outcome.OK]
+        if len(dead):
+            never = np.zeros(len(dead), dtype=np.int64)
+            _die(work, topic, group, piece.number, dead, CORRUPT, never, False)
+    return reply
 
 
 def extend(work: Work, command: Extend) -> Reply:

@@ -9,6 +9,7 @@ from fasti.core.delivery import consumers, leasing
 from fasti.core.kind import Handler, Kind
 from fasti.core.timeline import change, produce, reads
 from fasti.core.timeline.bury import Bury, bury
+from fasti.core.timeline.corrupt import GiveUp, give_up
 
 
 class TimelineKind(Kind):
@@ -39,6 +40,7 @@ class TimelineKind(Kind):
             commands.Redrive: change.redrive,
             commands.Purge: change.purge,
             Bury: bury,
+            GiveUp: give_up,
             commands.Lease: self.engine.turns.lease,
             commands.Heartbeat: leasing.heartbeat,
             commands.ReleaseLeases: consumers.release_leases,

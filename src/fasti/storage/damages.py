@@ -1,0 +1,71 @@
+"""What was found damaged since a directory was opened, by file. Any thread.
+
+Whoever reads notes it here: a delivery, a checkpoint, a scrub. Checkpoints look here before they choose
+what to write again, metrics and alarms count it, and a file that is gone, or good again, is taken out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_log = logging.getLogger("fasti.storage.damage")
+
+# More files than this are not told apart: the disk is gone then, and one line says as much.
+_FILES_MAX = 10_000
+_LOGGED_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file, where its damage begins, and what is wrong. `rows`: how many lost something, if known."""
+
+    file: str
+    offset: int
+    message: str
+    rows: int | None = None
+
+
+class Damages:
+    """The damaged files of one directory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[str, DamagedFile] = {}
+        self._logged = 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, file: str) -> bool:
+        return file in self._files
+
+    def files(self) -> list[DamagedFile]:
+        """All of them, by name."""
+        with self._lock:
+            return [found for _, found in sorted(self._files.items())]
+
+    def note(self, found: DamagedFile) -> bool:
+        """A file is damaged; False if that was known. Logged once for each file."""
+        with self._lock:
+            if found.file in self._files or len(self._files) >= _FILES_MAX:
+                return False
+            self._files[found.file] = found
+            self._logged += 1
+            logged = self._logged
+        if logged <= _LOGGED_MAX:
+            rows = "" if found.rows is None else f", {found.rows} rows of it can't be read"
+            _log.error(
+                "%s is damaged at offset %d: %s%s", found.file, found.offset, found.message, rows
+            )
+        if logged == _LOGGED_MAX:
+            _log.error("more damaged files are not logged: `fasti storage scrub` lists them")
+        return True
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Files that are not there any more, or good again."""
+        with self._lock:
+            for file in [file for file in self._files if is_gone(file)]:
+                del self._files[file]
