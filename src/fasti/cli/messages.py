@@ -115,7 +115,7 @@ def list_messages(
 def get(
     client: Client, topic: Topic, ids: Ids = None, keys: Keys = None, as_json: AsJson = False
 ) -> None:
-    """A message with its payload, by id or by key. Ends with 1 if one is not there.
+    """A message with its payload, by id or by key. Ends with 1 if one is not there, or damaged.
 
     [dim]fasti messages get emails --key user-7[/dim]
     """
@@ -126,9 +126,11 @@ def get(
         for named, row in zip(keys or ids or (), found, strict=True):
             if row["status"] == "ok":
                 print_one(row)
+                if row["payload"] is None:
+                    typer.echo(f"{named}: corruption: its payload can't be read", err=True)
             else:
                 typer.echo(f"{named}: {row['status']}", err=True)
-    if any(row["status"] != "ok" for row in found):
+    if any(row["status"] != "ok" or row["payload"] is None for row in found):
         raise typer.Exit(FOUND_SOMETHING)
 
 

@@ -34,7 +34,7 @@ from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.receipts import HEADERS
 from fasti.client.target import ROWS_MAX, Target, change_ids, outcomes_of
 from fasti.client.transport import Header, Transport
-from fasti.errors import InvalidArgument
+from fasti.errors import Corruption, InvalidArgument
 from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
 
 if TYPE_CHECKING:
@@ -408,7 +408,9 @@ class Messages(DeadLetters):
     ) -> Any:
         """Messages as they are now: a dict or None for one, an Arrow table for a list.
 
-        A table has a row for each that was asked for, with `status`.
+        A table has a row for each that was asked for, with `status`; where a payload can't be read
+        because it is damaged on the broker's disk it is null. For one message that is `corruption`;
+        `payload=False` tells the rest.
         """
         target = Target(id, key, None)
         header = {"topic": self.topic, "payload": payload}
@@ -424,6 +426,14 @@ class Messages(DeadLetters):
         status = row.pop("status")
         if row.get("headers") is not None:
             row["headers"] = dict(row["headers"])
+        if status == "ok" and payload and row["payload"] is None:
+            raise Corruption(
+                f"the payload of message {row['id']} of {self.topic!r} is damaged on the broker's disk "
+                "and can't be read; payload=False tells the rest",
+                file="",
+                offset=0,
+                details={"topic": self.topic, "id": row["id"]},
+            )
         return row if status == "ok" else None
 
     def list(

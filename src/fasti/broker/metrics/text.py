@@ -28,6 +28,7 @@ from fasti.broker.clock import ClockState, EngineClock
 from fasti.broker.cron import metrics as cron_metrics
 from fasti.broker.kv import metrics as kv_metrics
 from fasti.broker.log import metrics as log_metrics
+from fasti.broker.metrics import damage
 from fasti.broker.metrics.counts import OTHER, Metrics, TopicCounts, series_of
 from fasti.broker.metrics.distribution import Distribution
 from fasti.broker.routing import metrics as routing_metrics
@@ -91,6 +92,7 @@ class _BrokerCollector(Collector):
         yield from _memory(self._shard)
         yield from _disk(self._shard)
         yield from _threads(self._shard)
+        yield from damage.collect(self._shard)
         # Each of them would wait for the shard in vain, and whoever scrapes for all of them.
         if answers:
             for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics, sink_metrics):

@@ -1,0 +1,88 @@
+"""Bytes that rot on the disk of a real broker: what is undamaged arrives, the rest is dead of `corrupt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.faults.conftest import Tried
+from tests.integration.serve_rig import SMALL
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+from fasti.errors import Corruption
+
+COUNT = 1_000
+
+
+def payload(number: int) -> bytes:
+    return f"message number {number:04d} ".encode() * 5
+
+
+def fill(client: fasti.Client) -> None:
+    client.create_topic("t")
+    client.producer("t").send_batch(payloads=[payload(n) for n in range(COUNT)])
+    # Into a block.
+    client.checkpoint()
+
+
+def flip_bit(data: Path, number: int) -> Path:
+    """In a payload block, in the bytes of one message."""
+    for path in sorted(data.glob("blocks/*.payloads")):
+        content = bytearray(path.read_bytes())
+        place = content.find(payload(number))
+        if place >= 0:
+            with path.open("r+b") as file:
+                file.seek(place + 30)
+                file.write(bytes([content[place + 30] ^ 8]))
+            return path
+    raise AssertionError("the message is in no block")
+
+
+def receive_all(client: fasti.Client) -> list[bytes]:
+    """What comes, until every message is done or dead."""
+    got: list[bytes] = []
+    with client.consumer("t", name="c", prefetch=50) as consumer:
+        while True:
+            counts = client.messages("t").count()
+            if not counts["ready"] and not counts["leased"]:
+                return got
+            messages = consumer.take(100, timeout="100ms")
+            got += [message.payload for message in messages]
+            for message in messages:
+                message.ack()
+            consumer.flush()
+
+
+def check(client: fasti.Client, got: list[bytes]) -> int:
+    dead = client.messages("t").dead().to_pylist()
+    assert {row["reason"] for row in dead} == {"corrupt"}
+    assert 500 + 1 in [row["id"] for row in dead]
+    # The piece of 512 bytes that the bit was in: five messages of a hundred bytes, and its edges.
+    assert 1 <= len(dead) <= 7
+    lost = {row["id"] - 1 for row in dead}
+    assert sorted(got) == [payload(n) for n in range(COUNT) if n not in lost]
+    with pytest.raises(Corruption):
+        client.messages("t").get(id=501)
+    assert client.messages("t").redrive(501).status == "dead"
+    return len(dead)
+
+
+@pytest.mark.fault(
+    "damage",
+    "a bit of a payload block flips while the broker runs, or is stopped",
+    "what is undamaged is delivered, the messages of its 512 bytes are dead of `corrupt`",
+)
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_flipped_bit_in_a_payload_block(stopped: bool, tmp_path: Path, tried: Tried) -> None:
+    with BrokerProcess(tmp_path / "data", settings=SMALL) as broker:
+        with fasti.connect(broker.address) as client:
+            fill(client)
+        if stopped:
+            broker.stop()
+        flip_bit(broker.data, 500)
+        if stopped:
+            broker.start()
+        with fasti.connect(broker.address) as client:
+            dead = check(client, receive_all(client))
+    tried.seen = f"{COUNT - dead} of {COUNT} delivered, {dead} dead"
