@@ -24,7 +24,8 @@ from fasti.client.transport import TIMEOUT_S, BrokerClock, Ended, Header
 from fasti.config import ShardSettings
 from fasti.errors import Closed, FastiError, IllegalTransition, Unavailable
 from fasti.protocol.schemas import VERSION
-from fasti.storage.files import Files, LocalFiles
+from fasti.storage.directory import data_files
+from fasti.storage.files import Files
 
 _VERSION = {"version": VERSION}
 
@@ -64,7 +65,7 @@ class EmbeddedTransport:
             if files is None:
                 if data is None:
                     raise ValueError("data, files or service must be given")
-                files = LocalFiles(data)
+                files = data_files(data)
             service = _opened(Shard(files, settings))
         self.service = service
         self.clock = clock or LocalClock(service.shard.clock)

@@ -42,7 +42,7 @@ from fasti.doors.warmup import warm_up
 from fasti.errors import AlreadyExists, FastiError
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Address
-from fasti.storage.files import LocalFiles
+from fasti.storage.directory import data_files
 
 _log = logging.getLogger("fasti.broker")
 
@@ -110,7 +110,7 @@ class Broker:
 
     def _open(self) -> float:
         begin = time.monotonic()
-        self.shard = Shard(LocalFiles(self._settings.data), self._settings.shard)
+        self.shard = Shard(data_files(self._settings.data), self._settings.shard)
         # A sequencer that sleeps until something is due must learn that it is due already.
         watch_settings(self._wake)
         self.metrics.recovery_seconds = time.monotonic() - begin

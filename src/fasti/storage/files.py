@@ -13,6 +13,10 @@ taken at their strictest:
   of it is alive, whatever happens to the file's name; `File.busy` tells whether one is, so that
   nobody writes new content under an old reader.
 
+* Nothing inside the folder is followed elsewhere: a symbolic link in place of a file or folder is
+  refused, and so are fifos, devices and sockets; a file with more than one name is not written to.
+  The path of the folder itself may be a link.
+
 Names are relative paths with ``/``; ``""`` is the root folder.  Errors of the operating system
 leave here as our own (`fasti.errors`), naming the path.
 
@@ -26,9 +30,10 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,6 +48,7 @@ from fasti.errors import (
     StorageFailed,
     StorageFull,
 )
+from fasti.storage.safe_open import make_folder, open_file, open_folder, open_lock
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -307,7 +313,7 @@ class LocalLock:
 
     def __init__(self, path: Path) -> None:
         with _translating(str(path)):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = open_lock(path)
         try:
             self._take(path)
         except BaseException:
@@ -339,34 +345,53 @@ class LocalLock:
 
 
 class LocalFiles:
-    """`Files` below one folder of the local file system, which is made if it isn't there."""
+    """`Files` below one folder of the local file system, which is made if it isn't there.
+
+    Folders are made with mode 0700 and files with 0600, whatever the umask.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root)
         with _translating(str(self._root)):
-            self._root.mkdir(parents=True, exist_ok=True)
+            if not self._root.is_dir():
+                self._root.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self._root)
+            # Raises if it is a file, or a link to nowhere.
+            with self._folder(""):
+                pass
 
     def _path(self, name: str) -> Path:
         return self._root / checked_name(name)
 
+    def _folder(self, name: str) -> AbstractContextManager[int]:
+        return open_folder(self._root, name)
+
     def _make_folder(self, name: str) -> None:
         """Make a folder and those above it; their own names are durable at once."""
-        if not name or (self._root / name).is_dir():
+        if not name:
             return
-        self._make_folder(folder_of(name))
-        with _translating(str(self._root / name)):
-            (self._root / name).mkdir(exist_ok=True)
+        path = str(self._root / name)
+        with _translating(path):
+            try:
+                with self._folder(name):
+                    return
+            except FileNotFoundError:
+                pass
+            self._make_folder(folder_of(name))
+            base = name.rpartition("/")[2]
+            with self._folder(folder_of(name)) as outer:
+                make_folder(base, outer)
         self.sync_directory(folder_of(name))
 
-    def _new(self, name: str) -> LocalFile:
+    def _open(self, name: str, flags: int) -> LocalFile:
         path = self._path(name)
-        self._make_folder(folder_of(name))
-        with _translating(str(path)):
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            return LocalFile(name, path, os.open(path, flags, 0o644))
+        with _translating(str(path)), self._folder(folder_of(name)) as folder:
+            return LocalFile(name, path, open_file(folder, path, flags))
 
     def create(self, name: str, size_bytes: int) -> File:
-        file = self._new(name)
+        self._path(name)
+        self._make_folder(folder_of(name))
+        file = self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             self._fill(file, size_bytes)
         except BaseException:
@@ -385,46 +410,56 @@ class LocalFiles:
                 file.sync()
 
     def open(self, name: str, writable: bool) -> File:
-        path = self._path(name)
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
-        with _translating(str(path)):
-            return LocalFile(name, path, os.open(path, flags))
+        return self._open(name, os.O_RDWR if writable else os.O_RDONLY)
 
     def exists(self, name: str) -> bool:
-        with _translating(name):
-            return self._path(name).is_file()
+        path = self._path(name)
+        with _translating(str(path)):
+            try:
+                with self._folder(folder_of(name)) as folder:
+                    base = name.rpartition("/")[2]
+                    mode = os.stat(base, dir_fd=folder, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                return False
+        return not stat.S_ISDIR(mode)
 
     def list(self, prefix: str) -> list[str]:
-        folder = self._root / folder_of(prefix)
+        folder = folder_of(prefix)
         names = []
-        with _translating(str(folder)):
-            for path, _, files in os.walk(folder):
-                below = Path(path).relative_to(self._root)
-                names += [(below / file).as_posix() for file in files]
+        with _translating(str(self._root / folder)):
+            try:
+                with self._folder(folder) as descriptor:
+                    for path, _, files, _ in os.fwalk(dir_fd=descriptor):
+                        below = Path(folder) / path
+                        names += [(below / file).as_posix() for file in files]
+            except FileNotFoundError:
+                return []
         return sorted(name for name in names if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        with _translating(str(path)):
-            os.unlink(path)
+        with _translating(str(path)), self._folder(folder_of(name)) as folder:
+            os.unlink(name.rpartition("/")[2], dir_fd=folder)
 
     def rename(self, old: str, new: str) -> None:
+        self._path(old)
         target = self._path(new)
         self._make_folder(folder_of(new))
-        with _translating(str(target)):
-            os.rename(self._path(old), target)
+        with (
+            _translating(str(target)),
+            self._folder(folder_of(old)) as source,
+            self._folder(folder_of(new)) as folder,
+        ):
+            names = (old.rpartition("/")[2], new.rpartition("/")[2])
+            os.rename(*names, src_dir_fd=source, dst_dir_fd=folder)
 
     def replace(self, name: str, data: bytes) -> None:
         replace_by_rename(self, name, data)
 
     def sync_directory(self, name: str) -> None:
         path = self._path(name) if name else self._root
-        with _translating(str(path)):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with _translating(str(path)), self._folder(name) as descriptor:
+            os.fsync(descriptor)
 
     def free_bytes(self) -> int:
         with _translating(str(self._root)):
@@ -437,8 +472,9 @@ class LocalFiles:
 
     def identity(self, name: str) -> int:
         path = self._path(name)
-        with _translating(str(path)):
-            return path.stat().st_ino
+        with _translating(str(path)), self._folder(folder_of(name)) as folder:
+            base = name.rpartition("/")[2]
+            return os.stat(base, dir_fd=folder, follow_symlinks=False).st_ino
 
     def lock(self) -> Lock:
         return LocalLock(self._root / LOCK_NAME)

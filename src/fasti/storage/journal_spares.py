@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from fasti.errors import FastiError, NotFound
+from fasti.errors import FastiError, NotFound, PermissionDenied
 from fasti.storage.files import Files
 
 READY = ".ready"
@@ -62,7 +62,11 @@ class Spares:
                 self._files.delete(name)
 
     def _fits(self, name: str) -> bool:
-        file = self._files.open(name, writable=False)
+        """Whether it can become a segment; a file that has another name elsewhere must not."""
+        try:
+            file = self._files.open(name, writable=True)
+        except (PermissionDenied, NotFound):
+            return False
         try:
             return file.size == self.size_bytes
         finally:
@@ -109,7 +113,8 @@ class Spares:
         Its old name is durably gone before the file can be used again: otherwise a crash could
         bring the old name back with new content under it. When it raises it may be called again.
         """
-        if size_bytes != self.size_bytes or self.count >= self.kept_max:
+        is_wanted = size_bytes == self.size_bytes and self.count < self.kept_max
+        if not is_wanted or not self._fits(name):
             self.discard(name)
             return
         with self._lock:

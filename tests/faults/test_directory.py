@@ -1,0 +1,185 @@
+"""The data directory itself: who may read it, and what lies in it that isn't its own."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.faults.conftest import Tried
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+from fasti.errors import FastiError, PermissionDenied
+from fasti.storage.files import LocalFiles
+from fasti.storage.safe_open import tighten
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _modes(root: Path) -> dict[str, int]:
+    return {str(path.relative_to(root)): _mode(path) for path in root.rglob("*")}
+
+
+@pytest.mark.fault(
+    "directory",
+    "a umask of 0 and one of 0777, and a directory that was open to all",
+    "0700 and 0600, of a backup too; an open directory is closed, with a warning",
+)
+def test_nobody_else_can_read_what_a_broker_writes(tmp_path: Path, tried: Tried) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    data.mkdir()
+    data.chmod(0o755)
+    before = os.umask(0)
+    try:
+        with BrokerProcess(data) as broker:
+            assert f"{data} was open to other users (0755), and is not any more" in broker.log()
+            with fasti.connect(broker.address) as client:
+                client.create_topic("t")
+                client.producer("t").send(b"secret", delay="1h").result()
+                client.checkpoint()
+                client.backup(copy)
+    finally:
+        os.umask(before)
+    for root in (data, copy):
+        assert _mode(root) == 0o700
+        for name, mode in _modes(root).items():
+            assert mode == (0o700 if (root / name).is_dir() else 0o600), name
+    before = os.umask(0o777)
+    try:
+        with fasti.connect(f"embedded:{tmp_path / 'other'}") as client:
+            client.create_topic("t")
+    finally:
+        os.umask(before)
+    assert set(_modes(tmp_path / "other").values()) == {0o700, 0o600}
+    tried.times = 3
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.fault(
+    "directory",
+    "symbolic links, fifos and folders in place of files and folders",
+    "`permission_denied` at the start, naming it; nothing is followed, and nothing hangs",
+)
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("journal", _link),
+        ("blocks", _link),
+        ("LOCK", _link),
+        ("LOCK", _fifo),
+        ("blocks/MANIFEST", _link),
+        ("blocks/MANIFEST", _fifo),
+        ("journal/00000000000000000001.segment", _link),
+        ("journal/00000000000000000001.segment", _fifo),
+    ],
+)
+def test_what_is_no_file_is_refused(
+    tmp_path: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    with fasti.connect(f"embedded:{tmp_path}/data") as client:
+        client.create_topic("t")
+    harm(tmp_path / "data" / name)
+    with pytest.raises(PermissionDenied, match=r"symbolic link|fifo") as caught:
+        fasti.connect(f"embedded:{tmp_path}/data")
+    assert name in caught.value.message
+
+
+@pytest.mark.fault(
+    "directory",
+    "LOCK and a spare segment linked to a file elsewhere",
+    "the file elsewhere stays as it was",
+)
+def test_a_file_elsewhere_is_not_overwritten(tmp_path: Path, tried: Tried) -> None:
+    data, precious = tmp_path / "data", tmp_path / "precious"
+    precious.write_bytes(b"precious" * 1000)
+    with fasti.connect(f"embedded:{data}", segment_bytes=1 << 16) as client:
+        client.create_topic("t")
+    (data / "LOCK").unlink()
+    os.link(precious, data / "LOCK")
+    with pytest.raises(PermissionDenied, match="is not a lock file"):
+        BrokerProcess(data)
+    (data / "LOCK").unlink()
+    precious.write_bytes(bytes(1 << 16))
+    for spare in (data / "journal").glob("spare-*"):
+        spare.unlink()
+    for number in range(3):
+        os.link(precious, data / "journal" / f"spare-{number:08d}.ready")
+    with fasti.connect(f"embedded:{data}", segment_bytes=1 << 16) as client:
+        client.producer("t").send(b"x" * 1000, delay="1h").result()
+    assert precious.read_bytes() == bytes(1 << 16)
+    tried.times = 4
+
+
+def test_segments_with_another_name_are_not_written_again(tmp_path: Path) -> None:
+    """Somebody keeps hard links of a directory: its files become no new segments."""
+    data = tmp_path / "data"
+    with fasti.connect(f"embedded:{data}", segment_bytes=1 << 16) as client:
+        client.create_topic("t")
+        client.producer("t").send(b"x" * 1000, delay="1h").result()
+    kept = {}
+    for segment in (data / "journal").glob("*.segment"):
+        kept[tmp_path / segment.name] = segment.read_bytes()
+        os.link(segment, tmp_path / segment.name)
+    with fasti.connect(f"embedded:{data}", segment_bytes=1 << 16) as client:
+        for _ in range(8):
+            client.producer("t").send(b"y" * 30_000, delay="1h").result()
+            client.checkpoint()
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert kept
+
+
+def test_the_path_of_the_directory_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "data").symlink_to("real")
+    with fasti.connect(f"embedded:{tmp_path}/data") as client:
+        client.create_topic("t")
+    assert (tmp_path / "real" / "blocks" / "MANIFEST").is_file()
+    assert _mode(tmp_path / "real") == 0o700
+
+
+def test_only_folders_that_are_ours_are_closed_to_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "letters.txt").touch()
+    assert "chmod 700" in (tighten(tmp_path) or "")
+    assert _mode(tmp_path) == 0o755
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    assert "chmod 700" in (tighten(shared) or "")
+    assert _mode(shared) == 0o1777
+    private = tmp_path / "private"
+    LocalFiles(private)
+    assert tighten(private) is None
+
+
+@pytest.mark.parametrize("call", ["open", "delete", "list", "exists", "create", "rename"])
+def test_no_call_follows_a_folder_that_is_a_link(tmp_path: Path, call: str) -> None:
+    files = LocalFiles(tmp_path / "data")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_bytes(b"outside")
+    (tmp_path / "data" / "blocks").symlink_to(tmp_path / "outside")
+    calls: dict[str, Callable[[], object]] = {
+        "open": lambda: files.open("blocks/file", writable=True),
+        "delete": lambda: files.delete("blocks/file"),
+        "list": lambda: files.list("blocks/"),
+        "exists": lambda: files.exists("blocks/file"),
+        "create": lambda: files.create("blocks/new", 0),
+        "rename": lambda: files.rename("blocks/file", "blocks/new"),
+    }
+    with pytest.raises(FastiError, match="symbolic link"):
+        calls[call]()
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
