@@ -244,9 +244,9 @@ def test_slices_are_read_back_in_order_and_nothing_comes_early() -> None:
         got: list[tuple[int, bytes]] = []
         for _ in range(61):
             clock.advance(shard, MINUTE_US)
-            expected = [due for due in dues if due <= clock.now_us()]
+            expected = [due for due in dues if due <= shard.clock.now_us()]
             came = received(session, len(expected) - len(got))
-            assert all(due <= clock.now_us() for due, _ in came)
+            assert all(due <= shard.clock.now_us() for due, _ in came)
             got += came
         assert [due for due, _ in got] == dues
         assert sorted(int(payload) for _, payload in got) == list(range(300))
