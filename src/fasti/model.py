@@ -159,6 +159,16 @@ class Limits:
     schedule_bytes_max: int = 64 << 10
     # Follow-readers and watchers of a broker.
     watchers_max: int = 1_000
+    # What callers hold of a broker at a time. A session or produce stream costs it two threads.
+    sessions_max: int = 4_000
+    intakes_max: int = 4_000
+    reads_max: int = 1_000
+    calls_max: int = 2_000
+    backups_max: int = 4
+    # Of the topics, those that callers of other callers get their replies in.
+    inboxes_max: int = 4_000
+    # Percent of each limit that callers share that one of them may use.
+    caller_share: int = 50
 
 
 def make_id(partition: int, sequence: int) -> int:

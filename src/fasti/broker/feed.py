@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from fasti.broker.kv.rings import Rings
 from fasti.core.log.events import LogAppended
 from fasti.core.replies import Frame
-from fasti.errors import Overloaded
 
-_RETRY_US = 1_000_000
 # No topic's number: who follows this follows all that happens.
 EVERYTHING = 0
 
@@ -101,15 +99,9 @@ class Feed:
 
     # Any thread
 
-    def enter(self, watchers_max: int) -> None:
-        """One more who follows or watches. Raises `overloaded` when there are too many."""
+    def enter(self) -> None:
+        """One more who follows or watches."""
         with self._lock:
-            if self.watchers >= watchers_max:
-                raise Overloaded(
-                    f"{watchers_max} readers follow already",
-                    retry_after_us=_RETRY_US,
-                    details={"limit": watchers_max},
-                )
             self.watchers += 1
 
     def leave(self) -> None:
@@ -117,9 +109,9 @@ class Feed:
         with self._lock:
             self.watchers -= 1
 
-    def follow(self, topic: int, watchers_max: int) -> Followed:
-        """Somebody follows the log from now on, until `unfollow`. Raises `overloaded`."""
-        self.enter(watchers_max)
+    def follow(self, topic: int) -> Followed:
+        """Somebody follows the log from now on, until `unfollow`."""
+        self.enter()
         with self._lock:
             followed = self._followed.get(topic)
             if followed is None:

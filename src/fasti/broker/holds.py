@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from fasti.errors import Gone
@@ -24,12 +25,14 @@ class Holds:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._until: dict[int, float] = {}
+        self._owners: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def take(self) -> int:
+    def take(self, owner: str = "") -> int:
         """A new hold."""
         with self._lock:
             number = next(self._numbers)
+            self._owners[number] = owner
             self._until[number] = self._clock() + IDLE_S
             return number
 
@@ -53,7 +56,12 @@ class Holds:
 
     def __len__(self) -> int:
         """How many there are."""
+        return sum(self.by_owner().values())
+
+    def by_owner(self) -> dict[str, int]:
+        """How many each owner has."""
         now = self._clock()
         with self._lock:
             self._until = {n: until for n, until in self._until.items() if until >= now}
-            return len(self._until)
+            self._owners = {n: owner for n, owner in self._owners.items() if n in self._until}
+            return dict(Counter(self._owners.values()))

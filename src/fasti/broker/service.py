@@ -10,29 +10,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import control, requests
-from fasti.broker.calls.actions import ACTIONS
+from fasti.broker.calls.actions import ACTIONS, CALLER_ACTIONS
 from fasti.broker.calls.attempts import Attempts
 from fasti.broker.calls.backups import Backups
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
-from fasti.broker.calls.control import EMBEDDED, Caller
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
+from fasti.broker.calls.parts import Action, Answer, Parts
 from fasti.broker.calls.snapshots import Snapshots
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.cron.scheduler import Scheduler
 from fasti.broker.kv.reads import KvReads
 from fasti.broker.kv.watch import KvWatcher
+from fasti.broker.lease_share import LeaseShare
 from fasti.broker.log.follow import LogFollower
 from fasti.broker.log.reads import LogReads
 from fasti.broker.metrics.lateness import LatenessBook
 from fasti.broker.routing.routes import RouteBook
+from fasti.broker.shares import CountedShare, Shares
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
 from fasti.core.replies import Reply
@@ -54,23 +57,29 @@ if TYPE_CHECKING:
 Header = dict[str, Any]
 
 _INTAKES = ("produce", "stage")
+# Answered while the broker stops, and whatever else is under way.
+_ALWAYS = ("health", "metrics", "hello", "clock")
 _STOPPING = Closed("the broker is stopping: connect again")
 
 
 class Reads(Protocol):
     """Reads of one sort that stream."""
 
-    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]: ...
+    def plan(self, descriptor: Header, caller: Caller) -> tuple[pa.Schema, list[Header]]: ...
     def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]: ...
 
 
 class Exchange(Protocol):
     """One end of an open exchange: a thread reads into `take`, another writes what `next` gives."""
 
+    caller: Caller
+    call: str
+
     @property
     def schema(self) -> pa.Schema: ...
     @property
     def topic(self) -> str: ...
+    def begin(self, caller: Caller, call: str) -> None: ...
     def take(self, metadata: Header, batch: pa.RecordBatch | None) -> None: ...
     def next(self) -> tuple[Header, pa.RecordBatch | None] | None: ...
     def finish(self) -> None: ...
@@ -84,6 +93,8 @@ class Service:
     def __init__(self, shard: Shard, metrics: Metrics, threaded: bool = True) -> None:
         self.shard = shard
         self.metrics = metrics
+        self.shares = metrics.shares = Shares(shard)
+        self.leases = self.shares.leases = LeaseShare(shard)
         self.lateness = LatenessBook()
         self.snapshots = Snapshots(self)
         self.listings = Listings(self)
@@ -130,10 +141,11 @@ class Service:
         carry_out = ACTIONS.get(action)
         if carry_out is None:
             raise InvalidArgument(f"there is no action {action!r}", field="action")
-        if self.stopping and action not in ("health", "metrics", "hello", "clock"):
+        if self.stopping and action not in _ALWAYS:
             raise self.unavailable()
         try:
-            answer = carry_out(self, requests.check_version(header), list(parts))
+            with nullcontext() if action in _ALWAYS else self.shares.calls.one(caller):
+                answer = self._carry_out(action, carry_out, header, list(parts), caller)
         except FastiError as error:
             self.metrics.refused(action, error.code)
             if self.logs_control:
@@ -143,19 +155,39 @@ class Service:
             control.log_done(action, caller, header, answer[0])
         return answer
 
-    def intake(self, descriptor: Header) -> Intake:
-        """A producer's stream, or a sink's."""
+    def _carry_out(
+        self, action: str, carry_out: Action, header: Header, parts: Parts, caller: Caller
+    ) -> Answer:
+        rest = requests.check_version(header)
+        named = CALLER_ACTIONS.get(action)
+        return carry_out(self, rest, parts) if named is None else named(self, rest, parts, caller)
+
+    def intake(self, descriptor: Header, caller: Caller = EMBEDDED) -> Intake:
+        """A producer's stream, or a sink's; to be ended by its `end`."""
         with self._counted(descriptor):
             call, rest = self._opened_as(descriptor, _INTAKES)
-            return Intake(self, rest) if call == "produce" else StageIntake(self, rest)
+            self.shares.intakes.take(caller)
+            try:
+                intake = Intake(self, rest) if call == "produce" else StageIntake(self, rest)
+                if isinstance(intake, StageIntake):
+                    self.shares.stages.claim(caller, intake.stage)
+            except BaseException:
+                self.shares.intakes.give_back(caller)
+                raise
+        intake.when_ended = lambda: self.shares.intakes.give_back(caller)
+        return intake
 
-    def exchange(self, descriptor: Header, peer: str = "embedded") -> Exchange:
-        """A consumer's session, or somebody who follows; to be given back to `leave`."""
+    def exchange(self, descriptor: Header, caller: Caller = EMBEDDED) -> Exchange:
+        """A consumer's session, or a follower's; to be given back to `leave`."""
         with self._counted(descriptor):
             call, rest = self._opened_as(descriptor, self.exchanges)
-            session = self.exchanges[call](self, rest)
-        if isinstance(session, Subscription):
-            session.peer = peer
+            with ExitStack() as undo:
+                for share in self._shares_of(call):
+                    share.take(caller)
+                    undo.callback(share.give_back, caller)
+                session = self.exchanges[call](self, rest)
+                undo.pop_all()
+        session.begin(caller, call)
         with self._sessions_lock:
             self._sessions.add(session)
         self.metrics.session_opened(_consumed(session))
@@ -170,8 +202,17 @@ class Service:
         """The session's wire is gone."""
         session.close()
         with self._sessions_lock:
-            self._sessions.discard(session)
+            if session not in self._sessions:
+                return
+            self._sessions.remove(session)
+        for share in self._shares_of(session.call):
+            share.give_back(session.caller)
         self.metrics.session_closed(_consumed(session))
+
+    def _shares_of(self, call: str) -> tuple[CountedShare, ...]:
+        """The limits that an exchange counts towards."""
+        shares = self.shares
+        return (shares.sessions,) if call == "consume" else (shares.sessions, shares.watchers)
 
     def subscriptions(self) -> dict[int, Subscription]:
         """The consumers' sessions that are open, by number."""
@@ -179,17 +220,28 @@ class Service:
             sessions = list(self._sessions)
         return {each.number: each for each in sessions if isinstance(each, Subscription)}
 
-    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(
+        self, ticket: Header, caller: Caller = EMBEDDED
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """A schema and the batches that a ticket stands for."""
         with self._counted(ticket):
             call, rest = self._opened_as(ticket, self.reads)
-            return self.reads[call].read(rest)
+            with self.shares.reads.one(caller):
+                schema, batches = self.reads[call].read(rest)
+        return schema, self._reading(batches, caller)
 
-    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+    def _reading(
+        self, batches: Iterator[pa.RecordBatch], caller: Caller
+    ) -> Iterator[pa.RecordBatch]:
+        """Counted from the first batch on: one that is never begun needn't be given back."""
+        with self.shares.reads.one(caller):
+            yield from batches
+
+    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
         """The schema and the tickets of a read."""
-        with self._counted(descriptor):
+        with self._counted(descriptor), self.shares.calls.one(caller):
             call, rest = self._opened_as(descriptor, self.reads)
-            return self.reads[call].plan(rest)
+            return self.reads[call].plan(rest, caller)
 
     @contextmanager
     def _counted(self, descriptor: Header) -> Iterator[None]:

@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from fasti.broker.calls.control import EMBEDDED, Caller, is_control
+from fasti.broker.caller import Caller, caller_from
 from fasti.broker.calls.requests import check_columns
 from fasti.broker.logs import fields
 from fasti.broker.service import Service
@@ -93,9 +93,7 @@ class FlightDoor(fl.FlightServerBase):
         with _refusals(self._service):
             try:
                 header, parts = unpack(action.body, of_request=True)
-                # Looked up only where somebody wants to know who it was.
-                caller = _caller(context) if is_control(action.type) else EMBEDDED
-                reply, found = self._service.call(action.type, header, parts, caller)
+                reply, found = self._service.call(action.type, header, parts, _caller(context))
                 body = pack(reply, found)
             except FastiError as error:
                 body = pack({"error": error_to_json(error)})
@@ -104,32 +102,33 @@ class FlightDoor(fl.FlightServerBase):
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Produce: batches in, receipts out."""
         with _refusals(self._service):
-            intake = self._service.intake(_command(descriptor))
-            check_columns(reader.schema, intake.types, intake.needed)
+            intake = self._service.intake(_command(descriptor), _caller(context))
+            with closing(intake):
+                check_columns(reader.schema, intake.types, intake.needed)
 
-            def write_receipts() -> None:
-                try:
-                    while (receipt := intake.next_receipt()) is not None:
-                        writer.write(pa.py_buffer(dump(receipt)))
-                finally:
-                    intake.end()
+                def write_receipts() -> None:
+                    try:
+                        while (receipt := intake.next_receipt()) is not None:
+                            writer.write(pa.py_buffer(dump(receipt)))
+                    finally:
+                        intake.end()
 
-            with _writing(write_receipts):
-                try:
-                    for metadata, batch in _chunks(reader):
-                        if batch is not None:
-                            intake.put(metadata, batch)
-                        elif metadata.get("end") is True:
-                            intake.end_producer()
-                        else:
-                            raise InvalidArgument("metadata without a batch", field="batch")
-                finally:
-                    intake.finish()
+                with _writing(write_receipts):
+                    try:
+                        for metadata, batch in _chunks(reader):
+                            if batch is not None:
+                                intake.put(metadata, batch)
+                            elif metadata.get("end") is True:
+                                intake.end_producer()
+                            else:
+                                raise InvalidArgument("metadata without a batch", field="batch")
+                    finally:
+                        intake.finish()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Consume: credits and returns in, leased messages and answers out."""
         with _refusals(self._service):
-            session = self._service.exchange(_command(descriptor), _peer(context))
+            session = self._service.exchange(_command(descriptor), _caller(context))
             try:
                 writer.begin(session.schema)
 
@@ -159,14 +158,14 @@ class FlightDoor(fl.FlightServerBase):
         """A plan: an endpoint for each partition, all on one snapshot."""
         with _refusals(self._service):
             command = _command(descriptor)
-            schema, tickets = self._service.plan(command)
+            schema, tickets = self._service.plan(command, _caller(context))
             endpoints = [fl.FlightEndpoint(dump(ticket), []) for ticket in tickets]
             return fl.FlightInfo(schema, descriptor, endpoints, -1, -1)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Reads what a ticket stands for."""
         with _refusals(self._service):
-            schema, batches = self._service.read(parse_request(ticket.ticket))
+            schema, batches = self._service.read(parse_request(ticket.ticket), _caller(context))
             return fl.GeneratorStream(schema, _guarded(self._service, batches))
 
 
@@ -214,7 +213,7 @@ class _Guard(fl.ServerMiddlewareFactory):
 
 def _caller(context: Any) -> Caller:
     known = context.get_middleware(_CREDENTIALS)
-    return Caller(known.name if known is not None else "", _peer(context))
+    return caller_from(known.name if known is not None else "", _peer(context))
 
 
 def _peer(context: Any) -> str:

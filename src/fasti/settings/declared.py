@@ -243,6 +243,33 @@ LIMITS: tuple[Setting, ...] = (
         "schedule_max", "schedule_bytes_max", Size(), "Bytes of one schedule, payload included."
     ),
     _limit("watchers_max", "watchers_max", Count(), "Follow-readers and watchers of the broker."),
+    _limit(
+        "sessions_max",
+        "sessions_max",
+        Count(),
+        "Sessions that may be open: consumers, followers, watchers. Each costs the broker two threads.",
+    ),
+    _limit(
+        "intakes_max",
+        "intakes_max",
+        Count(),
+        "Produce streams that may be open. Each costs the broker two threads.",
+    ),
+    _limit("reads_max", "reads_max", Count(), "Reads that may be under way."),
+    _limit("calls_max", "calls_max", Count(), "Calls that may be under way."),
+    _limit("backups_max", "backups_max", Count(), "Backups that may be under way."),
+    _limit(
+        "inboxes_max",
+        "inboxes_max",
+        Count(),
+        "Of the topics, inboxes in which callers wait for replies.",
+    ),
+    _limit(
+        "caller_share",
+        "caller_share",
+        Count(most=100),
+        "How many percent of each limit that callers share one of them may use. See [operating](operating.md#limits-that-callers-share).",
+    ),
 )
 
 SETTINGS: tuple[Setting, ...] = (*BROKER, *SHARD, *LIMITS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fasti.broker import health
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import (
     backups,
     bulk,
@@ -22,10 +23,21 @@ from fasti.broker.calls import (
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none, one
+from fasti.broker.calls.parts import (
+    Action,
+    Answer,
+    CallerAction,
+    Header,
+    PartOf,
+    Parts,
+    check_own,
+    none,
+    one,
+)
 from fasti.broker.cron import actions as cron_actions
 from fasti.broker.kv import actions as kv_actions
 from fasti.broker.log import actions as log_actions
+from fasti.broker.metrics.counts import INBOX
 from fasti.broker.reading import fetch, gather_bounded
 from fasti.broker.routing import actions as routing_actions
 from fasti.broker.sinks import actions as sink_actions
@@ -105,14 +117,19 @@ def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
 # Topics
 
 
-def _create_topic(service: Service, header: Header, parts: Parts) -> Answer:
+def _create_topic(
+    service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED
+) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, settings={})
-    check_own(fields["topic"])
+    name: str = fields["topic"]
+    check_own(name)
     settings = requests.settings(fields["settings"], TopicSettings())
+    shares = service.shares
     with service.topic_lock:
-        created = fields["topic"] not in service.topics()
-        service.command(co.CreateTopic(fields["topic"], settings))
+        created = name not in service.topics()
+        with (shares.inboxes if name.startswith(INBOX) else shares.topics).making(caller, name):
+            service.command(co.CreateTopic(name, settings))
     return {"created": created, "settings": settings.to_dict()}, []
 
 
@@ -365,6 +382,13 @@ ACTIONS: dict[str, Action] = {
     "publish": _publish,
     "drop_stage": _drop_stage,
     **{name: action for more in _MORE for name, action in more.ACTIONS.items()},
+}
+# Of these, those that are told who calls.
+CALLER_ACTIONS: dict[str, CallerAction] = {
+    "create_topic": _create_topic,
+    **backups.CALLER_ACTIONS,
+    **sink_actions.CALLER_ACTIONS,
+    **snapshots.CALLER_ACTIONS,
 }
 _PARTS: dict[str, PartOf] = {
     name: part for more in _MORE for name, part in more.TRANSACTION_PARTS.items()

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
-from fasti.errors import FastiError, Gone, InvalidArgument, NotFound, Overloaded
+from fasti.broker.calls.parts import Action, Answer, CallerAction, Header, PartOf, Parts, none
+from fasti.broker.shares import SeenShare
+from fasti.errors import FastiError, Gone, InvalidArgument, NotFound
 from fasti.protocol.schemas import BACKUP_CHUNKS
 from fasti.storage.backup import JOURNAL, StoredSource
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from fasti.broker.service import Service
     from fasti.storage.store import ShardStore
 
-BACKUPS_MAX = 4
 NAMES_MAX = 10_000
 
 
@@ -38,13 +39,14 @@ class Backups:
         self._service = service
         self._sources: dict[int, tuple[StoredSource, ShardStore]] = {}
         self._lock = threading.Lock()
+        bound = service.shares.bound("backups under way", "backups_max")
+        self.share = service.shares.backups = SeenShare(bound, service.shard.holds.by_owner)
 
-    def begin(self) -> tuple[int, StoredSource]:
+    def begin(self, caller: Caller = EMBEDDED) -> tuple[int, StoredSource]:
         """Holds the files of now."""
         shard = self._service.shard
-        if len(shard.holds) >= BACKUPS_MAX:
-            raise Overloaded(f"{BACKUPS_MAX} backups are under way", retry_after_us=10_000_000)
-        number = shard.holds.take()
+        self.share.check(caller)
+        number = shard.holds.take(caller.name)
         try:
             # With durability `interval` what was answered may not be synced yet.
             decided = shard.run(lambda: shard.engine.state.next_frame - 1).result()
@@ -77,7 +79,7 @@ class Backups:
 
     # Reads, as the service has them
 
-    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
         """There is one way to read a backup: by its number."""
         raise InvalidArgument("a backup is begun by the action `begin_backup`", field="call")
 
@@ -145,11 +147,11 @@ class _Pacer:
         time.sleep(max(0.0, self._free_at - time.monotonic()))
 
 
-def _begin(service: Service, header: Header, parts: Parts) -> Answer:
+def _begin(service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED) -> Answer:
     requests.checked(header)
     none(parts)
     # Whatever was answered before this call is durable, and so in it.
-    number, source = service.backups.begin()
+    number, source = service.backups.begin(caller)
     listing: dict[str, Any] = source.listing.to_dict()
     manifest = base64.b64encode(source.listing.manifest).decode()
     return {"backup": number, **listing, "manifest": manifest}, []
@@ -162,4 +164,5 @@ def _end(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 ACTIONS: dict[str, Action] = {"begin_backup": _begin, "end_backup": _end}
+CALLER_ACTIONS: dict[str, CallerAction] = {"begin_backup": _begin}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

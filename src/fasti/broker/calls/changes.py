@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.change_filter import NEEDED, change_filter
 from fasti.broker.calls.follower import IDLE_S, Follower, Written
@@ -109,7 +110,7 @@ class ChangeReads:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
         """Up to `splits` tickets that together have everything between two positions."""
         fields = requests.checked(descriptor, through=None, splits=1, **_FIELDS)
         if not 1 <= fields["splits"] <= _SPLITS_MAX:
@@ -159,7 +160,7 @@ class ChangeFollower(Follower):
         super().__init__(service)
         self._span = Span(service, requests.checked(descriptor, **_FIELDS))
         shard = service.shard
-        self._followed = shard.feed.follow(EVERYTHING, shard.settings.limits.watchers_max)
+        self._followed = shard.feed.follow(EVERYTHING)
 
     @property
     def schema(self) -> pa.Schema:

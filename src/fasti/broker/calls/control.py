@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from fasti.broker.caller import Caller
 from fasti.broker.logs import fields
 from fasti.errors import FastiError, OutcomeUnknown
 
@@ -38,17 +38,6 @@ _INBOX = "_inbox."
 _TEXT_MAX = 200
 # Of requests: says nothing about what was done.
 _LEFT_OUT = ("version", "dry_run")
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who makes a call, as the door knows it: the name of a token, and an address."""
-
-    token: str = ""
-    peer: str = "embedded"
-
-
-EMBEDDED = Caller()
 
 
 def is_control(action: str) -> bool:
@@ -78,7 +67,7 @@ def _write(action: str, caller: Caller, header: Mapping[str, Any], outcome: str)
         for name, value in header.items()
         if name not in _LEFT_OUT and value not in ("", None)
     }
-    who = {"by": caller.token or "-", "peer": caller.peer}
+    who = {"by": caller.name if caller.authenticated else "-", "peer": caller.peer}
     _log.info("control: %s", action, extra=fields(**{**asked, **who, "outcome": outcome}))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,8 @@ class Intake:
         self._batches = self._bytes = 0
         self._number = 0
         self._ended = False
+        # Called once, set by the service.
+        self.when_ended: Callable[[], None] = lambda: None
         self._refused: FastiError | None = None
 
     def put(self, metadata: Header, batch: pa.RecordBatch) -> None:
@@ -130,10 +132,16 @@ class Intake:
         self._waiting.put(None)
 
     def end(self) -> None:
-        """Nobody reads receipts any more."""
+        """Nobody reads receipts any more. May be called again."""
         with self._changed:
-            self._ended = True
+            ended, self._ended = self._ended, True
             self._changed.notify_all()
+        if not ended:
+            self.when_ended()
+
+    def close(self) -> None:
+        """The wire is gone, or done."""
+        self.end()
 
     def next_receipt(self) -> Header | None:
         """The next batch's receipt, when it is durable; None at the end."""

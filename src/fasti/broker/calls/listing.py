@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.snapshot_listing import FIELDS as SNAPSHOT_FIELDS
 from fasti.broker.calls.snapshot_listing import STATES, SnapshotListing, schema_of
@@ -67,7 +68,7 @@ class Listings:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
         """Tickets that together have everything, all on one snapshot.
 
         One for each partition; with `splits`, about so many of about the same size.
@@ -84,7 +85,7 @@ class Listings:
         check_prefix(self._service, fields["key_prefix"])
         schema = schema_of(fields)
         with self._service.snapshots.planning(
-            fields["snapshot"], fields["position"], wanted["keep_us"]
+            fields["snapshot"], fields["position"], wanted["keep_us"], caller
         ) as held:
             base = {"version": VERSION, "call": "list", **given, **held.told()}
             if "splits" not in descriptor:

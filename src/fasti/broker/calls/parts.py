@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.core.sinks.commands import PARCELS
 from fasti.errors import InvalidArgument
@@ -18,6 +19,8 @@ Header = dict[str, Any]
 Parts = list[pa.Table]
 Answer = tuple[Header, list[pa.RecordBatch]]
 Action = Callable[["Service", Header, Parts], Answer]
+# One that makes or holds something of which each caller has a share.
+CallerAction = Callable[["Service", Header, Parts, Caller], Answer]
 # A command of a transaction: from its fields (without `op`) and its rows.
 PartOf = Callable[["Service", Header, pa.RecordBatch], Any]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.parts import Action, Answer, CallerAction, Header, PartOf, Parts, none
+from fasti.broker.shares import SeenShare
 from fasti.core.commands import DropSnapshot
 from fasti.core.engine import Engine
 from fasti.core.rows.snapshot import Snapshot
-from fasti.errors import FastiError, Gone, InvalidArgument, Overloaded
+from fasti.errors import FastiError, Gone, InvalidArgument
 from fasti.model import DAY_US, MINUTE_US, SECOND_US
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class Held:
     # The parts that are still to be read, of one that is kept for less when all were.
     parts_left: set[int] = field(default_factory=set)
     linger_us: int = LINGER_US
+    # Who took it.
+    caller: str = EMBEDDED.name
 
     def told(self) -> Header:
         """What a ticket says of it."""
@@ -82,6 +86,13 @@ class Snapshots:
         self.life = secrets.token_hex(8)
         # Whoever takes one under a name must not be overtaken.
         self._taking = threading.Lock()
+        bound = service.shares.bound("open snapshots", "snapshots_max")
+        self.share = service.shares.snapshots = SeenShare(bound, self.by_caller)
+
+    def by_caller(self) -> dict[str, int]:
+        """How many each caller took that are still there."""
+        with self._lock:
+            return dict(Counter(held.caller for held in self._held.values() if self.is_here(held)))
 
     def take(
         self,
@@ -90,6 +101,7 @@ class Snapshots:
         life: str = "",
         readers: int = 0,
         linger_us: int = LINGER_US,
+        caller: Caller = EMBEDDED,
     ) -> Held:
         """A snapshot of now, or the one of that name.
 
@@ -106,7 +118,9 @@ class Snapshots:
                 found = self._named(name, life not in ("", self.life))
                 if found is not None:
                     return self.used(found)
+            self._make_room(caller)
             held = self._taken(keep_us, name)
+            held.caller = caller.name
             held.parts_left, held.linger_us = set(range(readers)), min(keep_us, linger_us)
             with self._lock:
                 self._held[held.snapshot.number] = held
@@ -125,12 +139,14 @@ class Snapshots:
         return self.used(held)
 
     @contextmanager
-    def planning(self, number: int, position: int | None, keep_us: int) -> Iterator[Held]:
+    def planning(
+        self, number: int, position: int | None, keep_us: int, caller: Caller
+    ) -> Iterator[Held]:
         """The snapshot of a plan: one that is there, or a new one, dropped if there is no plan."""
         if number:
             yield self.find(number, position)
             return
-        held = self.take(keep_us)
+        held = self.take(keep_us, caller=caller)
         try:
             yield held
         except BaseException:
@@ -217,17 +233,11 @@ class Snapshots:
         if service.stopping:
             raise service.unavailable()
 
-        def take() -> tuple[Engine, Snapshot] | None:
+        def take() -> tuple[Engine, Snapshot]:
             engine, now_us = shard.engine, shard.clock.now_us()
-            if len(engine.snapshots) >= shard.settings.limits.snapshots_max:
-                return None
             return engine, engine.snapshot(now_us, now_us + keep_us)
 
-        taken = shard.run(take).result()
-        while taken is None:
-            self._make_room()
-            taken = shard.run(take).result()
-        engine, snapshot = taken
+        engine, snapshot = shard.run(take).result()
         try:
             shard.submit([]).result()
         except FastiError:
@@ -235,13 +245,27 @@ class Snapshots:
             raise
         return Held(snapshot, engine, f"{shard.store.journal.incarnation:016x}", keep_us, name)
 
-    def _make_room(self) -> None:
-        """One that has a name and that nobody reads, the longest unused, goes."""
+    def _make_room(self, caller: Caller) -> None:
+        """One that has a name and that nobody reads, the longest unused, goes: the caller's own,
+        else one of those who have more than it.
+        """
         with self._lock:
-            idle = next((h for h in self._held.values() if h.name and not h.readers), None)
-        if idle is None:
-            raise Overloaded("too many snapshots are open")
-        self.drop(idle.snapshot.number)
+            over = [held for held in self._held.values() if not self.is_here(held)]
+        for held in over:
+            self._forget(held)
+        while not self.share.has_room(caller):
+            counts = self.by_caller()
+            mine = counts.get(caller.name, 0)
+            others = {name for name, count in counts.items() if count > mine}
+            if mine >= self.share.bound.share_of(caller):
+                others = set()
+            with self._lock:
+                idle = [held for held in self._held.values() if held.name and not held.readers]
+            own = next((held for held in idle if held.caller == caller.name), None)
+            gone = own or next((held for held in idle if held.caller in others), None)
+            if gone is None:
+                raise self.share.refuse(caller, mine)
+            self.drop(gone.snapshot.number)
 
     def _forget(self, held: Held) -> None:
         with self._lock:
@@ -276,12 +300,14 @@ def _check(keep_us: int, name: str, life: str, field: str = "keep_us") -> None:
         raise InvalidArgument("life goes with a name", field="life")
 
 
-def _take_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
+def _take_snapshot(
+    service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED
+) -> Answer:
     none(parts)
     fields: dict[str, Any] = requests.checked(
         header, name="", life="", keep_us=KEEP_US, readers=0, linger_us=LINGER_US
     )
-    held = service.snapshots.take(**fields)
+    held = service.snapshots.take(**fields, caller=caller)
     return {**held.told(), "life": service.snapshots.life}, []
 
 
@@ -292,4 +318,5 @@ def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 ACTIONS: dict[str, Action] = {"take_snapshot": _take_snapshot, "drop_snapshot": _drop_snapshot}
+CALLER_ACTIONS: dict[str, CallerAction] = {"take_snapshot": _take_snapshot}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
 from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
@@ -66,6 +67,8 @@ class Subscription:
     """One session of one consumer on one topic."""
 
     schema = LEASED
+    caller = EMBEDDED
+    call = "consume"
 
     def __init__(self, service: Service, descriptor: Header) -> None:
         named: Header = {"topic": str, "consumer": str, "group": "", "life": "", "attempt": 0}
@@ -83,9 +86,7 @@ class Subscription:
         self._session = attempts.open(self._life, self._attempt, self._shard.open_session)
         self._changed = threading.Condition()
         self._unanswered = 0
-        # Where it comes from, and when it came, last asked for or finished messages, and last said
-        # anything.
-        self.peer = ""
+        # When it came, last asked for or finished messages, and last said anything.
         self._opened_us = self._active_us = self._heard_us = self._shard.clock.now_us()
         # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
         self._finishing = self._ended = self._closed = self._detached = False
@@ -98,7 +99,7 @@ class Subscription:
     def presence(self) -> Header:
         """Who is there, and how busy."""
         return {
-            "peer": self.peer or None,
+            "peer": self.caller.peer,
             "connected_us": self._opened_us,
             "active_us": self._active_us,
             "heard_us": self._heard_us,
@@ -108,6 +109,11 @@ class Subscription:
     def topic(self) -> str:
         """Whose messages come here."""
         return self._topic
+
+    def begin(self, caller: Caller, call: str) -> None:
+        """By the service, once: who opened it, and by which call."""
+        self.caller, self.call = caller, call
+        self._credit = self._service.leases.open(caller, self._topic, self._consumer)
 
     # The thread that reads from the wire
 
@@ -138,7 +144,9 @@ class Subscription:
         fields.pop("credit", None)
         if op == "credit":
             credit = requests.checked(fields, count=int)["count"]
-            self._submit(op, request, [self._lease(credit)], credit)
+            lease = self._lease(credit)
+            if lease:
+                self._submit(op, request, lease, credit)
             return
         commands: list[Any]
         if op == "heartbeat":
@@ -147,6 +155,7 @@ class Subscription:
         elif op == "withdraw":
             requests.checked(fields)
             self._session.consumer = ""
+            self._credit.withdraw()
             commands = [Withdraw(self._session.number)]
         elif op in requests.RETURNS:
             if batch is None:
@@ -159,10 +168,11 @@ class Subscription:
         else:
             raise InvalidArgument(f"there is no op {op!r}", field="op")
         if credit:
-            commands.append(self._lease(credit))
+            commands += self._lease(credit, refused=False)
         self._submit(op, request, commands, credit)
 
-    def _lease(self, count: int) -> Lease:
+    def _lease(self, count: int, refused: bool = True) -> list[Lease]:
+        """None if it has as much credit already as it may have."""
         if not 1 <= count <= CREDIT_MAX:
             raise InvalidArgument(
                 f"credit is 1 to {CREDIT_MAX} at a time", field="count", limit=CREDIT_MAX
@@ -171,7 +181,9 @@ class Subscription:
             # One that was fenced and goes on asking would take the name back.
             raise Closed("the session has ended")
         self._session.consumer = self._consumer
-        return Lease(self._topic, self._session.number, self._consumer, count, group=self._group)
+        count = self._credit.admit(count, refused)
+        place = (self._topic, self._session.number, self._consumer)
+        return [Lease(*place, count, group=self._group)] if count else []
 
     def _submit(self, op: str, request: int | None, commands: list[Any], credit: int) -> None:
         self._wait_for_room()
@@ -235,6 +247,7 @@ class Subscription:
             self._ended = self._closed = True
             self._changed.notify_all()
         self._session.arrived.put(None)
+        self._credit.close()
         self._service.attempts.close(self._life, self._attempt)
         with suppress(FastiError):
             self._session.close()
@@ -294,6 +307,8 @@ class Subscription:
 
     def _delivery(self, leased: Deliver, commit: Commit | None = None) -> Written | None:
         """Messages with their payloads, once they are durable; None if they never will be."""
+        if commit is not None:
+            self._credit.leased(len(leased.ids))
         try:
             delivery = self._session.join(leased)
         except MOVED as error:
@@ -337,6 +352,8 @@ class Subscription:
             problem = _problem(found.request, error)
             if found.credit and replies and replies[-1].error is None:
                 problem["credit"] = found.credit
+            else:
+                self._credit.withdraw(found.credit)
             return self._stamped(problem), None
         except Exception as error:  # A future that failed in an unknown way is still answered.
             return self._stamped(_problem(found.request, OutcomeUnknown(repr(error)))), None

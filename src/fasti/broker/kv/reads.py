@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.snapshot_pages import SnapshotTopic, split_ranges
 from fasti.broker.calls.snapshots import KEEP_US
@@ -57,18 +58,18 @@ class KvReads:
         self._lock = threading.Lock()
         self._orders: dict[str, KeyOrder] = {}
 
-    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
         """One ticket: the order of keys spans the partitions. With `splits`, several that read a
         snapshot.
         """
         if "splits" in descriptor:
-            return self._plan_snapshot(descriptor)
+            return self._plan_snapshot(descriptor, caller)
         fields = requests.checked(descriptor, **_FIELDS)
         _bounds(fields)
         self._service.command(KvDescribe(fields["topic"]))
         return KV_ROWS, [{"version": VERSION, "call": "kv", **descriptor}]
 
-    def _plan_snapshot(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+    def _plan_snapshot(self, descriptor: Header, caller: Caller) -> tuple[pa.Schema, list[Header]]:
         given = dict(descriptor)
         wanted = requests.checked(
             {name: given.pop(name) for name in ("splits", "keep_us") if name in given},
@@ -80,7 +81,8 @@ class KvReads:
         self._service.command(KvDescribe(fields["topic"]))
         snapshots = self._service.snapshots
         position = requests.integer(fields, "position")
-        with snapshots.planning(fields["snapshot"], position, wanted["keep_us"]) as held:
+        place = (fields["snapshot"], position, wanted["keep_us"])
+        with snapshots.planning(*place, caller) as held:
             schema = SnapshotEntries(self._service, held, fields).schema
             topic = SnapshotTopic(self._service, held, fields["topic"])
             ranges = split_ranges(topic, wanted["splits"], range(topic.settings.partitions))

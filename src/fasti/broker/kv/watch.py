@@ -52,7 +52,7 @@ class KvWatcher(Follower):
         if wanted is not None and wanted < 0:
             raise InvalidArgument("a position can't be negative", field="position", limit=0)
         self._number: int = self._describe()["topic"]
-        self._shard.feed.enter(self._shard.settings.limits.watchers_max)
+        self._shard.feed.enter()
         self._ring: Ring = self._shard.feed.rings.open(self._number)
         try:
             now = self._begin()

@@ -39,7 +39,7 @@ class LogFollower(Follower):
         self._cursors = Begin(service, fields).cursors()
         shard = service.shard
         number = shard.run(lambda: shard.engine.state.by_name[self._topic].number).result()
-        self._followed = shard.feed.follow(number, shard.settings.limits.watchers_max)
+        self._followed = shard.feed.follow(number)
 
     @property
     def topic(self) -> str:

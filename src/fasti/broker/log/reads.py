@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.requests import INT64_MAX
@@ -304,7 +305,7 @@ class LogReads:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def plan(self, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
         """A ticket for each partition, from where it begins to what is its end by now."""
         fields = requests.checked(descriptor, **_FIELDS)
         begin = Begin(self._service, fields)

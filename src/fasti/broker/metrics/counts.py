@@ -25,6 +25,7 @@ from fasti.model import Outcome
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
+    from fasti.broker.shares import Shares
 
 TOPICS_MAX = 1_000
 OTHER = "_other"
@@ -71,6 +72,8 @@ class Metrics:
         self._consumers: Counter[str] = Counter()
         self._unauthenticated = 0
         self.recovery_seconds = 0.0
+        # Set by the service.
+        self.shares: Shares | None = None
 
     # Told by the service
 

@@ -29,6 +29,7 @@ from fasti.broker.cron import metrics as cron_metrics
 from fasti.broker.kv import metrics as kv_metrics
 from fasti.broker.log import metrics as log_metrics
 from fasti.broker.metrics import damage
+from fasti.broker.metrics import shares as share_metrics
 from fasti.broker.metrics.counts import OTHER, Metrics, TopicCounts, series_of
 from fasti.broker.metrics.distribution import Distribution
 from fasti.broker.routing import metrics as routing_metrics
@@ -87,6 +88,8 @@ class _BrokerCollector(Collector):
         yield from _topics(self._metrics.topics())
         yield from _service(self._metrics)
         yield from _clock(self._shard.clock)
+        if self._metrics.shares is not None:
+            yield from share_metrics.collect(self._metrics.shares)
         yield from _journal(self._shard)
         yield from _checkpoints(self._shard)
         yield from _memory(self._shard)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.parts import Action, Answer, CallerAction, Header, PartOf, Parts, none
 from fasti.broker.sinks import rows
 from fasti.broker.sinks.publishing import publish_batch
 from fasti.broker.sinks.staging import check_sink
@@ -29,7 +30,7 @@ _PAGE_MAX = 1_000
 _ON_CONFLICT = ("fail", "skip")
 
 
-def _publish(service: Service, header: Header, parts: Parts) -> Answer:
+def _publish(service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED) -> Answer:
     none(parts)
     fields = requests.checked(
         header, sink=str, batch=int, operation="produce", on_conflict="fail", stages=list
@@ -46,7 +47,8 @@ def _publish(service: Service, header: Header, parts: Parts) -> Answer:
     place = (fields["sink"], fields["batch"], fields["operation"], _names(service, fields))
     until = time.monotonic() + _ANSWER_S
     try:
-        answer = _decided(service, PublishBatch(*place, skip), until)
+        with service.shares.sinks.making(caller, fields["sink"]):
+            answer = _decided(service, PublishBatch(*place, skip), until)
     except OutcomeUnknown:
         # If it was decided after all, it is carried out.
         service.carrier.begin()
@@ -142,4 +144,5 @@ ACTIONS: dict[str, Action] = {
     "sinks": _sinks,
     "forget_sink": _forget,
 }
+CALLER_ACTIONS: dict[str, CallerAction] = {"publish_batch": _publish}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

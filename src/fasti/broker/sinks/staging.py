@@ -53,7 +53,7 @@ class StageIntake(Intake):
         self._meant = rows.Meant(operation, *place)
         self.types, self.needed = self._meant.types, self._meant.needed
         numbers = (fields["batch"], fields["partition"], fields["attempt"])
-        self._stage = "/".join(map(str, (fields["sink"], fields["topic"], *numbers)))
+        self.stage = "/".join(map(str, (fields["sink"], fields["topic"], *numbers)))
         self._sink, self._batch = fields["sink"], fields["batch"]
         self._rows = 0
         self._counts: list[int] = []
@@ -66,7 +66,7 @@ class StageIntake(Intake):
         if offset < 0:
             raise InvalidArgument("offset is 0 or more", field="offset", limit=0)
         command = rows.staged(self._service, self._meant, batch)
-        command.stage = self._stage
+        command.stage = self.stage
         place = (self._sink, self._batch, self._meant.operation, self._meant.topic)
         command.staging = co.Staging(*place, offset)
         # What a topic with bindings says to being staged into is said by the engine.

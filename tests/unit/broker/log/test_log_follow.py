@@ -45,7 +45,7 @@ def appended(topic: int) -> Frame:
 
 def test_a_topic_that_grows_wakes_those_who_follow_it() -> None:
     feed = Feed()
-    followed, other = feed.follow(7, 10), feed.follow(8, 10)
+    followed, other = feed.follow(7), feed.follow(8)
     seen, unseen = followed.seen, other.seen
     feed.durable([appended(7)])
     assert followed.wait(seen, 0, lambda: False) is True
@@ -63,7 +63,7 @@ def test_a_topic_that_grows_wakes_those_who_follow_it() -> None:
 
 def test_what_grows_between_looking_and_waiting_is_not_missed() -> None:
     feed = Feed()
-    followed = feed.follow(7, 10)
+    followed = feed.follow(7)
     woken = threading.Event()
     seen = followed.seen
     thread = threading.Thread(target=lambda: followed.wait(seen, 30, lambda: False) and woken.set())
@@ -73,15 +73,12 @@ def test_what_grows_between_looking_and_waiting_is_not_missed() -> None:
     thread.join()
 
 
-def test_nobody_follows_beyond_the_limit() -> None:
+def test_who_follows_is_counted() -> None:
     feed = Feed()
-    first = feed.follow(7, 2)
-    feed.follow(7, 2)
-    with pytest.raises(Overloaded) as refused:
-        feed.follow(9, 2)
-    assert refused.value.retry_after_us
+    first = feed.follow(7)
+    feed.follow(7)
     feed.unfollow(first)
-    feed.follow(9, 2)
+    feed.follow(9)
     assert feed.watchers == 2
 
 

@@ -1,0 +1,181 @@
+"""The share that a caller has of the leases: kept by bounding the credit of its sessions.
+
+A lease is given for credit, so a caller never has more leases than it had and the credit that its
+sessions have open. Together both stay within its share of `leases_max`:
+
+* its sessions may have half of the share as open credit, an equal part each; whoever asks for more gets
+  less, and asks again as it finishes messages;
+* a session without any gets one, so that none waits for ever, unless the caller has its share already:
+  then credit is refused.
+
+How many leases a caller has is looked up only when so many are out that it could be too many. Leases
+belong to the caller whose session last had the consumer's name on the topic; those of consumers that did
+not come back since the broker started are nobody's. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.broker.caller import Caller
+from fasti.broker.shares import Bound, Share
+
+if TYPE_CHECKING:
+    from fasti.broker.shard import Shard
+
+# A look at all leases holds for so long; what was handed out since is added.
+_LOOK_US = 100_000
+_NAMES_SPARE = 1_000
+
+# Topic and consumer.
+Name = tuple[str, str]
+
+
+class SessionCredit:
+    """What one session may still be leased. Made by `LeaseShare.open`."""
+
+    def __init__(self, share: LeaseShare, caller: Caller, name: Name) -> None:
+        self._share, self.caller, self.name = share, caller, name
+        # Guarded by the share's lock.
+        self.open = 0
+
+    def admit(self, count: int, refused: bool = True) -> int:
+        """How much of what it asks for it gets: maybe no more now.
+
+        Raises `overloaded`, unless what comes with it must not be `refused`: acks make room.
+        """
+        return self._share.admit(self, count, refused)
+
+    def leased(self, count: int) -> None:
+        """So many were leased to it."""
+        self._share.take_off(self, count, leased=True)
+
+    def withdraw(self, count: int | None = None) -> None:
+        """It waits for so many fewer, or for nothing any more."""
+        self._share.take_off(self, self.open if count is None else count)
+
+    def close(self) -> None:
+        """The session has ended. Its leases stay its caller's."""
+        self._share.close(self)
+
+
+class LeaseShare(Share):
+    """The leases of all callers."""
+
+    def __init__(self, shard: Shard) -> None:
+        settings = shard.settings
+        percent = settings.limits.caller_share
+        super().__init__(Bound("leases", "leases_max", settings.leases_max, percent))
+        self._shard = shard
+        self._sessions: dict[str, set[SessionCredit]] = {}
+        self._credit: Counter[str] = Counter()
+        self._callers: dict[Name, str] = {}
+        self._names_max = _NAMES_SPARE
+        self._looked_us: int | None = None
+        self._counts: dict[str, int] = {}
+        # Handed out since the last look.
+        self._since: Counter[str] = Counter()
+
+    def open(self, caller: Caller, topic: str, consumer: str) -> SessionCredit:
+        """A session begins."""
+        made = SessionCredit(self, caller, (topic, consumer))
+        with self._lock:
+            self._sessions.setdefault(caller.name, set()).add(made)
+            self._callers[made.name] = caller.name
+            crowded = len(self._callers) > self._names_max
+        if crowded:
+            self.held()
+        return made
+
+    def close(self, session: SessionCredit) -> None:
+        """It has ended. May be called again."""
+        self.take_off(session, session.open)
+        with self._lock:
+            sessions = self._sessions.get(session.caller.name, set())
+            sessions.discard(session)
+            if not sessions:
+                self._sessions.pop(session.caller.name, None)
+
+    def admit(self, session: SessionCredit, count: int, refused: bool = True) -> int:
+        """Grants a session credit: `SessionCredit.admit`."""
+        caller = session.caller
+        if caller.is_local:
+            return count
+        share = self.bound.share_of(caller)
+        least = 0 if session.open else 1
+        with self._lock:
+            credit = self._credit[caller.name]
+            even = max(1, share // 2 // max(1, len(self._sessions.get(caller.name, ()))))
+            granted = max(least, min(count, even - session.open, share // 2 - credit))
+            # Before the look: what is handed out meanwhile is counted at least once.
+            self._credit[caller.name] += granted
+            session.open += granted
+        # A caller has no more leases than there are.
+        if self._shard.engine.memory.leases.active + credit + granted <= share:
+            return granted
+        held = self._held_by(caller)
+        fits = max(0, min(granted, share - held - credit))
+        if held < share // 2 or not refused:
+            fits = max(fits, least)
+        self.take_off(session, granted - fits)
+        if fits < least:
+            raise self.refuse(caller, held)
+        return fits
+
+    def take_off(self, session: SessionCredit, count: int, leased: bool = False) -> None:
+        """A session has less credit, or has used some of it."""
+        name = session.caller.name
+        with self._lock:
+            # Leases that it had before it was connected again come without credit.
+            count = min(count, session.open)
+            session.open -= count
+            self._credit[name] -= count
+            if leased:
+                self._since[name] += count
+            if not self._credit[name]:
+                del self._credit[name]
+
+    def _held_by(self, caller: Caller) -> int:
+        with self._lock:
+            looked_us, now_us = self._looked_us, self._shard.clock.tick()
+            if looked_us is not None and 0 <= now_us - looked_us < _LOOK_US:
+                return self._counts.get(caller.name, 0) + self._since[caller.name]
+        return self.held().get(caller.name, 0)
+
+    def held(self) -> dict[str, int]:
+        """A look at all leases: between two steps they are copied, and counted here."""
+        with self._lock:
+            self._since.clear()
+            callers = dict(self._callers)
+        pairs, names = self._shard.run(lambda: _leases(self._shard, callers)).result()
+        counts: Counter[str] = Counter()
+        alive: set[Name] = set()
+        distinct, numbers = np.unique(pairs, return_counts=True)
+        for pair, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
+            if pair in names:
+                counts[callers[names[pair]]] += number
+                alive.add(names[pair])
+        with self._lock:
+            self._counts, self._looked_us = counts, self._shard.clock.tick()
+            if len(self._callers) > self._names_max:
+                alive |= {each.name for sessions in self._sessions.values() for each in sessions}
+                self._callers = {n: c for n, c in self._callers.items() if n in alive}
+                self._names_max = 2 * len(self._callers) + _NAMES_SPARE
+        return dict(counts)
+
+
+def _leases(shard: Shard, callers: Iterable[Name]) -> tuple[NDArray[np.int64], dict[int, Name]]:
+    """Topic and consumer of every lease as one number, and the names that such numbers stand for."""
+    state, memory = shard.engine.state, shard.engine.memory
+    leases, names = memory.leases, {}
+    for topic, consumer in callers:
+        number = memory.consumers.find(consumer)
+        if topic in state.by_name and number is not None:
+            names[state.by_name[topic].number << 32 | number] = (topic, consumer)
+    live = leases.live()
+    return leases.topic[live].astype(np.int64) << 32 | leases.consumer[live], names

@@ -1,0 +1,236 @@
+"""Limits that callers share: each caller may use a part of a limit, and all together the whole.
+
+A limit that one caller could use up would keep every other one from working. So each has a bound in
+all (a setting) and a share per caller, which is `limits.caller_share` percent of it; beyond either the
+call is refused with `overloaded`, and nothing has changed.
+
+What callers hold for a while is counted when it is taken and given back (`CountedShare`), what ends by
+itself by a look at what is there (`SeenShare`). What stays when they are gone (topics, sinks) is
+remembered by name (`NameShare`), and names that exist no more are dropped when a caller comes to its
+share; what was made before the broker's process began is nobody's. The process that a broker is
+embedded in has nobody to share with.
+
+Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fasti.broker.caller import Caller
+from fasti.errors import Overloaded
+
+if TYPE_CHECKING:
+    from fasti.broker.shard import Shard
+
+_RETRY_US = 1_000_000
+# Callers that have series of their own in the metrics; all others are one.
+_NAMED_MAX = 100
+OTHERS = "_other"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit: what it counts, the setting that has it, how many in all and for one caller."""
+
+    what: str
+    setting: str
+    most: int
+    percent: int
+
+    def share_of(self, caller: Caller) -> int:
+        """How many one caller may hold."""
+        return self.most if caller.is_local else max(1, self.most * self.percent // 100)
+
+
+class Share:
+    """One limit. Those below say how many each caller holds."""
+
+    def __init__(self, bound: Bound) -> None:
+        self.bound = bound
+        self._lock = threading.Lock()
+        self._refused: Counter[str] = Counter()
+
+    def held(self) -> dict[str, int]:
+        """How many each caller holds."""
+        raise NotImplementedError
+
+    def refusals(self) -> dict[str, int]:
+        """How often each caller was refused, since the broker started."""
+        with self._lock:
+            return dict(self._refused)
+
+    def refuse(self, caller: Caller, held: int) -> Overloaded:
+        """What a caller is told that wants more, counted."""
+        with self._lock:
+            return self._refuse(caller, held)
+
+    def _refuse(self, caller: Caller, held: int) -> Overloaded:
+        known = caller.name in self._refused or len(self._refused) < _NAMED_MAX
+        self._refused[caller.name if known else OTHERS] += 1
+        bound, share = self.bound, self.bound.share_of(caller)
+        if held >= share < bound.most:
+            text = (
+                f"{caller.name!r} has {held:,} {bound.what}, which is all that one caller may have: "
+                f"{bound.percent} % (limits.caller_share) of {bound.most:,} ({bound.setting}). End "
+                "some, or have the operator raise one of the two"
+            )
+        else:
+            text = (
+                f"there are {bound.most:,} {bound.what}, and there may be no more ({bound.setting}); "
+                f"{held:,} of them are of {caller.name!r}. Try again when some have ended, or have "
+                "the operator raise it"
+            )
+        details = {"setting": bound.setting, "limit": bound.most, "share": share}
+        details |= {"caller": caller.name, "held": held}
+        return Overloaded(text, retry_after_us=_RETRY_US, details=details)
+
+
+class CountedShare(Share):
+    """Of what is taken and given back."""
+
+    def __init__(self, bound: Bound) -> None:
+        super().__init__(bound)
+        self._held: Counter[str] = Counter()
+        self._total = 0
+
+    def take(self, caller: Caller) -> None:
+        """One more. Raises `overloaded`."""
+        with self._lock:
+            held = self._held[caller.name]
+            if held >= self.bound.share_of(caller) or self._total >= self.bound.most:
+                raise self._refuse(caller, held)
+            self._held[caller.name] += 1
+            self._total += 1
+
+    def give_back(self, caller: Caller) -> None:
+        """One fewer."""
+        with self._lock:
+            self._total -= 1
+            self._held[caller.name] -= 1
+            if self._held[caller.name] <= 0:
+                del self._held[caller.name]
+
+    @contextmanager
+    def one(self, caller: Caller) -> Iterator[None]:
+        """One for the length of a block. Raises `overloaded`."""
+        self.take(caller)
+        try:
+            yield
+        finally:
+            self.give_back(caller)
+
+    def held(self) -> dict[str, int]:
+        with self._lock:
+            return {name: count for name, count in self._held.items() if count}
+
+
+class SeenShare(Share):
+    """Of what ends by itself: counted by a look at what is there."""
+
+    def __init__(self, bound: Bound, look: Callable[[], dict[str, int]]) -> None:
+        super().__init__(bound)
+        self._look = look
+
+    def held(self) -> dict[str, int]:
+        return self._look()
+
+    def has_room(self, caller: Caller) -> bool:
+        """Whether the caller may have one more."""
+        held = self._look()
+        mine = held.get(caller.name, 0)
+        return mine < self.bound.share_of(caller) and sum(held.values()) < self.bound.most
+
+    def check(self, caller: Caller) -> None:
+        """Raises `overloaded` unless the caller may have one more."""
+        if not self.has_room(caller):
+            raise self.refuse(caller, self._look().get(caller.name, 0))
+
+
+class NameShare(Share):
+    """Of what callers made, by name. The engine enforces the bound in all."""
+
+    def __init__(self, bound: Bound, existing: Callable[[], Container[str]]) -> None:
+        super().__init__(bound)
+        self._existing = existing
+        self._names: dict[str, set[str]] = {}
+
+    @contextmanager
+    def making(self, caller: Caller, name: str) -> Iterator[None]:
+        """Around what makes it, if it isn't there yet. Raises `overloaded`."""
+        if name in self._existing():
+            yield
+            return
+        self.claim(caller, name)
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._names.get(caller.name, set()).discard(name)
+            raise
+
+    def claim(self, caller: Caller, name: str) -> None:
+        """The caller makes it. Raises `overloaded`."""
+        share = self.bound.share_of(caller)
+        with self._lock:
+            names = self._names.setdefault(caller.name, set())
+            if name in names:
+                return
+            if len(names) >= share:
+                existing = self._existing()
+                names.intersection_update([each for each in names if each in existing])
+            if len(names) >= share:
+                raise self._refuse(caller, len(names))
+            names.add(name)
+
+    def held(self) -> dict[str, int]:
+        existing = self._existing()
+        with self._lock:
+            for caller in list(self._names):
+                self._names[caller] = {n for n in self._names[caller] if n in existing}
+                if not self._names[caller]:
+                    del self._names[caller]
+            return {caller: len(names) for caller, names in self._names.items()}
+
+
+class Shares:
+    """The limits of one broker that callers share."""
+
+    # Made by those who know what there is.
+    snapshots: SeenShare
+    backups: SeenShare
+    leases: Share
+
+    def __init__(self, shard: Shard) -> None:
+        self._limits = shard.settings.limits
+
+        def topics() -> Container[str]:
+            return shard.engine.state.by_name
+
+        self.sessions = CountedShare(self.bound("open sessions", "sessions_max"))
+        self.intakes = CountedShare(self.bound("open produce streams", "intakes_max"))
+        self.reads = CountedShare(self.bound("reads under way", "reads_max"))
+        self.calls = CountedShare(self.bound("calls under way", "calls_max"))
+        self.watchers = CountedShare(self.bound("followers and watchers", "watchers_max"))
+        self.topics = NameShare(self.bound("topics", "topics_max"), topics)
+        self.inboxes = NameShare(self.bound("inboxes", "inboxes_max"), topics)
+        self.sinks = NameShare(
+            self.bound("sinks", "sinks_max"), lambda: shard.engine.state.sinks.all
+        )
+        self.stages = NameShare(
+            self.bound("stages", "stages_max"), lambda: shard.engine.state.stages
+        )
+
+    def bound(self, what: str, field: str) -> Bound:
+        """The limit that the settings have under this name."""
+        limits = self._limits
+        return Bound(what, f"limits.{field}", getattr(limits, field), limits.caller_share)
+
+    def named(self) -> dict[str, Share]:
+        """Of which there are metrics."""
+        return {name: share for name, share in vars(self).items() if isinstance(share, Share)}
