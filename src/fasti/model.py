@@ -160,8 +160,8 @@ class Limits:
     # Follow-readers and watchers of a broker.
     watchers_max: int = 1_000
     # What callers hold of a broker at a time. A session or produce stream costs it two threads.
-    sessions_max: int = 4_000
-    intakes_max: int = 4_000
+    sessions_max: int = 3_000
+    intakes_max: int = 2_000
     reads_max: int = 1_000
     calls_max: int = 2_000
     backups_max: int = 4

@@ -31,7 +31,7 @@ SMALL = {"segment_size": "1MiB", "checkpoint_size": "2MiB"}
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {**SMALL, "limits.sinks_max": 40}
+    settings = {**SMALL, "limits.sinks_max": 40, "limits.caller_share": 100}
     with BrokerProcess(tmp_path_factory.mktemp("sinks"), settings=settings) as broker:
         yield broker
 

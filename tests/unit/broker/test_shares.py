@@ -1,0 +1,138 @@
+"""Shares of limits: counted, by names, and of leases by credit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from fasti.broker.caller import EMBEDDED, Caller, caller_from
+from fasti.broker.lease_share import LeaseShare
+from fasti.broker.shares import Bound, CountedShare, NameShare
+from fasti.errors import Overloaded
+from fasti.testing import VirtualBroker
+from fasti.testing.virtual import _SETTINGS
+
+ANNA, BERT, CARL = (Caller(name, authenticated=True) for name in ("anna", "bert", "carl"))
+
+
+def test_a_caller_is_named_by_its_token_or_its_host() -> None:
+    assert caller_from("billing", "10.0.0.1:40") == Caller("billing", "10.0.0.1:40", True)
+    assert caller_from("", "10.0.0.1:40").name == "10.0.0.1"
+    assert caller_from("", "[::1]:40").name == "::1"
+    assert caller_from("", "unix").name == "unix"
+    assert not caller_from("embedded", "10.0.0.1:40").is_local
+    assert EMBEDDED.is_local
+
+
+def test_a_share_and_the_whole() -> None:
+    share = CountedShare(Bound("things", "limits.things_max", 4, 50))
+    for caller in (ANNA, BERT):
+        share.take(caller)
+        share.take(caller)
+    with pytest.raises(Overloaded, match=r"'anna' has 2 things.*50 %.*limits.things_max"):
+        share.take(ANNA)
+    with pytest.raises(Overloaded, match=r"there are 4 things.*limits.things_max") as refused:
+        share.take(CARL)
+    assert refused.value.details["share"] == 2
+    assert share.refusals() == {"anna": 1, "carl": 1}
+    share.give_back(BERT)
+    share.take(CARL)
+    assert share.held() == {"anna": 2, "bert": 1, "carl": 1}
+
+
+def test_the_local_caller_may_use_all() -> None:
+    share = CountedShare(Bound("things", "limits.things_max", 4, 50))
+    for _ in range(4):
+        share.take(EMBEDDED)
+    with pytest.raises(Overloaded):
+        share.take(EMBEDDED)
+
+
+def test_refusals_of_many_callers_are_bounded() -> None:
+    share = CountedShare(Bound("things", "limits.things_max", 1, 100))
+    share.take(ANNA)
+    for number in range(1_000):
+        with pytest.raises(Overloaded):
+            share.take(Caller(f"c-{number}"))
+    assert len(share.refusals()) <= 101
+    assert sum(share.refusals().values()) == 1_000
+
+
+def test_names_count_while_they_exist() -> None:
+    there: set[str] = {"old"}
+    share = NameShare(Bound("things", "limits.things_max", 4, 50), lambda: there)
+    with share.making(ANNA, "old"):
+        pass
+    for name in ("a", "b"):
+        with share.making(ANNA, name):
+            there.add(name)
+    with pytest.raises(Overloaded), share.making(ANNA, "c"):
+        pass
+    there.discard("a")
+    with pytest.raises(ValueError, match="no"), share.making(ANNA, "c"):
+        raise ValueError("no")
+    with share.making(ANNA, "c"):
+        there.add("c")
+    assert share.held() == {"anna": 2}
+
+
+def test_leases_and_credit_stay_within_the_share() -> None:
+    """Whatever sessions of one caller ask for, and whatever is leased and finished meanwhile."""
+    draw = random.Random(7)
+    with VirtualBroker(settings=replace(_SETTINGS, leases_max=400)) as broker:
+        broker.client().create_topic("t")
+        shares = LeaseShare(broker.shard)
+        sessions = [shares.open(ANNA, "t", f"c-{n}") for n in range(8)]
+        held = 0
+        shares.held = lambda: {"anna": held}  # type: ignore[method-assign]
+        broker.shard.engine.memory.leases._free_count = 0
+        refusals = 0
+        for _ in range(5_000):
+            session = draw.choice(sessions)
+            if draw.random() < 0.5:
+                try:
+                    session.admit(draw.choice((1, 10, 1_000_000)))
+                except Overloaded:
+                    refusals += 1
+                    assert held >= 100
+            elif draw.random() < 0.7:
+                count = draw.randint(0, session.open)
+                held += count
+                session.leased(count)
+            elif draw.random() < 0.1:
+                held -= draw.randint(0, held)
+            credit = sum(each.open for each in sessions)
+            assert credit <= 100 + len(sessions)
+            assert held + credit <= 200 + len(sessions)
+            broker.clock.move(0, 1_000_000)
+        assert refusals
+        for session in sessions:
+            session.close()
+        assert not shares._credit
+        assert not shares._sessions
+
+
+def test_a_session_is_never_left_without_credit_below_the_share() -> None:
+    with VirtualBroker(settings=replace(_SETTINGS, leases_max=400)) as broker:
+        broker.client().create_topic("t")
+        shares = LeaseShare(broker.shard)
+        first = shares.open(ANNA, "t", "first")
+        assert first.admit(1_000_000) == 100
+        others = [shares.open(ANNA, "t", f"c-{n}") for n in range(300)]
+        assert [each.admit(50) for each in others] == [1] * 300
+        # What the first one uses up, others may have: an equal part each.
+        first.leased(100)
+        broker.clock.move(0, 1_000_000)
+        assert first.admit(1_000_000) == 1
+        assert shares.open(BERT, "t", "b").admit(1_000_000) == 100
+
+
+def test_names_of_consumers_are_bounded() -> None:
+    with VirtualBroker() as broker:
+        broker.client().create_topic("t")
+        shares = LeaseShare(broker.shard)
+        for number in range(5_000):
+            shares.open(ANNA, "t", f"c-{number}").close()
+        assert len(shares._callers) <= 1_001
