@@ -24,6 +24,10 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 # What Prometheus says of every target.
 OF_PROMETHEUS = {"up": {"job"}}
 _TARGET_LABELS = {"instance", "job"}
+_LABELS_USED = {
+    *("instance", "topic", "group", "op", "code", "command", "direction", "limit", "caller"),
+    "thread",
+}
 _WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
 _CODES = {
     each.code
@@ -168,8 +172,7 @@ def test_every_rule_says_how_bad_it_is_and_what_to_do() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["expr"].count("(") == rule["expr"].count(")")
         used = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
-        known = {"instance", "topic", "group", "op", "code", "command", "direction", "thread"}
-        assert used <= known
+        assert used <= _LABELS_USED
 
 
 def test_commands_that_rules_name_are_there() -> None:

@@ -440,7 +440,7 @@ def test_a_full_disk_and_a_recovery_end_backups(tmp_path: Path) -> None:
             list(transport.read(ticket))
         for _ in range(4):
             transport.call("begin_backup")
-        with pytest.raises(Overloaded, match="4 backups are under way"):
+        with pytest.raises(Overloaded, match="there are 4 backups under way"):
             transport.call("begin_backup")
         with pytest.raises(InvalidArgument, match="no file"):
             list(transport.read({**ticket, "backup": 2, "names": ["../LOCK"]}))
