@@ -184,7 +184,8 @@ class NameShare(Share):
             if len(names) >= share:
                 existing = self._existing()
                 names.intersection_update([each for each in names if each in existing])
-            if len(names) >= share:
+            # Whoever may have all is refused by the engine.
+            if share <= len(names) and share < self.bound.most:
                 raise self._refuse(caller, len(names))
             names.add(name)
 
