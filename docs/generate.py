@@ -22,7 +22,7 @@ from fasti.config import ShardSettings
 from fasti.core.lifecycle import TRANSITIONS, draw
 from fasti.errors import error_codes
 from fasti.model import Limits, Outcome, RetryPolicy, State, TopicSettings
-from fasti.settings.declared import BROKER, LIMITS, SHARD, Setting
+from fasti.settings.declared import BROKER, GUARD, LIMITS, SHARD, Setting
 from fasti.settings.page import as_table
 from fasti.spark import filters as spark_filters
 from fasti.spark import options as spark_options
@@ -182,6 +182,11 @@ How a broker keeps its data. In a program they are the fields of `fasti.config.S
 `fasti.model.RetryPolicy`: attempt *n* that failed is due again after `base · factor^(n − 1)`, at most `limit`.
 
 {_settings(RetryPolicy)}
+## Guard
+
+What [connections](operating.md#strangers) to the port for clients may bring, on Linux.
+
+{as_table(GUARD)}
 ## Limits
 
 A command beyond one is refused as a whole. In a program they are the fields of `fasti.model.Limits`.

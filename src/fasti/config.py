@@ -73,3 +73,16 @@ class ShardSettings:
                 field="inbox_rows_max",
                 limit=self.limits.batch_rows_max,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """What connections to a broker's port may bring."""
+
+    # Before the first call that was let in; it counts where calls need a token.
+    first_bytes_max: int = 1 << 20
+    first_call_us: int = 20_000_000
+    # Connections that wait for their first call, all together.
+    waiting_max: int = 256
+    # Of a connection that is known: until a handler has received something.
+    request_bytes_max: int = 512 << 20

@@ -11,7 +11,7 @@ import typer
 
 from fasti.cli.exits import ERROR_EXITS
 from fasti.errors import FastiError
-from fasti.settings.declared import BROKER, LIMITS, SETTINGS, SHARD, Setting
+from fasti.settings.declared import BROKER, GUARD, LIMITS, SETTINGS, SHARD, Setting
 from fasti.settings.load import ServeSettings, load
 from fasti.settings.page import as_toml
 from fasti.settings.values import Switch
@@ -109,7 +109,8 @@ def _parameters() -> list[inspect.Parameter]:
         _parameter("ready_fd", hidden["ready_fd"], None),
         _parameter("until_stdin_ends", hidden["until_stdin_ends"], False),
     ]
-    for panel, settings in (("Broker", BROKER), ("Shard", SHARD), ("Limits", LIMITS)):
+    panels = {"Broker": BROKER, "Shard": SHARD, "Guard": GUARD, "Limits": LIMITS}
+    for panel, settings in panels.items():
         made += [_option(setting, panel) for setting in settings]
     return made
 

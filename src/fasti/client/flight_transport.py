@@ -73,6 +73,10 @@ _SILENCE_S = 5.0
 _PROBE_S = 2.0
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
 _END_S = 5.0
+# A broker that asks for tokens ends connections that bring much before a call was let in. An action
+# with more than this is sent on a connection of which one was answered a moment ago.
+_LARGE_BYTES = 256 << 10
+_MOMENT_S = 1.0
 _OPTIONS = [
     # A batch may have 64 MiB.
     ("grpc.max_receive_message_length", 80 << 20),
@@ -115,6 +119,8 @@ class FlightTransport:
         self._keeper: threading.Thread | None = None
         # When something came from the broker by a stream.
         self._heard_at = 0.0
+        # When an action was answered.
+        self._answered_at = -_MOMENT_S
         # How many threads are inside gRPC with a call that is no stream.
         self._calls = 0
         self._called = threading.Condition()
@@ -187,6 +193,7 @@ class FlightTransport:
             self._generation += 1
             self._place = (self._place + 1) % len(self._address.hosts)
             self._clients.clear()
+            self._answered_at = -_MOMENT_S
         if len(self._address.hosts) > 1:
             self.estimate.forget()
 
@@ -232,7 +239,10 @@ class FlightTransport:
             client, generation = self._client("actions")
             try:
                 options = self._options(timeout)
+                if len(body) > _LARGE_BYTES and self._is_strange():
+                    list(client.do_action(("hello", pack(_versioned({}))), options))
                 results = list(client.do_action(flight.Action(action, body), options))
+                self._answered_at = time.monotonic()
             except Exception as error:
                 raise self._failed(error, generation) from error
             finally:
@@ -242,6 +252,10 @@ class FlightTransport:
         if "error" in header:
             raise error_from_json(header["error"])
         return header, parts
+
+    def _is_strange(self) -> bool:
+        """Whether the broker may not know the connection that the next action takes."""
+        return bool(self._headers) and time.monotonic() - self._answered_at >= _MOMENT_S
 
     def _failed(self, error: BaseException, generation: int) -> FastiError:
         meant = fasti_error(error)
@@ -458,6 +472,7 @@ class FlightTransport:
             self._generation += 1
             self._left += self._clients.values()
             self._clients.clear()
+            self._answered_at = -_MOMENT_S
             streams = list(self._streams)
         for stream in streams:
             stream.cancel()

@@ -23,10 +23,13 @@ from fasti.broker.caller import Caller, caller_from
 from fasti.broker.calls.requests import check_columns
 from fasti.broker.logs import fields
 from fasti.broker.service import Service
+from fasti.doors.guard import Guard
+from fasti.doors.strangers import Line
 from fasti.errors import (
     FastiError,
     InternalError,
     InvalidArgument,
+    Overloaded,
     PermissionDenied,
     Unauthenticated,
     Unavailable,
@@ -64,6 +67,7 @@ class FlightDoor(fl.FlightServerBase):
         port: int = 0,
         tls: tuple[bytes, bytes] | None = None,
         credentials: Credentials | None = None,
+        guard: Guard | None = None,
     ) -> None:
         quiet_grpc()
         scheme = "grpc+tls" if tls else "grpc"
@@ -74,22 +78,34 @@ class FlightDoor(fl.FlightServerBase):
             middleware={_CREDENTIALS: _Guard(credentials, service)} if credentials else None,
         )
         self._service = service
+        self._guard = guard
 
     def start(self) -> None:
-        """Nothing to do: it listens since it was made.
+        """Begins to watch its connections. It listens since it was made.
 
         `serve` is left alone on purpose: it would replace the process's handlers of SIGTERM and
         SIGINT by Arrow's own, which wait for every open stream.
         """
+        if self._guard is not None:
+            self._guard.start(self.port)
 
     def stop(self) -> None:
         """Returns when every call that was under way has ended."""
         self.shutdown()
+        if self._guard is not None:
+            self._guard.stop()
+
+    def _heard(self, context: Any) -> Line:
+        """A call was let in: its connection is no stranger's."""
+        line = Line() if self._guard is None else self._guard.line(context.peer())
+        line.heard += 1
+        return line
 
     # Calls, each in a thread of gRPC's
 
     def do_action(self, context: Any, action: Any) -> Any:
         """Control and mutations by name."""
+        self._heard(context)
         with _refusals(self._service):
             try:
                 header, parts = unpack(action.body, of_request=True)
@@ -101,6 +117,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Produce: batches in, receipts out."""
+        line = self._heard(context)
         with _refusals(self._service):
             intake = self._service.intake(_command(descriptor), _caller(context))
             with closing(intake):
@@ -115,7 +132,7 @@ class FlightDoor(fl.FlightServerBase):
 
                 with _writing(write_receipts):
                     try:
-                        for metadata, batch in _chunks(reader):
+                        for metadata, batch in _chunks(reader, line):
                             if batch is not None:
                                 intake.put(metadata, batch)
                             elif metadata.get("end") is True:
@@ -127,6 +144,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Consume: credits and returns in, leased messages and answers out."""
+        line = self._heard(context)
         with _refusals(self._service):
             session = self._service.exchange(_command(descriptor), _caller(context))
             try:
@@ -136,6 +154,7 @@ class FlightDoor(fl.FlightServerBase):
                     try:
                         while (written := session.next()) is not None:
                             header, batch = written
+                            line.heard += 1
                             if batch is None:
                                 writer.write_metadata(pa.py_buffer(dump(header)))
                             else:
@@ -145,7 +164,7 @@ class FlightDoor(fl.FlightServerBase):
 
                 with _writing(write_all):
                     try:
-                        for metadata, batch in _chunks(reader):
+                        for metadata, batch in _chunks(reader, line):
                             session.take(metadata, batch)
                         session.finish()
                     except BaseException:
@@ -156,6 +175,7 @@ class FlightDoor(fl.FlightServerBase):
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """A plan: an endpoint for each partition, all on one snapshot."""
+        self._heard(context)
         with _refusals(self._service):
             command = _command(descriptor)
             schema, tickets = self._service.plan(command, _caller(context))
@@ -164,9 +184,10 @@ class FlightDoor(fl.FlightServerBase):
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Reads what a ticket stands for."""
+        line = self._heard(context)
         with _refusals(self._service):
             schema, batches = self._service.read(parse_request(ticket.ticket), _caller(context))
-            return fl.GeneratorStream(schema, _guarded(self._service, batches))
+            return fl.GeneratorStream(schema, _guarded(self._service, batches, line))
 
 
 class _Known(fl.ServerMiddleware):
@@ -229,13 +250,14 @@ def _command(descriptor: Any) -> dict[str, Any]:
     return parse_request(descriptor.command)
 
 
-def _chunks(reader: Any) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None]]:
+def _chunks(reader: Any, line: Line) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None]]:
     """What the other side writes, until it has finished."""
     while True:
         try:
             chunk = reader.read_chunk()
         except StopIteration:
             return
+        line.heard += 1
         metadata = chunk.app_metadata
         header = parse_request(metadata.to_pybytes()) if metadata is not None else {}
         yield header, chunk.data
@@ -260,9 +282,14 @@ def _writing(write: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _guarded(service: Service, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _guarded(
+    service: Service, batches: Iterator[pa.RecordBatch], line: Line
+) -> Iterator[pa.RecordBatch]:
     with _refusals(service):
-        yield from batches
+        for batch in batches:
+            # Whoever reads much sends much as well: word of what has arrived.
+            line.heard += 1
+            yield batch
 
 
 @contextmanager
@@ -272,6 +299,8 @@ def _refusals(service: Service) -> Iterator[None]:
         yield
     except FastiError as error:
         raise _as_flight(error) from error
+    except pa.ArrowMemoryError as error:
+        raise _as_flight(Overloaded(f"there is no memory for this: {error}")) from error
     except (fl.FlightError, pa.ArrowException, OSError, StopIteration, GeneratorExit):
         raise
     except Exception as error:

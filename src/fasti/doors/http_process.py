@@ -68,6 +68,8 @@ def _server(app: Any, tls: tuple[str | None, str | None]) -> uvicorn.Server:
 
     import uvicorn
 
+    from fasti.doors.http_bounds import BoundedProtocol
+
     class Server(uvicorn.Server):
         async def main_loop(self) -> None:
             """Instead of looking ten times a second whether it should end."""
@@ -81,6 +83,8 @@ def _server(app: Any, tls: tuple[str | None, str | None]) -> uvicorn.Server:
 
     config = uvicorn.Config(
         app,
+        http=BoundedProtocol,
+        ws="none",
         log_config=None,
         access_log=False,
         date_header=False,

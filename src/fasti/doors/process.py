@@ -31,11 +31,13 @@ from typing import Any, NoReturn
 
 from fasti.broker.logs import fields
 from fasti.broker.machine_clock import watch_settings
+from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.doors.credentials import Credentials
 from fasti.doors.flight import FlightDoor
+from fasti.doors.guard import Guard
 from fasti.doors.http_child import HttpChild
 from fasti.doors.listening import bind, check_free, read_certificate
 from fasti.doors.warmup import warm_up
@@ -54,6 +56,8 @@ _HTTP_PATIENCE_S = 3.0
 _STREAMS_END_S = 2.0
 
 _FAILED, _STOPPED, _TOO_LATE = "failure", "stopped", "too late"
+# Arrow's allocator gives memory back to the system when the main thread asks for it, and no other.
+_GIVE_BACK = "give memory back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,9 @@ class Ready:
 class Broker:
     """A shard, its service and its doors. `start` and `stop` are for one thread."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, give_memory_back: Callable[[], None]) -> None:
         self._settings = settings
+        self._give_memory_back = give_memory_back
         self.metrics = Metrics()
         self.shard: Shard
         self.service: Service
@@ -123,8 +128,9 @@ class Broker:
 
     def _open_door(self, tls: tuple[bytes, bytes] | None, known: Credentials | None) -> FlightDoor:
         address = self._settings.listen
+        guard = Guard(self._settings.guard, self.metrics, known is not None, self._give_memory_back)
         try:
-            door = FlightDoor(self.service, address.host, address.port, tls, known)
+            door = FlightDoor(self.service, address.host, address.port, tls, known, guard)
         except Exception as error:
             # It was free a moment ago: somebody was faster, or gRPC wants something else.
             check_free(address)
@@ -184,11 +190,11 @@ def serve(
     _raise_file_limit()
     told = fields(version=version("fasti"), pid=os.getpid(), data=settings.data)
     _log.info("starting", extra=told)
-    broker = Broker(settings)
+    asks = Asks()
+    broker = Broker(settings, lambda: asks.put(_GIVE_BACK))
     started = broker.start()
     _log_recovery(broker.shard, started.recovery_seconds)
     _spare_the_collector()
-    asks = Asks()
     asks.listen_to_signals()
     asks.when_ended(broker.shard.wait_ended, _FAILED)
     if until_stdin_ends:
@@ -197,7 +203,8 @@ def serve(
     security = {"tls": settings.tls_cert is not None, "credentials": bool(settings.credentials)}
     _log.info("ready", extra=fields(**places, **security))
     ready(started)
-    why = asks.next()
+    while (why := asks.next()) == _GIVE_BACK:
+        give_memory_back()
     within_s = settings.stop_within_us / 1e6
     if why == _FAILED:
         _give_up(broker, asks, within_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fasti.config import Durability, ShardSettings
+from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.model import Limits
 from fasti.settings.values import Address, Choice, Count, Kind, Length, Listen, Place, Size, Switch
 
@@ -47,11 +47,15 @@ class Setting:
         return self.key.rpartition(".")[0]
 
 
-_SHARD, _LIMITS = ShardSettings(), Limits()
+_SHARD, _GUARD, _LIMITS = ShardSettings(), GuardSettings(), Limits()
 
 
 def _shard(key: str, field: str, kind: Kind, meaning: str) -> Setting:
     return Setting(key, kind, getattr(_SHARD, field), meaning, field)
+
+
+def _guard(key: str, field: str, kind: Kind, meaning: str) -> Setting:
+    return Setting(f"guard.{key}", kind, getattr(_GUARD, field), meaning, field)
 
 
 def _limit(key: str, field: str, kind: Kind, meaning: str) -> Setting:
@@ -204,6 +208,33 @@ SHARD: tuple[Setting, ...] = (
     ),
 )
 
+GUARD: tuple[Setting, ...] = (
+    _guard(
+        "first_bytes_max",
+        "first_bytes_max",
+        Size(),
+        "With `credentials`: bytes that a connection may bring before a call of it was let in; then it is ended.",
+    ),
+    _guard(
+        "first_call_within",
+        "first_call_us",
+        Length("us"),
+        "A connection of which no call was let in for so long is ended.",
+    ),
+    _guard(
+        "waiting_max",
+        "waiting_max",
+        Count(),
+        "Connections that may wait for their first call; the oldest is ended when there are more.",
+    ),
+    _guard(
+        "request_max",
+        "request_bytes_max",
+        Size(),
+        "Bytes that a connection may bring until the broker has received a request or a batch from it; then it is ended. At least twice `limits.batch_max`.",
+    ),
+)
+
 LIMITS: tuple[Setting, ...] = (
     _limit("payload_max", "payload_bytes_max", Size(), "Bytes of one payload."),
     _limit(
@@ -272,5 +303,5 @@ LIMITS: tuple[Setting, ...] = (
     ),
 )
 
-SETTINGS: tuple[Setting, ...] = (*BROKER, *SHARD, *LIMITS)
+SETTINGS: tuple[Setting, ...] = (*BROKER, *SHARD, *GUARD, *LIMITS)
 BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fasti.config import Durability, ShardSettings
+from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.errors import FastiError, InvalidArgument
 from fasti.model import Limits
-from fasti.settings.declared import BROKER, BY_KEY, LIMITS, SETTINGS, SHARD
+from fasti.settings.declared import BROKER, BY_KEY, GUARD, LIMITS, SETTINGS, SHARD
 from fasti.settings.values import Address
 
 CONFIG_VARIABLE = "FASTI_CONFIG"
@@ -50,6 +50,7 @@ class ServeSettings:
     log_level: str
     log_format: str
     shard: ShardSettings
+    guard: GuardSettings
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -78,8 +79,15 @@ def load(
     if faults or shard is None:
         raise _refusal(faults)
     own = {key: values[key] for key in _OWN}
-    stop = values["stop_within"]
-    return ServeSettings(**own, stop_within_us=stop, shard=shard, values=values, sources=sources)
+    guard = GuardSettings(**{setting.field: values[setting.key] for setting in GUARD})
+    return ServeSettings(
+        **own,
+        stop_within_us=values["stop_within"],
+        shard=shard,
+        guard=guard,
+        values=values,
+        sources=sources,
+    )
 
 
 _OWN = tuple(setting.key for setting in BROKER if setting.key != "stop_within")
@@ -158,6 +166,12 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
             _source_of(sources, "inbox_rows_max", "limits.batch_rows_max"),
             "inbox_rows_max must hold a whole batch: at least limits.batch_rows_max, "
             f"{values['limits.batch_rows_max']}",
+        )
+    if values["guard.request_max"] < 2 * values["limits.batch_max"]:
+        yield Fault(
+            _source_of(sources, "guard.request_max", "limits.batch_max"),
+            "guard.request_max must be at least twice limits.batch_max, "
+            f"{values['limits.batch_max']} bytes",
         )
     if values["limits.lease_min"] > values["limits.lease_max"]:
         yield Fault(

@@ -71,6 +71,8 @@ class Metrics:
         # Consumers by topic; as many entries as topics that have some.
         self._consumers: Counter[str] = Counter()
         self._unauthenticated = 0
+        self._connections_ended: Counter[str] = Counter()
+        self._connections = self._strangers = 0
         self.recovery_seconds = 0.0
         # Set by the service.
         self.shares: Shares | None = None
@@ -128,6 +130,16 @@ class Metrics:
         with self._lock:
             self._unauthenticated += 1
 
+    def connection_ended(self, why: str) -> None:
+        """The guard ended a connection."""
+        with self._lock:
+            self._connections_ended[why] += 1
+
+    def connections_seen(self, count: int, strangers: int) -> None:
+        """How many there are, and of how many no call was let in yet."""
+        with self._lock:
+            self._connections, self._strangers = count, strangers
+
     def _topic(self, name: str) -> TopicCounts:
         name = series_of(name)
         found = self._topics.get(name)
@@ -184,6 +196,11 @@ class Metrics:
         """How many there were."""
         with self._lock:
             return self._unauthenticated
+
+    def connections(self) -> tuple[int, int, dict[str, int]]:
+        """How many there are, how many of them wait for their first call, and how many were ended, by reason."""
+        with self._lock:
+            return self._connections, self._strangers, dict(self._connections_ended)
 
     def text(self, shard: Shard) -> str:
         """Everything in Prometheus' text format. Takes some milliseconds with many topics."""

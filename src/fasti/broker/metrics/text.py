@@ -241,6 +241,20 @@ def _topics(topics: dict[str, TopicCounts]) -> Iterator[Metric]:
     yield lateness
 
 
+def _connections(metrics: Metrics) -> Iterator[Metric]:
+    connections, strangers, ended_by_reason = metrics.connections()
+    yield GaugeMetricFamily("fasti_connections", "Connections of clients.", connections)
+    yield GaugeMetricFamily(
+        "fasti_connections_waiting", "Those of which no call was let in yet.", strangers
+    )
+    ended = CounterMetricFamily(
+        "fasti_connections_ended", "Connections that the broker ended.", labels=["why"]
+    )
+    for why in ("bytes_before_call", "no_call_in_time", "too_many_waiting", "request_too_large"):
+        ended.add_metric([why], ended_by_reason.get(why, 0))
+    yield ended
+
+
 def _service(metrics: Metrics) -> Iterator[Metric]:
     refusals = CounterMetricFamily(
         "fasti_refusals", "Commands refused as a whole.", labels=["op", "code"]
@@ -253,6 +267,7 @@ def _service(metrics: Metrics) -> Iterator[Metric]:
         "Calls without a token that is known here.",
         metrics.unauthenticated_calls(),
     )
+    yield from _connections(metrics)
     opened, now_open = metrics.sessions()
     yield CounterMetricFamily("fasti_sessions_opened", "Consumers' sessions ever opened.", opened)
     yield GaugeMetricFamily("fasti_sessions", "Consumers' sessions that are open.", now_open)
