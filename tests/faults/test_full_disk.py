@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.faults.conftest import Tried
 from tests.faults.shim import Calls, MachineFaults
+from tests.faults.sweep import PATIENCE_S, ROLLING, Sweep
 from tests.integration.serve_rig import ask
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import StorageFull
 
-# Segments and checkpoints come and go with every few sends.
-ROLLING = {
-    "segment_size": "64KiB",
-    "checkpoint_size": "256KiB",
-    "memory": "64MiB",
-    "leases_max": 4096,
-}
 BATCH = [b"x" * 4000] * 10
-PATIENCE_S = 20.0
 
 
 def send_for_ever(producer: fasti.Producer) -> None:
@@ -63,3 +57,48 @@ def test_the_thread_that_prepares_segments_outlives_a_full_disk(
         until = time.monotonic() + PATIENCE_S
         while ask(broker, "/readyz").status != 200:
             assert time.monotonic() < until, ask(broker, "/readyz").body
+
+
+@pytest.fixture
+def sweep(machine: MachineFaults, tmp_path: Path) -> Iterator[Sweep]:
+    made = Sweep(tmp_path / "data", machine)
+    yield made
+    made.close()
+
+
+EXPECTED = "each call answered; ready again, nothing lost"
+# What fails, with which error, and how many calls of the sort one round makes at most.
+SORTS = {
+    "write": (Calls.WRITE, errno.EIO),
+    "write-full": (Calls.WRITE, errno.ENOSPC),
+    "sync": (Calls.SYNC, errno.EIO),
+    "allocate": (Calls.ALLOCATE, errno.ENOSPC),
+    "rename": (Calls.RENAME, errno.ENOSPC),
+    "open": (Calls.OPEN, errno.EMFILE),
+    "unlink": (Calls.UNLINK, errno.EIO),
+    "map": (Calls.MAP, errno.ENOMEM),
+}
+
+
+@pytest.mark.fault("full disk", "the nth file call of a sort fails under traffic", EXPECTED)
+def test_a_file_call_that_fails_now_and_then(sweep: Sweep, tried: Tried) -> None:
+    for nth, (calls, error) in enumerate(SORTS.values()):
+        sweep.round(calls, error, nth, times=1)
+    tried.times = sweep.machine.injected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sort", list(SORTS))
+@pytest.mark.parametrize("times", [1, 3, -1])
+@pytest.mark.fault("full disk", "the nth file call of a sort fails under traffic", EXPECTED)
+def test_every_file_call_of_a_rotation_fails(
+    sweep: Sweep, sort: str, times: int, tried: Tried
+) -> None:
+    calls, error = SORTS[sort]
+    before = -1
+    for nth in range(60):
+        sweep.round(calls, error, nth, times)
+        if sweep.machine.injected == before:
+            break
+        before = sweep.machine.injected
+    tried.times, tried.seen = sweep.machine.injected, str(sweep.answers)
