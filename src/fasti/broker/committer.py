@@ -27,7 +27,7 @@ from fasti.storage.frames import Frame
 from fasti.storage.store import ShardStore
 
 if TYPE_CHECKING:
-    from fasti.broker.shard import Request
+    from fasti.broker.request import Request
 
 _log = logging.getLogger("fasti.broker.committer")
 

@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,16 +46,15 @@ from fasti.broker.health import Pulse
 from fasti.broker.holds import Holds
 from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.machine_clock import MachineClock, SystemClock
+from fasti.broker.request import Request, find_culprit, fits
 from fasti.broker.room import Room
 from fasti.broker.session import Session
 from fasti.broker.threads import Queue, Threads
 from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
-from fasti.core.cron.commands import Fire, RunSchedule
 from fasti.core.engine import Engine, internal_error
 from fasti.core.keys import Rows
-from fasti.core.kv.commands import KvDelete, KvExpire, KvPut
 from fasti.core.replies import (
     Asked,
     ConsumerReplaced,
@@ -67,13 +65,11 @@ from fasti.core.replies import (
     Step,
 )
 from fasti.core.sinks.commands import Carry, SinkChanged
-from fasti.core.timeline.bury import Bury
 from fasti.core.work import StepFailed
 from fasti.errors import (
     Closed,
     FastiError,
     InternalError,
-    InvalidArgument,
     OutcomeUnknown,
     Overloaded,
     StorageFailed,
@@ -85,9 +81,6 @@ from fasti.storage.store import ShardStore
 
 _log = logging.getLogger("fasti.broker.shard")
 
-_STEP_ROWS = 5_000
-_BULK = (commands.Produce, KvPut, Carry)
-_WITH_PAYLOADS = (commands.Produce, commands.Update, KvPut, Fire, RunSchedule, Bury)
 _FRAME_OVERHEAD_BYTES = 1024
 # The housekeeper looks for room as often.
 _FULL_RETRY_US = 1_000_000
@@ -100,21 +93,6 @@ _FAILURES_MAX = 8
 _RERUNS_MAX = 4
 
 Int64s = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Request:
-    """Commands of one caller, answered together."""
-
-    inputs: Sequence[Any]
-    answer: Future[list[Any]]
-    rows: int
-    size_bytes: int
-    # For inputs that mean something to one engine only: to be refused by the one after it.
-    engine: Engine | None = None
-    # How often its step was void; and whether it may be what raised: then it has a step of its own.
-    reruns: int = 0
-    suspect: bool = False
 
 
 class Shard:
@@ -211,10 +189,8 @@ class Shard:
             self._route(command)
             if engine is None:
                 self.faults.check(command)
-        rows = sum(_rows_of(command) for command in inputs)
-        size_bytes = sum(_payload_bytes(command) for command in inputs)
-        bulk = any(isinstance(command, _BULK) for command in inputs)
-        request = Request(inputs, uncancellable(), rows, size_bytes, engine)
+        request = Request.of(inputs, engine)
+        bulk, rows = request.is_bulk, request.rows
         with self._wakeup:
             if self._closing or self._stopped:
                 raise self._is_closed()
@@ -385,7 +361,7 @@ class Shard:
             bulk = self._bulk if self._closing or self._may_take_bulk() else ()
             produced = len(self._bulk)
             for queue in (self._urgent, bulk):
-                while queue and _fits(taken, rows, queue[0]):
+                while queue and fits(taken, rows, queue[0]):
                     taken.append(queue.popleft())
                     rows += taken[-1].rows
             self._inbox_rows -= rows
@@ -449,7 +425,7 @@ class Shard:
         """
         failed = error if isinstance(error, StepFailed) else StepFailed()
         cause = error.__cause__ if isinstance(error, StepFailed) and error.__cause__ else error
-        culprit, command = _find_culprit(requests, failed.place)
+        culprit, command = find_culprit(requests, failed.place)
         known = culprit is not None or bool(failed.serving)
         if not known and len(requests) == 1 and requests[0].suspect:
             culprit, command = requests[0], requests[0].inputs[0] if requests[0].inputs else None
@@ -475,8 +451,7 @@ class Shard:
                 again.append(request)
         with self._wakeup:
             for request in reversed(again):
-                bulk = any(isinstance(command, _BULK) for command in request.inputs)
-                (self._bulk if bulk else self._urgent).appendleft(request)
+                (self._bulk if request.is_bulk else self._urgent).appendleft(request)
                 self._inbox_rows += request.rows
 
     def _admit(self, request: Request) -> bool:
@@ -645,23 +620,6 @@ class Shard:
                 session.lose()
 
 
-def _fits(taken: list[Request], rows: int, request: Request) -> bool:
-    """Whether a request may share the step with those that are taken."""
-    if not taken:
-        return True
-    return not (request.suspect or taken[-1].suspect) and rows + request.rows <= _STEP_ROWS
-
-
-def _find_culprit(requests: list[Request], place: int | None) -> tuple[Request | None, Any]:
-    """Whose command is the input at a place of the step, and which one."""
-    if place is not None:
-        for request in requests:
-            if place < len(request.inputs):
-                return request, request.inputs[place]
-            place -= len(request.inputs)
-    return None, None
-
-
 def _full(error: FastiError) -> StorageFull:
     """What a caller is told: nothing happened, and when to ask again."""
     reason = f"the disk has no room: {error}"
@@ -673,36 +631,3 @@ def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
         answer.set_result(function())
     except BaseException as error:
         answer.set_exception(error)
-
-
-def _payload_bytes(command: Any) -> int:
-    """Bytes that payloads of a command take in the journal, about."""
-    if isinstance(command, _WITH_PAYLOADS):
-        if isinstance(command, commands.Produce):
-            _check_keys(command)
-        # Encoded here, by the caller's thread, so that the committer only has to write.
-        return len(command.rows.encoded) + 64 * len(command.rows)
-    if isinstance(command, (commands.Transaction, Carry)):
-        return sum(_payload_bytes(part) for part in command.commands)
-    if isinstance(command, (KvDelete, KvExpire)) and command.rows is not None:
-        # Encoded here too, but they take space only for a while: they go when the disk is full.
-        command.rows.encoded  # noqa: B018
-    return 0
-
-
-def _check_keys(command: commands.Produce) -> None:
-    """Replay hashes the keys that lie beside the payloads: they must be the command's."""
-    if (command.keys is not None) != ("key" in command.rows.batch.schema.names):
-        raise InvalidArgument("keys stand in the command and beside its payloads", field="key")
-
-
-def _rows_of(command: Any) -> int:
-    for name in ("rows", "ids", "target", "keys"):
-        rows = getattr(command, name, None)
-        if rows is not None:
-            return len(rows)
-    if isinstance(command, (commands.Transaction, Carry)):
-        return sum(_rows_of(part) for part in command.commands)
-    if isinstance(command, (commands.RowsInstalled, commands.SliceLoaded)):
-        return len(command.sequences)
-    return 1

@@ -183,6 +183,10 @@ def _opened(shard: Shard) -> Service:
         raise
 
 
+def _cancelled(cancelled: bool) -> FastiError | None:
+    return Unavailable("the stream was cancelled") if cancelled else None
+
+
 class _ProduceStream:
     """A producer's stream without a wire."""
 
@@ -203,13 +207,17 @@ class _ProduceStream:
         self._thread.start()
 
     def _run(self) -> None:
+        error: FastiError | None = None
         try:
             while (receipt := self._intake.next_receipt()) is not None and not self._cancelled:
                 self._receipt(receipt)
+        except BaseException as failed:
+            error = Unavailable(f"the stream failed: {failed!r}")
+            raise
         finally:
             self._intake.end()
             self._forget(self)
-            self._ended(Unavailable("the stream was cancelled") if self._cancelled else None)
+            self._ended(error or _cancelled(self._cancelled))
 
     def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
         """Waits while too much has no receipt yet."""
@@ -253,13 +261,17 @@ class _ConsumeStream:
         self._thread.start()
 
     def _run(self) -> None:
+        error: FastiError | None = None
         try:
             while (written := self._session.next()) is not None and not self._cancelled:
                 self._arrived(*written)
+        except BaseException as failed:
+            error = Unavailable(f"the stream failed: {failed!r}")
+            raise
         finally:
             self._service.leave(self._session)
             self._forget(self)
-            self._ended(Unavailable("the stream was cancelled") if self._cancelled else None)
+            self._ended(error or _cancelled(self._cancelled))
 
     def send(self, metadata: Header, batch: pa.RecordBatch | None = None) -> None:
         """Carried out at once; answered by `arrived`."""

@@ -130,9 +130,10 @@ class FlightDoor(fl.FlightServerBase):
                     finally:
                         intake.end()
 
-                with _writing(write_receipts):
+                with _writing(write_receipts) as check:
                     try:
                         for metadata, batch in _chunks(reader, line):
+                            check()
                             if batch is not None:
                                 intake.put(metadata, batch)
                             elif metadata.get("end") is True:
@@ -162,9 +163,10 @@ class FlightDoor(fl.FlightServerBase):
                     finally:
                         session.close()
 
-                with _writing(write_all):
+                with _writing(write_all) as check:
                     try:
                         for metadata, batch in _chunks(reader, line):
+                            check()
                             session.take(metadata, batch)
                         session.finish()
                     except BaseException:
@@ -264,8 +266,13 @@ def _chunks(reader: Any, line: Line) -> Iterator[tuple[dict[str, Any], pa.Record
 
 
 @contextmanager
-def _writing(write: Callable[[], None]) -> Iterator[None]:
-    """Runs the stream's one writer beside the body, and outlives neither."""
+def _writing(write: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Runs the stream's one writer beside the body, and outlives neither.
+
+    What it gives raises what the writer died of: a stream that is only read from would go on for ever
+    without a word to the other side.
+    """
+    died: list[Exception] = []
 
     def run() -> None:
         try:
@@ -273,13 +280,20 @@ def _writing(write: Callable[[], None]) -> Iterator[None]:
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             # The other side is gone; the thread that reads notices by itself.
             _log.debug("a stream ended: %s", error)
+        except Exception as error:
+            died.append(error)
+
+    def check() -> None:
+        if died:
+            raise died[0]
 
     thread = threading.Thread(target=run, name="fasti-writer", daemon=True)
     thread.start()
     try:
-        yield
+        yield check
     finally:
         thread.join()
+    check()
 
 
 def _guarded(

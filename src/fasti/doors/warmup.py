@@ -44,6 +44,7 @@ def warm_up(scraped: bool = True) -> None:
                     _act(client, "metrics", {})
         finally:
             door.stop()
+            service.close()
     finally:
         shard.close()
 

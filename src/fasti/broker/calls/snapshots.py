@@ -18,7 +18,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -240,8 +240,9 @@ class Snapshots:
         engine, snapshot = shard.run(take).result()
         try:
             shard.submit([]).result()
-        except FastiError:
-            shard.run(lambda: engine.release_snapshot(snapshot.number)).result()
+        except BaseException:
+            with suppress(FastiError):
+                shard.run(lambda: engine.release_snapshot(snapshot.number))
             raise
         return Held(snapshot, engine, f"{shard.store.journal.incarnation:016x}", keep_us, name)
 

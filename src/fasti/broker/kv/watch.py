@@ -52,8 +52,13 @@ class KvWatcher(Follower):
         if wanted is not None and wanted < 0:
             raise InvalidArgument("a position can't be negative", field="position", limit=0)
         self._number: int = self._describe()["topic"]
-        self._shard.feed.enter()
-        self._ring: Ring = self._shard.feed.rings.open(self._number)
+        feed = self._shard.feed
+        feed.enter()
+        try:
+            self._ring: Ring = feed.rings.open(self._number)
+        except BaseException:
+            feed.leave()
+            raise
         try:
             now = self._begin()
             self._position = now if wanted is None else self._passed(wanted)
