@@ -127,9 +127,19 @@ class Sweep:
         self.ends += 1
         self.machine.heal()
         self.broker.start()
+        # The old connection would wait before it tries again.
+        self._client.flight.close()
+        self._client = client_of(self.broker)
 
     def _await_ready(self, what: str) -> None:
         until = time.monotonic() + PATIENCE_S
-        while (answer := ask(self.broker, "/readyz")).status != 200:
+        while True:
+            try:
+                answer = ask(self.broker, "/readyz")
+            except OSError:  # With the broker its HTTP process has ended.
+                self._start_again()
+                continue
+            if answer.status == 200:
+                return
             assert time.monotonic() < until, (what, answer.body, self.broker.log()[-3000:])
             time.sleep(0.02)
