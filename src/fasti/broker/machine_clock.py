@@ -13,11 +13,13 @@ import errno
 import os
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from fasti.broker.threads import Threads
 
 
 class Ticking(Protocol):
@@ -62,7 +64,7 @@ _CANCEL_ON_SET = 2
 _CENTURIES_S = 1 << 40
 
 
-def watch_settings(changed: Callable[[], None]) -> bool:
+def watch_settings(changed: Callable[[], None], threads: Threads) -> bool:
     """Calls `changed`, in a thread of its own, whenever the system's clock is set.
 
     It sleeps in between: a timer that never rings is cancelled by the kernel when the clock is
@@ -86,8 +88,11 @@ def watch_settings(changed: Callable[[], None]) -> bool:
                 os.read(timer, 8)
             except OSError as error:
                 if error.errno != errno.ECANCELED:
-                    return
+                    raise
+                worker.busy()
                 changed()
+            worker.idle()
 
-    threading.Thread(target=watch, name="fasti-clock", daemon=True).start()
+    worker = threads.worker("fasti-clock", watch)
+    worker.start()
     return True

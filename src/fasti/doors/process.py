@@ -117,7 +117,7 @@ class Broker:
         begin = time.monotonic()
         self.shard = Shard(data_files(self._settings.data), self._settings.shard)
         # A sequencer that sleeps until something is due must learn that it is due already.
-        watch_settings(self._wake)
+        watch_settings(self._wake, self.shard.threads)
         self.metrics.recovery_seconds = time.monotonic() - begin
         return self.metrics.recovery_seconds
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fasti.broker.clock import SLOWER, STEADY_US, ClockState, EngineClock
 from fasti.broker.machine_clock import SystemClock, watch_settings
+from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.errors import ClockBehind
 from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
@@ -266,7 +267,7 @@ def test_threads_never_see_it_go_back() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when its clock is set")
 def test_the_system_can_be_asked_to_tell() -> None:
-    assert watch_settings(lambda: None)
+    assert watch_settings(lambda: None, Threads())
 
 
 def test_what_is_logged_is_logged_outside_the_lock(
