@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from tests.faults.conftest import Tried
 
 import fasti
 from fasti.broker.launch import BrokerProcess
-from fasti.errors import FastiError, PermissionDenied
+from fasti.errors import Corruption, FastiError, PermissionDenied
+from fasti.storage.directory import clone_directory
 from fasti.storage.files import LocalFiles
 from fasti.storage.safe_open import tighten
 
@@ -183,3 +185,145 @@ def test_no_call_follows_a_folder_that_is_a_link(tmp_path: Path, call: str) -> N
     with pytest.raises(FastiError, match="symbolic link"):
         calls[call]()
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
+
+
+# Copies
+
+
+def _shard_name(client: fasti.Client) -> str:
+    return client.feed().last.shard
+
+
+def _made(data: Path) -> str:
+    with fasti.connect(f"embedded:{data}") as client:
+        client.create_topic("t")
+        client.producer("t").send(b"x", delay="1h").result()
+        return _shard_name(client)
+
+
+@pytest.mark.fault(
+    "directory",
+    "a copy opened elsewhere, with --clone and without",
+    "a warning and `fasti_directory_copied` 1, once; with --clone a shard name of its own, once",
+)
+def test_a_copy_that_is_opened_elsewhere(tmp_path: Path, tried: Tried) -> None:
+    data = tmp_path / "data"
+    shard = _made(data)
+    for name in ("plain", "clone"):
+        shutil.copytree(data, tmp_path / name)
+    seen = []
+    for name, clone in [("plain", False), ("plain", False), ("clone", True), ("clone", True)]:
+        with BrokerProcess(tmp_path / name, settings={"clone": clone}) as broker:
+            with fasti.connect(broker.address) as client:
+                assert client.messages("t").count()["scheduled"] == 1
+                copied = "fasti_directory_copied 1.0" in client.metrics()
+                seen.append((_shard_name(client) == shard, copied))
+            warnings = broker.log().count(f"looks like a copy of {data}")
+        assert warnings == copied
+    assert seen[:2] == [(True, True), (True, False)]
+    assert seen[2:] == [(False, False), (False, False)]
+    with fasti.connect(f"embedded:{tmp_path / 'clone'}", clone=True) as client:
+        client.producer("t").send(b"y", delay="1h").result()
+        assert client.messages("t").count()["scheduled"] == 2
+    tried.times = 4
+
+
+def test_a_clone_keeps_its_new_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _made(tmp_path / "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    names = []
+    for clone in (True, True, False):
+        with fasti.connect(f"embedded:{tmp_path / 'copy'}", clone=clone) as client:
+            names.append(_shard_name(client))
+    assert len(set(names)) == 1
+    # A copy of the clone is a copy again.
+    shutil.copytree(tmp_path / "copy", tmp_path / "next")
+    with fasti.connect(f"embedded:{tmp_path / 'next'}", clone=True) as client:
+        assert _shard_name(client) not in names
+        assert client.messages("t").count()["scheduled"] == 1
+    assert "looks like a copy" not in caplog.text
+
+
+def test_what_was_moved_or_put_back_is_no_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard = _made(tmp_path / "data")
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with fasti.connect(f"embedded:{tmp_path / 'moved'}") as client:
+        assert _shard_name(client) == shard
+    # Taken away and put back from an archive: other files at the same place.
+    shutil.copytree(tmp_path / "moved", tmp_path / "archive")
+    shutil.rmtree(tmp_path / "moved")
+    shutil.copytree(tmp_path / "archive", tmp_path / "moved")
+    with fasti.connect(f"embedded:{tmp_path / 'moved'}") as client:
+        assert _shard_name(client) == shard
+    assert "looks like a copy" not in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"file": "x"}', b"\xff"])
+def test_a_home_that_says_nothing_is_no_harm(tmp_path: Path, content: bytes) -> None:
+    shard = _made(tmp_path / "data")
+    (tmp_path / "data" / "HOME").write_bytes(content)
+    with fasti.connect(f"embedded:{tmp_path / 'data'}") as client:
+        assert _shard_name(client) == shard
+
+
+def test_a_new_directory_needs_no_clone(tmp_path: Path) -> None:
+    with fasti.connect(f"embedded:{tmp_path / 'data'}", clone=True) as client:
+        client.create_topic("t")
+        shard = _shard_name(client)
+    with fasti.connect(f"embedded:{tmp_path / 'data'}") as client:
+        assert _shard_name(client) == shard
+
+
+def test_a_clone_that_is_interrupted_is_completed(tmp_path: Path) -> None:
+    """Before every change of a name: the next opening shows everything, in one life or the other."""
+    _made(tmp_path / "data")
+    for stop in range(100):
+        copy = tmp_path / f"copy{stop}"
+        shutil.copytree(tmp_path / "data", copy)
+        try:
+            clone_directory(_Stopping(copy, stop))
+            done = True
+        except KeyboardInterrupt:
+            done = False
+        with fasti.connect(f"embedded:{copy}") as client:
+            assert client.messages("t").count()["scheduled"] == 1
+        if done:
+            assert stop > 5
+            return
+    pytest.fail("a clone takes more steps than thought")
+
+
+class _Stopping(LocalFiles):
+    """Files whose process ends before one of its changes of names."""
+
+    def __init__(self, root: Path, stop: int) -> None:
+        super().__init__(root)
+        self._left = stop
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+
+    def rename(self, old: str, new: str) -> None:
+        self._count()
+        super().rename(old, new)
+
+    def delete(self, name: str) -> None:
+        self._count()
+        super().delete(name)
+
+
+@pytest.mark.fault(
+    "directory",
+    "journal and blocks deleted, the rest left",
+    "`corruption`, not a new directory",
+)
+def test_a_directory_that_was_emptied(tmp_path: Path) -> None:
+    _made(tmp_path / "data")
+    for folder in ("journal", "blocks"):
+        shutil.rmtree(tmp_path / "data" / folder)
+    with pytest.raises(Corruption, match="are gone"):
+        fasti.connect(f"embedded:{tmp_path / 'data'}")

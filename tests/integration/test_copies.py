@@ -40,7 +40,7 @@ def killed(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_nothing_is_said_of_a_directory_that_was_closed(
+def test_a_directory_that_was_closed_is_a_copy_only_elsewhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with fasti.connect(f"embedded:{tmp_path / 'data'}") as client:
@@ -48,7 +48,9 @@ def test_nothing_is_said_of_a_directory_that_was_closed(
         assert (tmp_path / "data" / OPEN_NAME).exists()
     assert not (tmp_path / "data" / OPEN_NAME).exists()
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    assert not warnings_of(tmp_path / "copy", caplog)
+    (told,) = warnings_of(tmp_path / "copy", caplog)
+    assert "--clone" in told
+    assert not warnings_of(tmp_path / "copy", caplog), "it lives there now"
     os.rename(tmp_path / "data", tmp_path / "moved")
     assert not warnings_of(tmp_path / "moved", caplog)
 
@@ -103,10 +105,9 @@ def test_a_copy_that_is_not_whole_says_what_it_is(killed: Path, missing: str) ->
     # What is damaged for another reason is not blamed on a copy.
     for path in sorted(killed.rglob(f"*.{missing}")):
         path.unlink()
-    if missing != "payloads":
-        with pytest.raises(Corruption) as plain:
-            fasti.connect(f"embedded:{killed}").health()
-        assert COPY not in plain.value.message
+    with pytest.raises(Corruption) as plain:
+        fasti.connect(f"embedded:{killed}").health()
+    assert COPY not in plain.value.message
 
 
 def copy_file_by_file(source: Path, target: Path) -> None:

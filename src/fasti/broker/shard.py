@@ -75,7 +75,7 @@ from fasti.errors import (
     StorageFailed,
     StorageFull,
 )
-from fasti.storage import copies
+from fasti.storage import copies, homes
 from fasti.storage.files import Files
 from fasti.storage.store import ShardStore
 
@@ -134,6 +134,8 @@ class Shard:
         # Who is told when a sink's batch is carried out.
         self.on_sinks: Callable[[], None] | None = None
         self.fire_counts = FireCounts()
+        # Whether the directory, when it was opened, looked like a copy of another.
+        self.is_copy = False
         self.room = Room(self._has_room, self.free_bytes)
         self.store: ShardStore
         self.engine: Engine
@@ -165,8 +167,7 @@ class Shard:
             self.store.load(self.engine)
             if cut_after is None:
                 self.clock.begin_at(self.engine.state.last_at_us)
-            if self.store.copied_from is not None:
-                _log.warning("%s", copies.warning(self.store.copied_from))
+            self._warn_of_copy()
             self.engine.start(self._ticks.now())
             self.committer = Committer(
                 self.store,
@@ -180,6 +181,15 @@ class Shard:
         except BaseException:
             self.store.close()
             raise
+
+    def _warn_of_copy(self) -> None:
+        """Once: a directory that was opened lives here from then on."""
+        if self.store.copied_from is not None:
+            self.is_copy = True
+            _log.warning("%s", copies.warning(self.store.copied_from))
+        elif self.store.lived_elsewhere is not None:
+            self.is_copy = True
+            _log.warning("%s", homes.warning(self.store.lived_elsewhere))
 
     # For callers: any thread
 

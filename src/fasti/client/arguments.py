@@ -183,8 +183,11 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class EmbeddedOptions(TypedDict, total=False):
-    """What `connect("embedded:...")` takes: one `settings`, or the fields of `ShardSettings`."""
+    """What `connect("embedded:...")` takes: one `settings`, or the fields of `ShardSettings`; and
+    whether the directory is a copy that gets a name of its own.
+    """
 
+    clone: bool
     settings: ShardSettings
     durability: Durability | Literal["always", "interval"]
     sync_interval_ms: int

@@ -76,7 +76,8 @@ def connect(
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN; without `tls_ca`, the certificate of the authority that signed the broker's (a file,
     or its bytes in PEM), FASTI_TLS_CA, or else the authorities that the system trusts. `owner` is in whose name messages are made and changed. `timeout` is for each
-    call, and for `receipt.result()` and `ack(wait=True)` where they are given none.
+    call, and for `receipt.result()` and `ack(wait=True)` where they are given none. `clone=True` gives
+    an embedded directory that is a copy of another a name of its own, once.
 
     `on_failure(failure)` is called for every send and ack of this client that failed and whose
     outcome was not read (`fasti.Failure` says what and why); one at a time, in a thread of the
@@ -92,8 +93,12 @@ def connect(
     if place.directory is not None:
         from fasti.client.embedded_transport import EmbeddedTransport
 
-        settings = _shard_settings({**embedded})
-        transport = EmbeddedTransport(Path(place.directory), settings=settings, timeout_s=timeout_s)
+        options: dict[str, Any] = {**embedded}
+        clone = bool(options.pop("clone", False))
+        settings = _shard_settings(options)
+        transport = EmbeddedTransport(
+            Path(place.directory), settings=settings, timeout_s=timeout_s, clone=clone
+        )
         hello, _ = transport.call("hello")
     else:
         from fasti.client.flight_transport import FlightTransport

@@ -57,6 +57,7 @@ class EmbeddedTransport:
         service: Service | None = None,
         clock: BrokerClock | None = None,
         timeout_s: float = TIMEOUT_S,
+        clone: bool = False,
     ) -> None:
         self.timeout_s = timeout_s
         self._owns_shard = service is None
@@ -65,7 +66,7 @@ class EmbeddedTransport:
             if files is None:
                 if data is None:
                     raise ValueError("data, files or service must be given")
-                files = data_files(data)
+                files = data_files(data, clone)
             service = _opened(Shard(files, settings))
         self.service = service
         self.clock = clock or LocalClock(service.shard.clock)

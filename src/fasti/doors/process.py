@@ -115,7 +115,8 @@ class Broker:
 
     def _open(self) -> float:
         begin = time.monotonic()
-        self.shard = Shard(data_files(self._settings.data), self._settings.shard)
+        files = data_files(self._settings.data, self._settings.clone)
+        self.shard = Shard(files, self._settings.shard)
         # A sequencer that sleeps until something is due must learn that it is due already.
         watch_settings(self._wake, self.shard.threads)
         self.metrics.recovery_seconds = time.monotonic() - begin

@@ -67,6 +67,12 @@ BROKER: tuple[Setting, ...] = (
         "data", Place(), Path("fasti-data"), "The data directory; it is made if it isn't there."
     ),
     Setting(
+        "clone",
+        Switch(),
+        False,
+        "The data directory is a copy of another: it gets a shard name of its own, once, before it is opened. See [backup](backup.md#copies-that-are-no-backups).",
+    ),
+    Setting(
         "listen",
         Listen(),
         Address("127.0.0.1", 7170),

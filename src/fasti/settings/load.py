@@ -40,6 +40,7 @@ class ServeSettings:
     """All that a broker needs to start. `sources` says where each key's value came from."""
 
     data: Path
+    clone: bool
     listen: Address
     http: Address | None
     tls_cert: Path | None

@@ -1,4 +1,4 @@
-"""The data directory of a broker, before it is opened: made, and closed to other users."""
+"""The data directory of a broker, before it is opened: made, closed to other users, cloned if asked."""
 
 from __future__ import annotations
 
@@ -6,19 +6,57 @@ import logging
 import os
 from pathlib import Path
 
-from fasti.storage.files import LocalFiles
+from fasti.storage import homes
+from fasti.storage.blocks import FileBlocks
+from fasti.storage.copies import mark_closed
+from fasti.storage.files import Files, LocalFiles
+from fasti.storage.manifest import Manifest
+from fasti.storage.rebase import finish, refuse_unfinished
+from fasti.storage.restore import begin_life
 from fasti.storage.safe_open import tighten
 
 _log = logging.getLogger("fasti.storage")
 
 
-def data_files(path: str | os.PathLike[str]) -> LocalFiles:
+def data_files(path: str | os.PathLike[str], clone: bool = False) -> LocalFiles:
     """The files of a directory that a broker is about to use.
 
-    Raises `PermissionDenied`, `StorageFull` or `StorageFailed` if it can't be made or looked at.
+    Raises `PermissionDenied`, `StorageFull` or `StorageFailed` if it can't be made or looked at; with
+    `clone` also `DataDirLocked` beside a broker, and what opening it would.
     """
     files = LocalFiles(path)
     warning = tighten(Path(path))
     if warning is not None:
         _log.warning("%s", warning)
+    if clone:
+        shard = clone_directory(files)
+        if shard is not None:
+            _log.warning("%s is a directory of its own now: shard %s", path, shard)
     return files
+
+
+def clone_directory(files: Files) -> str | None:
+    """Gives a copy of a directory a life of its own; its new shard name, or None if it has one.
+
+    All that it holds stays, under a new incarnation, as after a restore. It is done once: a directory
+    that was cloned where it is, or that is new, is left as it is, so that a broker may be started this
+    way each time. Run again after a crash it completes what was begun, and so does an opening.
+    """
+    lock = files.lock()
+    try:
+        refuse_unfinished(files)
+        home = homes.read_home(files)
+        if home is not None and home.cloned and homes.is_at_home(files, home):
+            return None
+        found = FileBlocks(files).read_manifest()
+        if found is None:
+            return None
+        manifest = Manifest.decode(found[1])
+        if not finish(files, manifest, keep_journal=False):
+            manifest, _ = begin_life(files)
+        # What a copy says of who had it open is about the original.
+        mark_closed(files)
+        homes.settle(files, cloned=True)
+        return f"{manifest.incarnation:016x}"
+    finally:
+        lock.release()

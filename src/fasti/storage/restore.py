@@ -69,7 +69,7 @@ def restore(backup: Path, target: Path, progress: Progress | None = None) -> Res
                 files.delete(leftover)
         files.replace(RESTORING_NAME, b"")
         size = _copy(source, files, described, progress)
-        manifest, topics = _begin_life(files)
+        manifest, topics = begin_life(files)
     finally:
         lock.release()
     _check(files)
@@ -116,7 +116,11 @@ def _copy(source: Files, files: Files, described: Description, progress: Progres
     return done
 
 
-def _begin_life(files: Files) -> tuple[Manifest, int]:
+def begin_life(files: Files) -> tuple[Manifest, int]:
+    """Writes what a directory holds under a new incarnation, in place; also how many topics it has.
+
+    The caller has the lock. A crash leaves either life, or one that `rebase.finish` completes.
+    """
     blocks = FileBlocks(files)
     found = blocks.read_manifest()
     if found is None:

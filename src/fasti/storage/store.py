@@ -31,7 +31,7 @@ from fasti.core.replies import Frame as EngineFrame
 from fasti.core.timeline.partition import FOREVER
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage import checkpoint as checkpoints
-from fasti.storage import copies
+from fasti.storage import copies, homes
 from fasti.storage.blocks import BlockStore, FileBlocks
 from fasti.storage.checkpoint import CheckpointWriter, Plan, Written
 from fasti.storage.event_codec import encode
@@ -43,6 +43,7 @@ from fasti.storage.log_blocks import log_kind
 from fasti.storage.log_keys import load_keys
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
+from fasti.storage.rebase import finish as finish_rebase
 from fasti.storage.rebase import refuse_unfinished
 from fasti.storage.recovery import check_sizes, delete_leftovers, recover, replay
 from fasti.storage.runs import number_in
@@ -72,10 +73,14 @@ class ShardStore:
             refuse_unfinished(files)
             # Of which directory this is a copy that was made while it was open, in words.
             self.copied_from = copies.copied_from(files)
+            # Of which directory, that may still be in use, this is a copy.
+            self.lived_elsewhere = homes.lived_elsewhere(files)
             with copies.explaining(self.copied_from):
                 self.blocks: BlockStore = FileBlocks(files, _BLOCKS)
                 self.version, self.manifest = self._open_manifest()
                 check_sizes(files, self.manifest, _BLOCKS)
+                # A clone that was interrupted when all was decided.
+                finish_rebase(files, self.manifest, keep_journal=False)
                 self.journal: Journal = FileJournal(
                     files,
                     segment_bytes=settings.segment_bytes,
@@ -114,6 +119,13 @@ class ShardStore:
             raise Corruption(
                 "there is a journal but no manifest", file=f"{_BLOCKS}/MANIFEST", offset=0
             )
+        if homes.read_home(self._files) is not None:
+            raise Corruption(
+                "blocks and journal of this directory are gone; restore it from a backup, or remove "
+                f"the file {homes.HOME_NAME} to begin with nothing",
+                file=f"{_BLOCKS}/MANIFEST",
+                offset=0,
+            )
         seed = (secrets.randbits(64), secrets.randbits(64))
         manifest = Manifest(secrets.randbits(63), seed)
         return self.blocks.switch_manifest(0, manifest.encode()), manifest
@@ -142,6 +154,7 @@ class ShardStore:
             replayed = replay(engine, self.journal, self.manifest, self._count_tail)
         delete_leftovers(self.blocks, self.manifest)
         copies.mark_open(self._files)
+        homes.settle(self._files)
         self._is_loaded = True
         return replayed
 

@@ -382,6 +382,11 @@ def _disk(shard: Shard) -> Iterator[Metric]:
         "Whether producing is refused because the disk is full.",
         float(shard.room.full),
     )
+    yield GaugeMetricFamily(
+        "fasti_directory_copied",
+        "Whether the data directory looked like a copy of another when it was opened.",
+        float(shard.is_copy),
+    )
 
 
 def _threads(shard: Shard) -> Iterator[Metric]:
