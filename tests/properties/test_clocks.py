@@ -32,18 +32,17 @@ class Machine:
         return self.elapsed_us
 
 
-PASSING_US = st.one_of(st.integers(0, 100_000), st.integers(0, 30 * SECOND_US))
-STEP_US = st.one_of(
-    st.integers(-100_000, 100_000),
-    st.integers(-HOUR_US, HOUR_US),
-    st.integers(-40 * DAY_US, 40 * DAY_US),
+PASSING_US = st.sampled_from([1, 45_000, SECOND_US, 4 * SECOND_US, 11 * SECOND_US, MINUTE_US])
+STEP_US = st.sampled_from([45_000, SECOND_US, 50 * SECOND_US, HOUR_US, 30 * DAY_US]).flatmap(
+    lambda us: st.sampled_from([us, -us])
 )
+TRIP_US = st.sampled_from([0, 300, 45_000, SECOND_US])
 MOVES = st.one_of(
     st.tuples(st.just("pass"), PASSING_US, st.just(0)),
     st.tuples(st.just("set"), STEP_US, st.just(0)),
-    st.tuples(st.just("ask"), st.integers(0, SECOND_US), st.integers(0, SECOND_US)),
+    st.tuples(st.just("ask"), TRIP_US, TRIP_US),
     # What the broker wrote, and how long it was under way.
-    st.tuples(st.just("hear"), st.integers(0, 20 * SECOND_US), st.just(0)),
+    st.tuples(st.just("hear"), PASSING_US, st.just(0)),
     st.tuples(st.just("look"), st.just(0), st.just(0)),
 )
 
