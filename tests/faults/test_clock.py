@@ -110,7 +110,7 @@ def test_a_glitch_of_a_month(machine: MachineFaults, tmp_path: Path, tried: Trie
             rows.send(bytes(1000) + bytes([number])).result()
         client.producer("t").send(b"in a week", delay="7d").result()
         before = datetime.now(UTC)
-        for _ in range(3):
+        for _ in range(2):
             machine.set_clock(MONTH_S)
             deliver(client, "t", 3, "100ms")
             rows.send(b"meanwhile").result()
@@ -129,15 +129,21 @@ def test_a_glitch_of_a_month(machine: MachineFaults, tmp_path: Path, tried: Trie
         client.checkpoint()
         for key in ("a", "b"):
             assert client.kv("entries").get(key) is not None
-        assert [part.rows for part in client.log("rows").describe()] == [23]
+        assert [part.rows for part in client.log("rows").describe()] == [22]
         assert client.topic("t").counts["scheduled"] == 1
         log = broker.log()
-        assert log.count("it is not believed until it has lasted") == 3
-        assert log.count("goes with the wall clock again") == 3
+        assert log.count("it is not believed until it has lasted") == 2
+        assert log.count("goes with the wall clock again") == 2
+        # The glitch comes while no broker runs: on the same boot it is told from a long rest.
         broker.kill()
+        machine.set_clock(MONTH_S)
         broker.start()
         deliver(client, "t", 3, "100ms")
+        assert client.clock_info().state == "doubting"
+        machine.set_clock(0)
+        deliver(client, "t", 3, "100ms")
         assert client.clock_info().state == "following"
+        assert client.kv("entries").get("a") is not None
     tried.times = 3
 
 

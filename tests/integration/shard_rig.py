@@ -64,6 +64,8 @@ class SharedFiles(SimulatedFiles):
 class FakeClock:
     """Stands still until somebody moves it on, and then wakes the shard."""
 
+    boot = ""
+
     def __init__(self) -> None:
         self._now_us = NOW_US
         self._tick = 0

@@ -167,6 +167,11 @@ def test_as_a_command(tmp_path: Path) -> None:
     done = run(app, ["storage", "reset-clock", str(tmp_path), "--apply"])
     assert done.exit_code == 0
     assert "was set back" in done.output
+    shown = run(app, ["clock", "-a", f"embedded:{tmp_path}", "--json"])
+    assert (shown.exit_code, json.loads(shown.output)["state"]) == (0, "following")
+    assert "it follows the wall clock" in run(app, ["clock", "-a", f"embedded:{tmp_path}"]).output
+    accepted = run(app, ["clock", "accept", "-a", f"embedded:{tmp_path}", "--json"])
+    assert (accepted.exit_code, json.loads(accepted.output)["changed"]) == (FOUND_SOMETHING, False)
     with fasti.connect(f"embedded:{tmp_path}") as client:
         assert client.clock_info().state == "following"
         assert not client.accept_clock()

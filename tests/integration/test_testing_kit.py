@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from fasti import aio
 from fasti.errors import InvalidArgument, TimedOut
 from fasti.testing.virtual import START, VirtualBroker
 
@@ -121,3 +123,48 @@ def test_the_plugin_gives_fixtures_to_any_project(pytester: pytest.Pytester) -> 
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
+
+
+def test_somebody_sets_the_clock(broker: VirtualBroker) -> None:
+    client = broker.client()
+    client.create_topic("emails")
+    client.create_topic("entries", kind="kv")
+    client.kv("entries").put("a", b"1", ttl="1d")
+    client.producer("emails").send(b"hello", delay="1h").result(60)
+    with client.consumer("emails") as consumer:
+        # A glitch of a month: nobody believes it, and time goes on.
+        broker.set_clock(timedelta(days=30))
+        assert broker.now == START
+        assert client.clock_info().state == "doubting"
+        assert consumer.take(timeout=0.05) == []
+        broker.advance("1m")
+        broker.set_clock(timedelta(days=-30))
+        assert (broker.now, client.clock_info().state) == (
+            START + timedelta(minutes=1),
+            "following",
+        )
+        assert client.kv("entries").get("a") is not None
+        # An hour back: it goes on, slower.
+        broker.set_clock(timedelta(hours=-1))
+        assert client.clock_info().state == "slowed"
+        broker.advance("2h")
+        assert broker.now < START + timedelta(hours=1, minutes=2)
+        (message,) = consumer.take(timeout="10s")
+        assert message.started_us >= message.due_us
+        message.ack()
+        # It lasts.
+        broker.set_clock(timedelta(days=30))
+        broker.advance("5m")
+        assert broker.now > START + timedelta(days=30)
+        assert client.kv("entries").get("a") is None
+
+
+def test_the_clock_with_asyncio(broker: VirtualBroker) -> None:
+    async def accept() -> tuple[str, bool, bool]:
+        async with aio.Client(broker.client()) as client:
+            state = (await client.clock_info()).state
+            return state, await client.accept_clock(), await client.accept_clock()
+
+    broker.set_clock(timedelta(days=30))
+    assert asyncio.run(accept()) == ("doubting", True, False)
+    assert broker.now == START + timedelta(days=30)

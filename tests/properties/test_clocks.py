@@ -19,6 +19,8 @@ SETTINGS = ShardSettings(clock_leap_max_us=MINUTE_US, clock_leap_lasts_us=20 * S
 
 
 class Machine:
+    boot = ""
+
     def __init__(self) -> None:
         self.elapsed_us, self.off_us = DAY_US, 10**15
 

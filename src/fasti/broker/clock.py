@@ -178,8 +178,11 @@ class EngineClock:
 
     # For the shard and the operator
 
-    def begin_at(self, last_us: int) -> None:
+    def begin_at(self, last_us: int, expected_us: int | None = None) -> None:
         """At the start: the clock goes on from the last event that is on disk, if that is ahead.
+
+        `expected_us` is what it would show if it had gone on, where that is known: a wall that is
+        beyond it by more than `leap_max` leapt while no broker ran.
 
         Raises `clock_behind` if the wall is so far behind it that one of them must be wrong.
         """
@@ -194,6 +197,8 @@ class EngineClock:
                 self._begin, self._begin_ns, self._slow_from = elapsed, last_us * 1000, elapsed
                 self._state = ClockState.SLOWED
                 self._note(_BEHIND, ahead)
+            elif expected_us is not None:
+                self._doubt_from(elapsed, wall, max(expected_us, last_us) * 1000)
         self._log()
 
     def accept(self) -> bool:
@@ -272,6 +277,12 @@ class EngineClock:
         if elapsed - self._since < self._lasts_ns:
             return now
         return self._believe(elapsed, wall, "it has lasted")
+
+    def _doubt_from(self, elapsed: int, wall: int, expected: int) -> None:
+        if wall - expected > self._leap_max_ns:
+            self._line = None
+            self._begin, self._begin_ns = elapsed, expected
+            self._doubt(elapsed, wall, expected)
 
     def _believe(self, elapsed: int, wall: int, why: str) -> int:
         note = f"the leap of the wall clock is believed: {why}"

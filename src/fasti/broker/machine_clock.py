@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Ticking(Protocol):
 class MachineClock(Ticking, Protocol):
     """A virtual one stands in for it in tests. Any thread may read it."""
 
+    # What tells this boot of the machine from others, during which elapsed time goes on; empty: unknown.
+    boot: str
+
     def wall_ns(self) -> int:
         """UTC, in nanoseconds."""
 
@@ -47,8 +51,17 @@ def _elapsed() -> Callable[[], int]:
     return time.monotonic_ns if which is None else partial(time.clock_gettime_ns, which)
 
 
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 class SystemClock:
     """The machine's own."""
+
+    boot = _boot()
 
     # Read for every message that an embedded consumer takes: no Python function in between.
     wall_ns = staticmethod(time.time_ns)

@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.broker import reading
+from fasti.broker import clock_record, reading
 from fasti.broker.clock import EngineClock
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.cron.fire_counts import FireCounts
@@ -105,7 +105,7 @@ class Shard:
         clock: MachineClock | None = None,
     ) -> None:
         self.settings = settings or ShardSettings()
-        machine = clock or SystemClock()
+        self._machine = machine = clock or SystemClock()
         # The only time that anything in the broker goes by, and that anybody is told.
         self.clock = EngineClock(machine, self.settings)
         self._ticks = LeaseTicks(machine)
@@ -166,7 +166,9 @@ class Shard:
             self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
             self.store.load(self.engine)
             if cut_after is None:
-                self.clock.begin_at(self.engine.state.last_at_us)
+                expected_us = clock_record.expected_us(self._files, self._machine)
+                self.clock.begin_at(self.engine.state.last_at_us, expected_us)
+                self.record_clock()
             self._warn_of_copy()
             self.engine.start(self._ticks.now())
             self.committer = Committer(
@@ -282,6 +284,10 @@ class Shard:
         """Dead messages live again, under the keys that they had."""
         return reading.redrive(self, topic, ids, when or commands.When())
 
+    def record_clock(self) -> None:
+        """Leaves a word for the next start. For whoever changes what the clock goes by."""
+        clock_record.write(self._files, self._machine, self.clock)
+
     def close(self, checkpoint: bool = True) -> None:
         """Answers what was handed over, writes a last checkpoint, and lets the directory go.
 
@@ -304,6 +310,7 @@ class Shard:
             for session in list(self.sessions.values()):
                 session.lose()
             self._closed = True
+            self.record_clock()
             self.store.close()
 
     @property

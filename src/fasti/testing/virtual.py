@@ -56,6 +56,8 @@ _ENDING = ("ack", "nack", "release", "reject", "reply")
 class VirtualClock:
     """The clocks of the test's machine. They stand still until `move` is called."""
 
+    boot = ""
+
     def __init__(self, start: datetime = START) -> None:
         self._start_us = aware_us(start, "start")
         self._elapsed_us = 0

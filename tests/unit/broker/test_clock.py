@@ -6,17 +6,20 @@ import logging
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fasti.broker import clock_record
 from fasti.broker.clock import SLOWER, STEADY_US, ClockState, EngineClock
 from fasti.broker.machine_clock import SystemClock, watch_settings
 from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.errors import ClockBehind
 from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from fasti.storage.files import LocalFiles
 
 SETTINGS = ShardSettings(
     clock_leap_max_us=5 * MINUTE_US, clock_leap_lasts_us=10 * MINUTE_US, clock_behind_max_us=DAY_US
@@ -27,6 +30,8 @@ CLOSE_US = 1_000
 
 class Machine:
     """Clocks that the test moves: all together, or the wall alone. A reading may take a while."""
+
+    boot = "first"
 
     def __init__(self) -> None:
         self.wall_us, self.elapsed_us, self.reading_us = 10**15, 7 * DAY_US, 0
@@ -184,6 +189,35 @@ def test_a_reader_that_was_stopped_between_the_clocks_proves_nothing(
     machine.reading_us = 0
     assert clock.now_us() == machine.wall_us
     assert clock.steps == {"forward": 0, "backward": 0}
+
+
+def test_a_leap_while_no_broker_ran_is_doubted_on_the_same_boot(
+    machine: Machine, clock: EngineClock, tmp_path: Path
+) -> None:
+    files = LocalFiles(tmp_path)
+    last_us = clock.now_us()
+    clock_record.write(files, machine, clock)
+    machine.go_on(3 * DAY_US)
+    # Off for days, and the wall is right.
+    assert clock_record.expected_us(files, machine) == machine.wall_us
+    machine.go_on(SECOND_US, 30 * DAY_US)
+    expected_us = clock_record.expected_us(files, machine)
+    assert expected_us == machine.wall_us - 30 * DAY_US
+    begun = EngineClock(machine, SETTINGS)
+    begun.begin_at(last_us, expected_us)
+    assert (begun.now_us(), begun.state) == (expected_us, ClockState.DOUBTING)
+    # What is doubted is not recorded; what is accepted is.
+    clock_record.write(files, machine, begun)
+    assert clock_record.expected_us(files, machine) == expected_us
+    assert begun.accept()
+    clock_record.write(files, machine, begun)
+    assert clock_record.expected_us(files, machine) == machine.wall_us
+    # After a reboot nobody knows.
+    machine.boot = "second"
+    assert clock_record.expected_us(files, machine) is None
+    (tmp_path / clock_record.NAME).write_text("[]")
+    machine.boot = "first"
+    assert clock_record.expected_us(files, machine) is None
 
 
 STEPS_US = st.one_of(

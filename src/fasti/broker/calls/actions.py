@@ -90,6 +90,7 @@ def _accept_clock(service: Service, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     changed = service.shard.clock.accept()
+    service.shard.record_clock()
     # What is due by it is due now.
     service.shard.run(lambda: None)
     return {"changed": changed, "now_us": service.shard.clock.now_us()}, []
