@@ -37,6 +37,9 @@ class ShardSettings:
     checkpoint_bytes_per_s: int = 80 << 20
     # All who take a backup read at most so fast, each.
     backup_bytes_per_s: int = 80 << 20
+    # How often everything that is stored is read to find damage (0: never), and how fast.
+    scrub_interval_us: int = 7 * DAY_US
+    scrub_bytes_per_s: int = 16 << 20
     inbox_rows_max: int = 1_000_000
     # How far back the change feed reaches at least: the journal is kept so long, and no longer than
     # up to so many bytes.
@@ -57,12 +60,13 @@ class ShardSettings:
             "checkpoint_bytes",
             "checkpoint_bytes_per_s",
             "backup_bytes_per_s",
+            "scrub_bytes_per_s",
             "stall_us",
         ):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive", field=name, limit=1)
         for name in (
-            *("feed_age_us", "feed_bytes"),
+            *("feed_age_us", "feed_bytes", "scrub_interval_us"),
             *("clock_leap_max_us", "clock_leap_lasts_us", "clock_behind_max_us"),
         ):
             if getattr(self, name) < 0:

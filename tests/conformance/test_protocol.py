@@ -73,6 +73,8 @@ ACTIONS: dict[str, tuple[dict[str, Any], list[pa.RecordBatch]]] = {
     "take_snapshot": ({}, []),
     "drop_snapshot": ({"snapshot": 1}, []),
     "checkpoint": ({}, []),
+    "scrub": ({}, []),
+    "scrub_status": ({}, []),
     "health": ({}, []),
     "metrics": ({}, []),
 }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.faults.conftest import Tried
@@ -11,6 +15,8 @@ from tests.integration.serve_rig import SMALL
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import Corruption
+from fasti.storage.files import LocalFiles
+from fasti.storage.scrub import scrub_directory
 
 COUNT = 1_000
 
@@ -86,3 +92,71 @@ def test_a_flipped_bit_in_a_payload_block(stopped: bool, tmp_path: Path, tried: 
         with fasti.connect(broker.address) as client:
             dead = check(client, receive_all(client))
     tried.seen = f"{COUNT - dead} of {COUNT} delivered, {dead} dead"
+
+
+def run_scrub(*arguments: str) -> tuple[int, Any]:
+    command = [sys.executable, "-m", "fasti", "storage", "scrub", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.fault(
+    "damage",
+    "a bit of a payload block, then of a block of rows, flips; a scrub reads everything",
+    "both are told with file, offset and ids; messages die before they are due; rows are written anew",
+)
+def test_a_scrub_finds_damage_before_a_reader_does(tmp_path: Path, tried: Tried) -> None:
+    with BrokerProcess(tmp_path / "data", settings=SMALL) as broker:
+        with fasti.connect(broker.address) as client:
+            client.create_topic("t")
+            payloads = [payload(n) for n in range(COUNT)]
+            client.producer("t").send_batch(payloads=payloads, delay="1h")
+            client.checkpoint()
+            assert client.scrub()["findings"] == []
+            damaged = flip_bit(broker.data, 500)
+            (rows,) = broker.data.glob("blocks/*.rows")
+            content = bytearray(rows.read_bytes())
+            content[len(content) // 2] ^= 1
+            with rows.open("r+b") as file:
+                file.write(content)
+            code, told = run_scrub("--address", broker.address)
+            assert code == 1
+            files = {found["file"]: found for found in told["findings"]}
+            assert files.keys() == {f"blocks/{damaged.name}", f"blocks/{rows.name}"}
+            client.checkpoint()
+            dead = client.messages("t").dead().to_pylist()
+            assert 501 in [row["id"] for row in dead]
+            assert {row["reason"] for row in dead} == {"corrupt"}
+        broker.kill()
+        found = scrub_directory(LocalFiles(broker.data))["findings"]
+        assert all(not each["file"].endswith(".rows") for each in found)
+        # Which opens, because the damaged rows were written anew from memory.
+        broker.start()
+        with fasti.connect(broker.address) as client:
+            assert client.messages("t").count()["scheduled"] == COUNT - len(dead)
+    tried.times = 2
+    tried.seen = f"2 files found, {len(dead)} dead, the rows healed"
+
+
+@pytest.mark.fault(
+    "damage",
+    "a bit flips and nobody asks: the broker scrubs by itself",
+    "the messages are dead before they are due",
+)
+def test_the_broker_scrubs_by_itself(tmp_path: Path, tried: Tried) -> None:
+    with BrokerProcess(tmp_path / "data", settings=SMALL) as broker:
+        with fasti.connect(broker.address) as client:
+            client.create_topic("t")
+            client.producer("t").send_batch(payloads=[payload(n) for n in range(COUNT)], delay="1h")
+            client.checkpoint()
+        broker.stop()
+    flip_bit(tmp_path / "data", 500)
+    with (
+        BrokerProcess(tmp_path / "data", settings=SMALL | {"scrub_interval": "100ms"}) as broker,
+        fasti.connect(broker.address) as client,
+        client.changes(topic="t", follow=True) as changes,
+    ):
+        tables = (table.to_pylist() for table in changes)
+        lapsed = next(row for rows in tables for row in rows if row["op"] == "lapsed")
+        assert lapsed["reason"] == "corrupt"
+    tried.seen = "found by the first pass"

@@ -514,6 +514,14 @@ class Client:
         """Has the broker write what it holds to runs now; returns when that is done."""
         await self._home.run(self._client.checkpoint)
 
+    async def scrub(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Has the broker read everything that it stores, to find damage; returns when that is done.
+
+        As `fasti.Client.scrub`. `progress` is called by another thread.
+        """
+        done: dict[str, Any] = await self._home.run(self._client.scrub, progress)
+        return done
+
     # The end
 
     async def close(self, timeout: Duration | None = "30s") -> None:

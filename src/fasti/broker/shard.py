@@ -48,6 +48,7 @@ from fasti.broker.housekeeper import Housekeeper
 from fasti.broker.machine_clock import MachineClock, SystemClock
 from fasti.broker.request import Request, find_culprit, fits
 from fasti.broker.room import Room
+from fasti.broker.scrubber import Scrubber
 from fasti.broker.session import Session
 from fasti.broker.threads import Queue, Threads
 from fasti.broker.ticks import LeaseTicks
@@ -149,11 +150,13 @@ class Shard:
         self._worker = self.threads.worker("fasti-sequencer", self._run, lambda error: None)
         self.damage = DamageControl(self)
         self.housekeeper = Housekeeper(self)
+        self.scrubber = Scrubber(self, files)
         self.pulse = Pulse(self)
         self._open(None)
         try:
             self._worker.start()
             self.housekeeper.start()
+            self.scrubber.start()
             self.threads.start()
         except BaseException:
             self.close(checkpoint=False)
@@ -300,6 +303,7 @@ class Shard:
                 # The journal has it all: without this one the next start only takes longer.
                 with suppress(FastiError):
                     self.checkpoint()
+            self.scrubber.stop()
             self.housekeeper.stop()
             with self._wakeup:
                 self._closing = True

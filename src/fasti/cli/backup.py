@@ -59,7 +59,7 @@ def backup(
                 done = back_up(source, directory, progress)
         else:
             with client_of(address, token, tls_ca) as client:
-                done = client.backup(directory, progress=progress, rate=_bytes(rate))
+                done = client.backup(directory, progress=progress, rate=size_bytes(rate))
     _print(done, as_json)
 
 
@@ -74,7 +74,8 @@ def _print(done: Backup, as_json: bool) -> None:
     )
 
 
-def _bytes(text: str | None) -> int:
+def size_bytes(text: str | None) -> int:
+    """A size such as 20MiB, 0 for none. Raises `invalid_argument`."""
     if text is None:
         return 0
     from fasti.settings.values import Size

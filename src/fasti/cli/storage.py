@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fasti.broker.clock_reset import reset_clock
 from fasti.cli import moments, output
+from fasti.cli.backup import progress_bar, size_bytes
+from fasti.cli.connection import Address, TlsCa, Token, client_of
 from fasti.cli.exits import FOUND_SOMETHING
+from fasti.client.address import DEFAULT_ADDRESS
 from fasti.storage.inspect import Stats, existing_files, holder, inspect
 from fasti.storage.inspect import stats as read_stats
 from fasti.storage.losses import IdRange, Losses
 from fasti.storage.repair import repair_directory
+from fasti.storage.scrub import scrub_directory
 from fasti.storage.verify import Action, Report
 
 # How many ranges of ids a table shows; `--json` has all.
@@ -47,6 +51,58 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
         _print_report(report)
     if not report.ok:
         raise typer.Exit(FOUND_SOMETHING)
+
+
+@app.command()
+def scrub(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="A data directory; without one a broker is asked."),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Read a directory at most so fast, such as 20MiB."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Read all blocks and the journal, and tell which files are damaged and whose messages they held.
+
+    A broker does it at its own rate, beside its traffic, and gives damaged messages up at once. Of a
+    directory that a broker has open the end of the journal is left out. Exits with 1 if something is damaged.
+
+    [dim]fasti storage scrub[/dim]
+    [dim]fasti storage scrub /var/lib/fasti --rate 50MiB[/dim]
+    """
+    with progress_bar("scrub", not as_json) as progress:
+        if directory is not None:
+            done = scrub_directory(existing_files(directory), progress, size_bytes(rate))
+        else:
+            with client_of(address, token, tls_ca) as client:
+                done = client.scrub(progress)
+    if as_json:
+        output.print_json(done)
+    else:
+        _print_findings(done)
+    if done["findings"]:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def _print_findings(done: dict[str, Any]) -> None:
+    console = output.console()
+    rows = [
+        (
+            *(found["file"], found["offset"], found["message"]),
+            "; ".join(f"{each['topic']}: {each['count']}" for each in found["lost"]),
+        )
+        for found in done["findings"]
+    ]
+    if rows:
+        console.print(output.table("file", "offset>", "what", "messages lost", rows=rows))
+    verdict = f"{len(rows)} DAMAGED" if rows else "no damage"
+    console.print(f"read {output.size(done['read_bytes'])}: {verdict}")
 
 
 @app.command()

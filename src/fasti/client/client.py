@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ from fasti.client.session import Session
 from fasti.client.topics import References, Topic, given_settings
 from fasti.client.transport import BrokerClock, Transport
 from fasti.config import Durability, ShardSettings
-from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.errors import Closed, FastiError, InvalidArgument, Unavailable
 from fasti.model import Limits
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fasti.client")
 
+# How often a scrub under way is asked how far it is.
+_SCRUB_LOOK_S = 0.2
 _clients: Kept[Client] = Kept()
 
 
@@ -717,6 +720,26 @@ class Client:
     def checkpoint(self) -> None:
         """Has the broker write what it holds to runs now; returns when that is done."""
         self.transport.call("checkpoint", timeout=600.0)
+
+    def scrub(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Has the broker read everything that it stores, to find damage; returns when that is done.
+
+        `findings` has a dict for each damaged file: `file`, `offset`, `message`, and in `lost` whose
+        payloads it held (`topic`, `count`, `ids`). `progress` is called with bytes done and in all. If a
+        scrub is under way already its findings are returned. Raises `unavailable` if it was abandoned,
+        because the broker recovered or ended.
+        """
+        reply, _ = self.transport.call("scrub")
+        started_us: int = (reply["current"] or reply["last"])["started_us"]
+        while reply["current"] is not None and reply["current"]["started_us"] == started_us:
+            if progress is not None:
+                progress(reply["current"]["read_bytes"], reply["current"]["total_bytes"])
+            time.sleep(_SCRUB_LOOK_S)
+            reply, _ = self.transport.call("scrub_status")
+        done: dict[str, Any] | None = reply["last"]
+        if done is None or done["started_us"] < started_us:
+            raise Unavailable("the scrub was abandoned: the broker recovered; start it again")
+        return done
 
     def close(self, timeout: Duration | None = "30s") -> None:
         """Flushes producers, gives back what was not started, and disconnects.

@@ -63,6 +63,8 @@ _REPEATABLE = frozenset(
         "metrics",
         "drop_snapshot",
         "checkpoint",
+        "scrub",
+        "scrub_status",
     ]
 )
 # While something is open the broker is asked for its time this often. One that doesn't answer for so

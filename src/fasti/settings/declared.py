@@ -165,6 +165,18 @@ SHARD: tuple[Setting, ...] = (
         "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. Whoever takes one may ask for less.",
     ),
     _shard(
+        "scrub_interval",
+        "scrub_interval_us",
+        Length("us"),
+        "How often everything that is stored is read, to find [damage](operating.md#damage-and-what-to-do-about-it) before a reader does. 0: never.",
+    ),
+    _shard(
+        "scrub_rate",
+        "scrub_bytes_per_s",
+        Size(),
+        "How fast that is read, per second.",
+    ),
+    _shard(
         "feed_age",
         "feed_age_us",
         Length("us"),

@@ -180,8 +180,11 @@ class CheckpointWriter:
         victims = choose_victims([b for b in kept if not b.delta], self._live)
         # A damaged block stays until its last row is gone: a copy of it may turn up.
         victims = [b for b in victims if not self._payloads.is_damaged(b.number)]
+        # Metadata is in memory too: what a scrub found damaged is written anew.
+        victims += [b for b in kept if self._lost_rows(b) and not b.delta and b not in victims]
         numbers = np.array(sorted(b.number for b in victims), dtype=np.int64)
         all_changed = self._deltas_are_stale(kept, numbers)
+        all_changed |= any(b.delta and self._lost_rows(b) for b in kept)
         if all_changed:
             # Most of the old delta rows are out of date: write the valid ones together.
             kept = [b for b in kept if not b.delta]
@@ -205,6 +208,9 @@ class CheckpointWriter:
         logs = writer.write(self._old.logs, self._plan.capsule, self._plan.logs)
         self._written.manifest.logs = logs.blocks
         self._written.log_installs = logs.installs
+
+    def _lost_rows(self, block: Block) -> bool:
+        return f"blocks/{block.rows_name}" in self._payloads.damages
 
     def _live(self, block: Block) -> int:
         dead = self._dead.get(block.number)

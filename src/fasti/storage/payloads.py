@@ -32,7 +32,7 @@ from fasti.storage.damaged_rows import Salvaged, nothing_left, salvage
 from fasti.storage.damages import DamagedFile, Damages
 from fasti.storage.event_codec import decode_rows
 from fasti.storage.journal import Journal
-from fasti.storage.runs import PAYLOAD_SCHEMA
+from fasti.storage.runs import PAYLOAD_SCHEMA, number_in
 from fasti.storage.seals import unseal
 
 Int64s = NDArray[np.int64]
@@ -191,6 +191,12 @@ class Payloads:
                 if key[0]:
                     self._blocks.let_go(_block_name(key[1]))
         self.damages.forget(lambda file: file.endswith(".payloads"))
+
+    def forget_block(self, name: str) -> None:
+        """The next read of this object finds what is on the disk then."""
+        with self._lock:
+            self._cache.pop((True, number_in(name)), None)
+        self._blocks.let_go(name)
 
     def batch_at(self, location: int) -> tuple[pa.RecordBatch, int]:
         """The whole frame or block that a location lies in, with the columns that it has, and when

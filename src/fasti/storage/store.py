@@ -277,6 +277,9 @@ class ShardStore:
                 with suppress(NotFound):
                     self.blocks.delete(name)
             self._condemned.remove(condemned)
+        named = {f"blocks/{name}" for name in self.manifest.names | held}
+        self.payloads.damages.forget(lambda file: file.startswith("blocks/") and file not in named)
+        self.payloads.damages.forget(lambda file: not self._files.exists(file))
         self._unneeded = max(self._unneeded, position)
         self.trim_feed(now_us)
 

@@ -115,6 +115,25 @@ def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
     return {}, []
 
 
+def _scrub(service: Service, header: Header, parts: Parts) -> Answer:
+    """Begins a scrub, unless one is under way."""
+    requests.checked(header)
+    none(parts)
+    service.shard.scrubber.start_pass()
+    return _scrub_status(service, header, parts)
+
+
+def _scrub_status(service: Service, header: Header, parts: Parts) -> Answer:
+    requests.checked(header)
+    none(parts)
+    scrubber = service.shard.scrubber
+    current, last = scrubber.current, scrubber.last
+    return {
+        "current": None if current is None else current.to_dict(),
+        "last": None if last is None else last.to_dict(),
+    }, []
+
+
 # Topics
 
 
@@ -365,6 +384,8 @@ ACTIONS: dict[str, Action] = {
     "health": _health,
     "metrics": _metrics,
     "checkpoint": _checkpoint,
+    "scrub": _scrub,
+    "scrub_status": _scrub_status,
     "create_topic": _create_topic,
     "change_topic": _change_topic,
     "delete_topic": _delete_topic,

@@ -26,7 +26,7 @@ _DAILY = frozenset(
     (
         *("hello", "clock", "health", "metrics", "topic", "topics", "get", "count", "forecast"),
         *("bindings", "consumers", "count_dead", "dead", "feed", "groups", "kv_describe", "kv_get"),
-        *("log", "offsets", "preview", "references", "schedules", "sinks"),
+        *("log", "offsets", "preview", "references", "schedules", "scrub_status", "sinks"),
         *("update", "move", "cancel", "ack", "nack", "reject", "release", "extend", "reply"),
         *("kv_put", "kv_delete", "transaction"),
         *("publish", "publish_batch", "drop_stage", "drop_stages"),

@@ -23,3 +23,16 @@ def collect(shard: Shard) -> Iterator[Metric]:
         "Messages that can't be read any more, and became dead with the reason corrupt.",
         sum(shard.damage.corrupt.values()),
     )
+    yield CounterMetricFamily(
+        "fasti_scrubbed_bytes", "Read by scrubs since the start.", shard.scrubber.read_bytes
+    )
+    last = shard.scrubber.last
+    if last is not None and last.finished_us is not None:
+        yield GaugeMetricFamily(
+            "fasti_scrub_finished_timestamp_seconds",
+            "When the last scrub since the start was complete.",
+            last.finished_us / 1e6,
+        )
+        yield GaugeMetricFamily(
+            "fasti_scrub_findings", "Damaged files that it found.", len(last.findings)
+        )
