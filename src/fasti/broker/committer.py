@@ -211,7 +211,7 @@ class Committer:
         if problem is not None and not self._warned_of_end:
             self._warned_of_end = True
             _log.warning(
-                "the journal's end can't be recorded until the next start: if the newest segment "
+                "the journal's end can't be recorded until the next segment: if the newest segment "
                 "becomes shorter meanwhile, that may go unnoticed: %s",
                 problem,
             )

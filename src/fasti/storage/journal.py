@@ -51,7 +51,7 @@ class Journal(Protocol):
 
     @property
     def end_problem(self) -> str | None:
-        """Why `sync_end` records nothing any more, until the next opening; None if it does."""
+        """Why `sync_end` records nothing any more, until the next segment; None if it does."""
 
     def append(self, frames: Sequence[Frame], *, use_reserve: bool = False) -> None:
         """Write frames behind the last one; don't count on them before `sync`.

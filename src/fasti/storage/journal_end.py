@@ -19,7 +19,7 @@ The rules that keep a sound journal from being taken for a damaged one:
 * Before a segment is removed that an end may speak of, other than from the front, the end is
   lowered, durably and in both slots.
 * A file that is missing, or that can't be read, says nothing. One that can't be written is given up
-  until the next opening: it then says less than it could, and never too much.
+  until the next segment: it then says less than it could, and never too much.
 
 The file has two slots of 72 bytes, at 0 and at 512, which are written in turn; the one with the
 higher serial counts::
@@ -143,11 +143,15 @@ class EndFile:
         self.problem: str | None = None
 
     def prepare(self) -> None:
-        """Make or open the file. The caller syncs the folder's names before it writes an end."""
-        if self._file is not None or self.problem is not None:
+        """Make or open the file, also after it was given up: each new segment is a new try.
+
+        The caller syncs the folder's names before it writes an end.
+        """
+        if self._file is not None:
             return
         try:
             self._open()
+            self.problem = None
         except FastiError as error:
             self._give_up(error)
 

@@ -348,7 +348,8 @@ def _cut_step(
     later: list[SurveyedSegment],
 ) -> tuple[Action, Step]:
     message = f"cut the journal before frame {damage.first}, with all that follows"
-    action = Action("cut", segment.name, damage.start, message, damage.first, None)
+    last = None if damage.resumes or later else damage.last
+    action = Action("cut", segment.name, damage.start, message, damage.first, last)
     return action, _Cut(files, directory, segment, damage, later[::-1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from fasti.config import Durability, ShardSettings
 from fasti.core import events as ev
 from fasti.core.replies import Frame, Step
 from fasti.errors import FastiError
+from fasti.storage.journal_end import read_end
 from fasti.storage.store import ShardStore
 
 
@@ -210,4 +212,30 @@ def test_stopping_writes_what_is_waiting_and_syncs_it() -> None:
     assert bench.store.journal.synced_sequence == 1
     bench.committer.stop()
     assert bench.store.journal.synced_sequence == 6
+    bench.store.close()
+
+
+def test_the_end_is_recorded_under_load_after_answers_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fasti.broker.committer._END_EVERY_S", 0.0)
+    bench = Bench()
+    recorded: list[tuple[int, int]] = []
+    sync_end = bench.store.journal.sync_end
+
+    def spy() -> bool:
+        done = sync_end()
+        end = read_end(bench.files.crash(random.Random(0)), "journal")
+        assert end is not None
+        with bench.changed:
+            recorded.append((end.last_sequence, len(bench.answered)))
+            bench.changed.notify_all()
+        return done
+
+    bench.store.journal.sync_end = spy  # type: ignore[method-assign]
+    bench.begin()
+    for count in range(2, 6):
+        bench.committer.take(bench.work())
+        bench.wait_for(lambda count=count: recorded and recorded[-1] == (count, count))
+    bench.committer.stop()
     bench.store.close()

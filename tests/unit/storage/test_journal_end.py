@@ -185,10 +185,11 @@ def test_the_end_is_durable_after_a_mark_and_after_sync_end() -> None:
 
 @pytest.mark.parametrize("kind", ["create", "write", "sync"])
 def test_an_end_that_cannot_be_written_stops_nothing(kind: str) -> None:
+    failing = {(kind, END)}
+
     class Failing(SimulatedFiles):
-        def step(self, name_of_kind: str, name: str) -> bool:
-            failing = super().step(name_of_kind, name)
-            return failing or (name == END and name_of_kind == kind)
+        def step(self, kind: str, name: str) -> bool:
+            return super().step(kind, name) or (kind, name) in failing
 
     files = Failing()
     journal = open_journal(files)
@@ -196,8 +197,15 @@ def test_an_end_that_cannot_be_written_stops_nothing(kind: str) -> None:
     journal.mark()
     synced(journal, 3)
     assert journal.end_problem is not None
-    journal.close()
     assert open_journal(files.crash(random.Random(0))).last_sequence == 6
+    # The next segment is a new try.
+    failing.clear()
+    synced(journal, 2, bytes(3000))
+    assert journal.end_problem is None
+    journal.sync_end()
+    end = read_end(files.crash(random.Random(0)), "journal")
+    assert end is not None
+    assert end.last_sequence == 8
 
 
 def test_an_end_is_lowered_before_segments_go_that_it_speaks_of() -> None:
