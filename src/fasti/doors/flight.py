@@ -87,7 +87,7 @@ class FlightDoor(fl.FlightServerBase):
         SIGINT by Arrow's own, which wait for every open stream.
         """
         if self._guard is not None:
-            self._guard.start(self.port)
+            self._guard.start(self.port, self._service.shard.threads)
 
     def stop(self) -> None:
         """Returns when every call that was under way has ended."""

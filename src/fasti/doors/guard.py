@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from fasti.broker.logs import fields
 from fasti.broker.memory import MemoryReturn, anonymous_bytes
+from fasti.broker.threads import Threads, Worker
 from fasti.config import GuardSettings
 from fasti.doors.sockets import Accepted, AcceptedSockets
 from fasti.doors.strangers import Connections, Line, Why
@@ -63,7 +64,7 @@ class Guard:
         self._give_memory_back = give_memory_back
         self._sockets: AcceptedSockets | None = None
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self._calm_bytes = anonymous_bytes()
         self._glance_at = self._sweep_at = self._rest_until = 0.0
         self._logged_at = -_LOG_EVERY_S
@@ -74,29 +75,32 @@ class Guard:
         address = unquote(peer.partition(":")[2])
         return self._connections.line(_SCOPE.sub("", address) if "%" in address else address)
 
-    def start(self, port: int) -> None:
+    def start(self, port: int, threads: Threads) -> None:
         """Begins to watch a port of this process."""
         if not AcceptedSockets.are_visible():
             _log.warning("this system doesn't tell what connections bring: they are not watched")
             return
         self._sockets = AcceptedSockets(port)
-        self._thread = threading.Thread(target=self._run, name="fasti-guard", daemon=True)
-        self._thread.start()
+        self._worker = threads.worker("fasti-guard", self._run)
+        self._worker.start()
 
     def stop(self) -> None:
         """Ends the watch."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._worker is not None:
+            self._worker.join()
 
     def _run(self) -> None:
-        pause = _TICK_S
+        pause, worker = _TICK_S, self._worker
+        assert worker is not None, "started"
         while not self._stopping.wait(pause):
             try:
+                worker.busy()
                 pause = self.poll(time.monotonic())
             except Exception:  # It must live as long as the port.
                 _log.exception("watching connections")
                 pause = _GLANCE_S
+            worker.idle()
 
     def poll(self, now: float) -> float:
         """One look; how long to wait for the next. For the guard's thread, or a test instead of it."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
+import fasti
 from fasti.broker.threads import Queue, Threads, Worker
 
 WAIT_S = 60.0
@@ -155,3 +158,26 @@ def test_work_that_nobody_takes_is_told() -> None:
     for second in range(110, 130):
         threads.look(second)
     assert threads.troubles() == []
+
+
+# Threads that live as long as a call, a stream or the end of the process, and the watchdog itself.
+UNWATCHED = {
+    "fasti-watchdog",
+    "fasti-writer",
+    "fasti-watch",
+    "fasti-flight-stop",
+    "fasti-parent",
+}
+
+
+def test_no_thread_of_the_broker_is_started_unwatched() -> None:
+    package = Path(fasti.__file__).parent
+    found = set()
+    for folder in ("broker", "doors", "storage", "core"):
+        for path in (package / folder).rglob("*.py"):
+            for started in re.findall(r"threading\.Thread\(([^()]*)\)", path.read_text()):
+                name = re.search(r'name="([^"]+)"', started)
+                found.add(name[1] if name is not None else f"{path.name}: {started}")
+    # A worker's own.
+    found.discard("threads.py: target=self._drive, name=name, daemon=True")
+    assert found == UNWATCHED
