@@ -195,12 +195,11 @@ class Housekeeper:
         return None
 
     def _give_up_feed(self) -> bool:
-        """On a full disk; on a disk so full or ill that this fails too there is only waiting."""
+        """On a full disk. While the shard recovers nothing is deleted beside it."""
         try:
             with self._working():
                 return self._shard.store.give_up_feed()
-        except Exception as error:
-            self.last_error = error
+        except StorageFailed:
             return False
 
     # Checkpoints

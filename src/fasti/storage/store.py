@@ -312,9 +312,13 @@ class ShardStore:
         }
 
     def give_up_feed(self) -> bool:
-        """The disk is full: the change feed makes room for messages. False if it had none."""
+        """The disk is full: the change feed makes room for messages.
+
+        False if it had none, or could not go: whoever asks is in trouble already, and waits.
+        """
         before = self.journal.first_sequence
-        self.journal.trim(self._unneeded)
+        with suppress(FastiError):
+            self.journal.trim(self._unneeded)
         return self.journal.first_sequence > before
 
     # What the engine asks for

@@ -17,8 +17,9 @@ from tests.integration.shard_rig import (
 )
 
 from fasti.broker import housekeeper
+from fasti.broker.shard import Shard
 from fasti.core import commands as co
-from fasti.errors import Closed, StorageFailed
+from fasti.errors import Closed, StorageFailed, StorageFull
 
 MINUTE_US = 60_000_000
 
@@ -111,3 +112,61 @@ def test_what_is_asked_of_a_closed_shard_is_refused() -> None:
         shard.housekeeper.checkpoint_now()
     with pytest.raises(Closed):
         shard.call(co.Count("t"))
+
+
+def produce_for_ever(shard: Shard, *payloads: bytes) -> None:
+    while True:
+        produce(shard, *payloads)
+
+
+def test_a_disk_so_full_that_even_the_feed_cannot_go_refuses_and_goes_on() -> None:
+    files = SharedFiles()
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        produce(shard, b"before")
+        store, journal = shard.store, shard.store.journal
+        prepare, trim = journal.prepare_spare, journal.trim
+
+        def full() -> bool:
+            raise StorageFull("no room")
+
+        def broken(through: int) -> None:
+            raise StorageFailed("nor can anything be deleted")
+
+        journal.prepare_spare = full  # type: ignore[method-assign]
+        journal.trim = broken  # type: ignore[method-assign]
+        large = [b"x" * 9_000] * 6
+        with pytest.raises(StorageFull):
+            produce_for_ever(shard, *large)
+        assert shard.store is store
+        assert shard.room.full
+        assert shard.threads.troubles() == []
+        journal.prepare_spare = prepare  # type: ignore[method-assign]
+        journal.trim = trim  # type: ignore[method-assign]
+        with shard.housekeeper._changed:
+            shard.housekeeper._changed.notify_all()
+        assert produce(shard, b"after")
+
+
+def test_a_slice_in_hand_when_the_thread_dies_is_read_all_the_same() -> None:
+    clock, files = FakeClock(), SharedFiles()
+    with serving(files, clock=clock) as shard:
+        make_topic(shard)
+        produce(shard, b"later", due_us=NOW_US + 60 * MINUTE_US)
+        shard.checkpoint()
+    with serving(files, clock=clock) as shard:
+        load, died = shard.store.load_slice, []
+
+        def die_once(wanted: Any) -> Any:
+            if not died:
+                died.append(wanted)
+                raise SystemExit("not even an Exception")
+            return load(wanted)
+
+        shard.store.load_slice = die_once  # type: ignore[method-assign]
+        session = shard.open_session()
+        session.lease("t", "c", 1)
+        clock.advance(shard, 60 * MINUTE_US)
+        delivery = session.receive(60)
+        assert delivery is not None
+        assert shard.threads.deaths["fasti-slices"] == 1
