@@ -510,9 +510,12 @@ class Client:
         """
         return await self._home.run(self._client.backup, path, progress=progress, rate=rate)
 
-    async def checkpoint(self) -> None:
-        """Has the broker write what it holds to runs now; returns when that is done."""
-        await self._home.run(self._client.checkpoint)
+    async def checkpoint(self, timeout: Duration | None = None) -> None:
+        """Has the broker write what it holds to runs now; returns when that is done.
+
+        Raises `timed_out` after `timeout`, or that of `connect`; the checkpoint goes on.
+        """
+        await self._home.run(self._client.checkpoint, timeout)
 
     async def scrub(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Has the broker read everything that it stores, to find damage; returns when that is done.

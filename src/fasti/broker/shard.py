@@ -75,6 +75,7 @@ from fasti.errors import (
     Overloaded,
     StorageFailed,
     StorageFull,
+    TimedOut,
 )
 from fasti.storage import copies, homes
 from fasti.storage.files import Files
@@ -264,9 +265,12 @@ class Shard:
         """Returns when the sequencer takes nothing any more: closed, or failed for good."""
         self._worker.wait()
 
-    def checkpoint(self) -> None:
-        """Writes a checkpoint now and returns when it is complete."""
-        self.housekeeper.checkpoint_now().result()
+    def checkpoint(self, timeout_s: float | None = None) -> None:
+        """Writes a checkpoint now and returns when it is complete. Raises `timed_out`."""
+        try:
+            self.housekeeper.checkpoint_now().result(timeout_s)
+        except TimeoutError as error:
+            raise TimedOut(f"the checkpoint took more than {timeout_s:g} s, and goes on") from error
 
     def fetch(self, topic: str, target: commands.Target) -> tuple[Messages, pa.RecordBatch]:
         """Messages and their payloads, row by row."""

@@ -76,9 +76,16 @@ def forecast(
 
 def _floor(at_us: int, bucket_us: int) -> int:
     """The beginning of the bar in which a time lies, so that bars begin at whole local hours."""
-    offset = datetime.fromtimestamp(at_us / 1e6).astimezone().utcoffset() or timedelta()
+    offset = _local(at_us).utcoffset() or timedelta()
     offset_us = offset // timedelta(microseconds=1)
     return (at_us + offset_us) // bucket_us * bucket_us - offset_us
+
+
+def _local(at_us: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(at_us / 1e6).astimezone()
+    except (OverflowError, ValueError):
+        raise typer.BadParameter("a bar lies beyond the calendar (1 to 9999): see --to") from None
 
 
 def _print(bars: list[tuple[int, int]], bucket_us: int) -> None:
@@ -93,7 +100,7 @@ def _print(bars: list[tuple[int, int]], bucket_us: int) -> None:
 
 
 def _label(at_us: int, bucket_us: int) -> str:
-    local = datetime.fromtimestamp(at_us / 1e6).astimezone()
+    local = _local(at_us)
     if bucket_us >= DAY_US:
         return local.strftime("%a %Y-%m-%d")
     if bucket_us >= MINUTE_US:

@@ -68,7 +68,10 @@ def moment_or_distance(text: str) -> datetime:
     written = text.strip()
     if written[:1] in ("+", "-"):
         away = length(written[1:])
-        return datetime.now(UTC) + (away if written[0] == "+" else -away)
+        try:
+            return datetime.now(UTC) + (away if written[0] == "+" else -away)
+        except OverflowError:
+            raise typer.BadParameter(f"{text!r} lies beyond the calendar (1 to 9999)") from None
     if written == "now":
         return datetime.now(UTC)
     return moment(text)

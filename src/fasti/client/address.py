@@ -6,10 +6,14 @@ environment. What is given as an argument, an option or a flag wins.
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import os
 from dataclasses import dataclass
 
 from fasti.errors import InvalidArgument
+
+_log = logging.getLogger("fasti.client")
 
 DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
 DEFAULT_PORT = 7170
@@ -38,6 +42,35 @@ class Address:
             return f"embedded:{self.directory}"
         hosts = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in self.hosts)
         return f"fasti{'+tls' if self.tls else ''}://{hosts}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing that is sent there leaves this machine."""
+        return all(_is_loopback(host) for host, _ in self.hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+# Addresses of which it was said already, in this process.
+_warned: set[str] = set()
+
+
+def warn_of_clear_token(address: Address) -> None:
+    """Logs, once, that everybody on the way to another host can read the token."""
+    place = str(address)
+    if address.tls or address.is_local or place in _warned:
+        return
+    _warned.add(place)
+    _log.warning(
+        "the token is sent to %s in clear: whoever reads the network has it. Use fasti+tls:// "
+        "(and --tls-cert and --tls-key of the broker)",
+        place,
+    )
 
 
 def known_address() -> str:

@@ -22,7 +22,7 @@ class BrokerSource:
 
     def __init__(self, transport: Transport, rate: int) -> None:
         self._transport, self._rate = transport, rate
-        told, _ = transport.call("begin_backup", timeout=60.0)
+        told, _ = transport.call("begin_backup")
         self._number: int = told["backup"]
         names = ("shard", "position", "last", "at_us", "blocks", "journal_bytes")
         given = {name: told[name] for name in names}

@@ -717,9 +717,14 @@ class Client:
 
         return back_up_broker(self.transport, Path(path), progress, rate)
 
-    def checkpoint(self) -> None:
-        """Has the broker write what it holds to runs now; returns when that is done."""
-        self.transport.call("checkpoint", timeout=600.0)
+    def checkpoint(self, timeout: Duration | None = None) -> None:
+        """Has the broker write what it holds to runs now; returns when that is done.
+
+        Raises `timed_out` after `timeout`, or that of `connect`; the checkpoint goes on.
+        """
+        timeout_s = self._timeout_s if timeout is None else duration_us(timeout) / 1_000_000
+        header = {"within_us": round(timeout_s * 1_000_000)}
+        self.transport.call("checkpoint", header, timeout=timeout_s)
 
     def scrub(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Has the broker read everything that it stores, to find damage; returns when that is done.

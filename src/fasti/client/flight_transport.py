@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from fasti.client import forking
-from fasti.client.address import Address
+from fasti.client.address import Address, warn_of_clear_token
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
@@ -35,6 +35,7 @@ from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.problems import error_from_json
 from fasti.protocol.quiet_grpc import quiet_grpc
 from fasti.protocol.schemas import RETURNED, VERSION
+from fasti.protocol.tokens import check_token
 
 logger = logging.getLogger("fasti.client")
 
@@ -112,7 +113,11 @@ class FlightTransport:
         self._tls_ca = tls_ca
         self.timeout_s = timeout
         # gRPC wants the names of headers in lower case.
-        self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        self._headers = (
+            [(b"authorization", f"Bearer {check_token(token)}".encode())] if token else []
+        )
+        if token:
+            warn_of_clear_token(address)
         self._lock = threading.Lock()
         self._clients: dict[str, flight.FlightClient] = {}
         self._place = self._generation = 0

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from fasti.doors.link import BrokerLink
 from fasti.errors import FastiError, Unauthenticated, Unavailable
+from fasti.protocol.tokens import check_token
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PROBLEM_TYPE = "application/problem+json"
@@ -115,7 +116,7 @@ def _token(link: BrokerLink, request: Request) -> str:
     given = request.headers.get("authorization", "")
     if not given.lower().startswith(_BEARER):
         raise Unauthenticated("this broker asks for `Authorization: Bearer TOKEN`")
-    return given[len(_BEARER) :].strip()
+    return check_token(given[len(_BEARER) :].strip())
 
 
 def _told(request: Request, error: Exception) -> Response:

@@ -39,3 +39,10 @@ def test_by_default_what_comes_next(shell: Shell) -> None:
 def test_what_makes_no_picture_is_refused(shell: Shell) -> None:
     for more in (["--bucket", "0s"], ["--to", "-1h"], ["--bucket", "1ms"]):
         assert shell("forecast", "emails", *SPAN, *more).code == 2
+
+
+def test_bars_beyond_the_calendar(shell: Shell) -> None:
+    found = shell.run("forecast", "emails", "--from", "9999-12-31T23:00Z", "--bucket", "1d")
+    assert found.exit_code == 2
+    assert "beyond the calendar" in found.stderr
+    assert shell.run("forecast", "emails", "--to", "+10000000d").exit_code == 2

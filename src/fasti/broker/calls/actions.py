@@ -109,9 +109,11 @@ def _metrics(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
-    requests.checked(header)
+    within_us = requests.integer(requests.checked(header, within_us=None), "within_us")
     none(parts)
-    service.shard.checkpoint()
+    if within_us is not None and within_us < 0:
+        raise InvalidArgument("within_us can't be negative", field="within_us", limit=0)
+    service.shard.checkpoint(None if within_us is None else within_us / 1_000_000)
     return {}, []
 
 

@@ -13,6 +13,8 @@ zone, so that what happens around a change of the clock is a rule that is writte
 An interval is counted from the schedule's start, or, if it has none, from midnight UTC of 1 January
 1970: `every 15m` happens at :00, :15, :30 and :45.
 
+Nothing happens before 1970 or after the last day of 9998: the calendar that shows it ends a year later.
+
 A look-up costs tens of microseconds, so schedules with the same timing share one `Occurrences`,
 which remembers what it has worked out. One thread at a time.
 """
@@ -34,7 +36,7 @@ from cronsim import CronSim, CronSimError
 
 from fasti.core.cron.schedule import Schedule
 from fasti.errors import InvalidArgument
-from fasti.model import DUE_MAX_US, SECOND_US
+from fasti.model import SECOND_US
 
 _MACROS = {
     "@yearly": "0 0 1 1 *",
@@ -47,6 +49,9 @@ _MACROS = {
 }
 # Without a zone, as every time that only a wall clock shows.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+# No clock is further from UTC than this.
+_FIRST_LOCAL = _EPOCH - timedelta(days=2)
+_LAST_LOCAL = _EPOCH.replace(year=9999) + timedelta(days=2)
 _MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
 # No zone ever leapt by more at once.
@@ -165,8 +170,9 @@ class Occurrences:
 
     def _intervals(self, us: int, step: Literal[1, -1]) -> Iterator[int]:
         every_us, anchor_us = self.timing.every_us, self.timing.anchor_us
+        us = min(us, _LAST_US)
         number = (us - anchor_us) // every_us + (1 if step > 0 else 0)
-        while 0 <= (at_us := anchor_us + number * every_us) <= DUE_MAX_US:
+        while 0 <= (at_us := anchor_us + number * every_us) <= _LAST_US:
             yield at_us
             number += step
 
@@ -181,12 +187,12 @@ class Occurrences:
                 heapq.heappush(waiting, sign * at_us)
             while waiting and waiting[0] <= sign * bound:
                 at_us = sign * heapq.heappop(waiting)
-                if at_us != told and ((at_us > us) if forward else (at_us <= us)):
+                if at_us != told and ((us < at_us <= _LAST_US) if forward else (at_us <= us)):
                     yield at_us
                     told = at_us
         while waiting:
             at_us = sign * heapq.heappop(waiting)
-            if at_us != told and ((at_us > us) if forward else (at_us <= us)):
+            if at_us != told and ((us < at_us <= _LAST_US) if forward else (at_us <= us)):
                 yield at_us
                 told = at_us
 
@@ -205,9 +211,12 @@ class Occurrences:
         found = CronSim(self.timing.cron, begin, reverse=not forward)
         while True:
             try:
-                yield next(found)
+                local = next(found)
             except (StopIteration, OverflowError, ValueError):
                 return
+            if not _FIRST_LOCAL < local < _LAST_LOCAL:
+                return
+            yield local
 
     def _offset(self, us: int) -> timedelta:
         us = min(max(us, 0), _LAST_US)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from fasti.broker.cron.occurrences import Occurrences, Timing, preview
 from fasti.core.cron.schedule import Schedule
 from fasti.errors import InvalidArgument
+from fasti.model import DUE_MAX_US, SECOND_US
 
 _US = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -311,3 +313,18 @@ def _walk(schedule: Schedule, begin: int, end: int) -> list[int]:
         shown_before = wall
         at += timedelta(minutes=1)
     return sorted(found)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"])
+@pytest.mark.parametrize("timing", [{"every_us": SECOND_US}, {"cron": "59 23 31 12 *"}])
+def test_the_calendar_has_an_end_and_a_beginning(zone: str, timing: dict[str, Any]) -> None:
+    """Nothing is out of range there, and what is asked for beyond it ends soon."""
+    last_us = 253_370_764_800_000_000  # 1 January 9999
+    for after_us in (0, 1, last_us - 1, last_us, last_us + 1, DUE_MAX_US - 1, DUE_MAX_US):
+        for start_us in (0, DUE_MAX_US - 5):
+            schedule = Schedule("t", timezone=zone, start_us=start_us, **timing)
+            assert all(at_us <= last_us for at_us, _ in preview(schedule, after_us, 5))
+            occurrences = Occurrences(Timing.of(schedule))
+            assert all(at_us <= last_us for at_us in islice(occurrences.until(after_us), 5))
+            occurrences.first_after(after_us)
+    assert preview(Schedule("t", timezone=zone, **timing), last_us, 5) == []
