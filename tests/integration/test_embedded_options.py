@@ -1,11 +1,15 @@
 """An embedded broker takes its settings where it is opened."""
 
+import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import fasti
-from fasti.errors import InvalidArgument
+import fasti.aio
+from fasti.errors import InvalidArgument, TimedOut
+from fasti.testing import VirtualBroker
 
 
 def test_settings_are_given_by_name(tmp_path: Path) -> None:
@@ -25,3 +29,20 @@ def test_what_is_no_setting_is_refused_by_name(tmp_path: Path, wrong: dict[str, 
     with pytest.raises(InvalidArgument) as refused:
         fasti.connect(f"embedded:{tmp_path}", **wrong)
     assert refused.value.field == next(iter(wrong))
+
+
+def test_a_checkpoint_obeys_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with VirtualBroker() as broker:
+        client = broker.client()
+        client.checkpoint(timeout="60s")
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.shard.housekeeper, "checkpoint_now", Future)
+            with pytest.raises(TimedOut, match="goes on"):
+                client.checkpoint(timeout="10ms")
+
+            async def later() -> None:
+                async with fasti.aio.Client(client) as waiting:
+                    with pytest.raises(TimedOut, match="goes on"):
+                        await waiting.checkpoint(timeout="10ms")
+
+            asyncio.run(later())

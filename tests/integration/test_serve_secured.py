@@ -43,6 +43,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     authority.cert_pem.write_to_path(folder / "authority.pem")
     certificate.private_key_pem.write_to_path(folder / "key.pem")
+    (folder / "key.pem").chmod(0o600)
     for blob in certificate.cert_chain_pems:
         blob.write_to_path(folder / "cert.pem", append=True)
     tokens = folder / "credentials.toml"

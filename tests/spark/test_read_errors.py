@@ -67,6 +67,7 @@ def test_tls_and_tokens_which_are_never_shown(spark: SparkSession, tmp_path: Pat
     certificate = authority.issue_cert("localhost")
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    (tmp_path / "key.pem").chmod(0o600)
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     token = create(tmp_path / "credentials.toml", "billing")
     settings = {

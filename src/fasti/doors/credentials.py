@@ -23,6 +23,7 @@ import tomllib
 from contextlib import suppress
 from pathlib import Path
 
+from fasti.doors.private_files import check_private
 from fasti.errors import AlreadyExists, FastiError, InvalidArgument, NotFound, PermissionDenied
 
 _log = logging.getLogger("fasti.doors.credentials")
@@ -31,7 +32,7 @@ _PREFIX = "sha256:"
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TOKEN_PREFIX = "fasti_"
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int, int]
 
 
 def hash_token(token: str) -> str:
@@ -47,7 +48,7 @@ class Credentials:
         self._lock = threading.Lock()
         self._own: dict[str, str] = {}
         self._stamp = _stamp(path)
-        self._names = read_file(path)
+        self._names = _read_private(path)
 
     def add(self, name: str) -> str:
         """A new token that only this process knows of."""
@@ -71,7 +72,7 @@ class Credentials:
             if stamp != self._stamp:
                 self._stamp = stamp
                 try:
-                    self._names = read_file(self._path)
+                    self._names = _read_private(self._path)
                     _log.info("credentials were read again: %d names", len(self._names))
                 except FastiError as error:
                     _log.error("credentials are as they were, because: %s", error.message)
@@ -81,6 +82,11 @@ class Credentials:
 def new_token() -> str:
     """A random one, with a prefix by which scanners of leaked secrets can know it."""
     return _TOKEN_PREFIX + secrets.token_urlsafe(32)
+
+
+def _read_private(path: Path) -> dict[str, str]:
+    check_private(path)
+    return read_file(path)
 
 
 def read_file(path: Path) -> dict[str, str]:
@@ -148,5 +154,5 @@ def _stamp(path: Path) -> Stamp:
     try:
         found = path.stat()
     except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        return 0, 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode

@@ -37,6 +37,7 @@ from fasti.errors import (
 from fasti.protocol.envelope import dump, pack, parse_request, unpack
 from fasti.protocol.problems import error_to_json
 from fasti.protocol.quiet_grpc import quiet_grpc
+from fasti.protocol.tokens import check_token
 
 _log = logging.getLogger("fasti.doors.flight")
 
@@ -101,15 +102,24 @@ class FlightDoor(fl.FlightServerBase):
         line.heard += 1
         return line
 
+    def _let_in(self, context: Any) -> Caller:
+        """Who calls. Raises `unauthenticated` for a call that the middleware left to be refused."""
+        found = context.get_middleware(_CREDENTIALS)
+        if isinstance(found, _Refused):
+            found.guard.note(found.why, "do_action", _peer(context))
+            raise _unknown_token()
+        return _caller(context)
+
     # Calls, each in a thread of gRPC's
 
     def do_action(self, context: Any, action: Any) -> Any:
         """Control and mutations by name."""
-        self._heard(context)
         with _refusals(self._service):
+            caller = self._let_in(context)
+            self._heard(context)
             try:
                 header, parts = unpack(action.body, of_request=True)
-                reply, found = self._service.call(action.type, header, parts, _caller(context))
+                reply, found = self._service.call(action.type, header, parts, caller)
                 body = pack(reply, found)
             except FastiError as error:
                 body = pack({"error": error_to_json(error)})
@@ -200,38 +210,68 @@ class _Known(fl.ServerMiddleware):
         self.name = name
 
 
+class _Refused(fl.ServerMiddleware):
+    """Of an action that has no token: refused by the door, which knows where it comes from."""
+
+    def __init__(self, guard: _Guard, why: str) -> None:
+        super().__init__()
+        self.guard, self.why = guard, why
+
+
 class _Guard(fl.ServerMiddlewareFactory):
-    """Lets in only calls with a token that is known."""
+    """Lets in only calls with a token that is known.
+
+    Middleware isn't told who calls, and the log should say it. An action is one message, which is here
+    already: it is left to `do_action` to refuse. Everything else is refused before any of it is read.
+    """
 
     def __init__(self, credentials: Credentials, service: Service) -> None:
         super().__init__()
         self._credentials, self._service = credentials, service
         self._logged_at = -_LOG_EVERY_S
 
-    def start_call(self, info: Any, headers: Any) -> _Known:
+    def start_call(self, info: Any, headers: Any) -> _Known | _Refused:
         """Called by gRPC before each call. What it returns goes with the call."""
-        values = headers.get("authorization") or [""]
-        token = values[0].removeprefix(_BEARER) if values[0].startswith(_BEARER) else ""
-        name = self._credentials.check(token) if token else None
-        if name is None:
-            self._note_refused(info)
-            raise _as_flight(
-                Unauthenticated(
-                    "the call has no token that is known here: give one by token=, --token or "
-                    "FASTI_TOKEN; `fasti token create` makes one"
-                )
-            )
-        return _Known(name)
+        try:
+            token = _token(headers)
+            name = self._credentials.check(token)
+            if name is not None:
+                return _Known(name)
+            why = "the token is not known here"
+        except Unauthenticated as error:
+            why = error.message
+        if info.method == fl.FlightMethod.DO_ACTION:
+            return _Refused(self, why)
+        self.note(why, info.method.name.lower())
+        raise _as_flight(_unknown_token())
 
-    def _note_refused(self, info: Any) -> None:
-        """Counted each time, logged now and then: somebody may try for hours."""
+    def note(self, why: str, call: str, peer: str = "-") -> None:
+        """Counted each time, logged now and then: somebody may try for hours. Never the token."""
         metrics = self._service.metrics
         metrics.unauthenticated()
         now = time.monotonic()
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
-            told = fields(call=info.method.name.lower(), total=metrics.unauthenticated_calls())
-            _log.warning("a call was refused: no token that is known here", extra=told)
+            told = fields(call=call, peer=peer, total=metrics.unauthenticated_calls())
+            _log.warning("a call was refused: %s", why, extra=told)
+
+
+def _token(headers: Any) -> str:
+    """The token of a call. Raises `unauthenticated` with what is odd about it."""
+    values = headers.get("authorization")
+    if not values:
+        raise Unauthenticated("it has no token")
+    value = values[0]
+    if len(values) > 1 or not isinstance(value, str) or not value.startswith(_BEARER):
+        raise Unauthenticated("its authorization is not one bearer token")
+    return check_token(value.removeprefix(_BEARER))
+
+
+def _unknown_token() -> Unauthenticated:
+    return Unauthenticated(
+        "the call has no token that is known here: give one by token=, --token or "
+        "FASTI_TOKEN; `fasti token create` makes one"
+    )
 
 
 def _caller(context: Any) -> Caller:

@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 
+from fasti.doors.private_files import check_private
 from fasti.errors import AlreadyExists, FastiError, InvalidArgument, PermissionDenied
 from fasti.settings.values import Address
 
@@ -71,6 +72,7 @@ def read_certificate(certificate: Path, key: Path) -> tuple[bytes, bytes]:
     # Imported late: most brokers start without.
     import ssl
 
+    check_private(key)
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
             certificate, key, password=lambda: ""

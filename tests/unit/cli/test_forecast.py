@@ -42,7 +42,7 @@ def test_what_makes_no_picture_is_refused(shell: Shell) -> None:
 
 
 def test_bars_beyond_the_calendar(shell: Shell) -> None:
-    found = shell.run("forecast", "emails", "--from", "9999-12-31T23:00Z", "--bucket", "1d")
-    assert found.exit_code == 2
-    assert "beyond the calendar" in found.stderr
-    assert shell.run("forecast", "emails", "--to", "+10000000d").exit_code == 2
+    found = shell("forecast", "emails", "--from", "9999-12-31T10:00Z", "--bucket", "1d")
+    assert found.code == 2
+    assert "calendar" in found.err
+    assert shell("forecast", "emails", "--to", "+10000000d").code == 2

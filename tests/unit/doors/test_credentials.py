@@ -62,6 +62,7 @@ def test_names_that_cannot_be(path: Path, name: str) -> None:
 @pytest.mark.parametrize("text", ["x", 'a = "secret"', "a = 5", '[a]\nb = "sha256:00"'])
 def test_a_file_that_cannot_be(path: Path, text: str) -> None:
     path.write_text(text)
+    path.chmod(0o600)
     with pytest.raises(InvalidArgument):
         Credentials(path)
 
