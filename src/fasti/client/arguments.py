@@ -201,6 +201,9 @@ class EmbeddedOptions(TypedDict, total=False):
     feed_age_us: int
     feed_bytes: int
     stall_us: int
+    clock_leap_max_us: int
+    clock_leap_lasts_us: int
+    clock_behind_max_us: int
     limits: Limits
 
 

@@ -64,6 +64,8 @@ class ClockEstimate:
         # The upper end, likewise.
         self._most: tuple[int, int] | None = None
         self.error_us = 0
+        # By how much the broker's clock is further if it was not slowed, as of the last reading.
+        self.unsure_us = 0
         self.jumps = 0
         self.samples = 0
 
@@ -83,9 +85,14 @@ class ClockEstimate:
 
     def now_us(self) -> int:
         """The lower end of what the broker's clock shows now; 0 while nothing is known."""
+        # For every message: what `_held_us` does, written out.
+        best = self._best
+        if best is None:
+            return 0
         at_us = self._monotonic()
-        held = self._held_us(at_us)
-        return 0 if held is None else at_us + held
+        lower, learnt_us, steady_until = best
+        now_us = at_us + lower - (at_us - learnt_us) * _DRIFT_PPM // 1_000_000
+        return now_us if at_us <= steady_until else at_us + (self._held_us(at_us) or 0)
 
     def seconds_until(self, at_us: int) -> float:
         """How long to sleep until `now_us()` has reached it; 0 or less if it has."""
@@ -122,6 +129,7 @@ class ClockEstimate:
                 # What was promised before holds too.
                 steady_until = max(steady_until, self._best[2])
             self._best = (kept, answered_us, steady_until)
+            self.unsure_us = 0
             self.jumps += leapt
             listeners = list(self._listeners) if moved or leapt else []
         if leapt and held is not None:
@@ -149,6 +157,7 @@ class ClockEstimate:
             if held is not None and self._best is not None and now_us - at_us > held:
                 # It may have been under way for long: it says nothing about the time to come.
                 self._best = (now_us - at_us, at_us, self._best[2])
+                self.unsure_us = 0
 
     def forget(self) -> None:
         """Another broker may answer from now on: nothing is known until the next sample."""
@@ -164,5 +173,6 @@ class ClockEstimate:
         held = lower - (at_us - learnt_us) * _DRIFT_PPM // 1_000_000
         slow_us = at_us - max(steady_until, learnt_us)
         if slow_us > 0:
-            held -= slow_us - slow_us // _SLOWER
+            self.unsure_us = slow_us - slow_us // _SLOWER
+            held -= self.unsure_us
         return held

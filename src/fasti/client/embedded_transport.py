@@ -33,6 +33,8 @@ _VERSION = {"version": VERSION}
 class LocalClock:
     """The broker's own clock: there is nothing to estimate."""
 
+    unsure_us = 0
+
     def __init__(self, clock: EngineClock) -> None:
         # Exactly what the broker goes by. Asked for every message: nothing stands in between.
         self.now_us = clock.now_us

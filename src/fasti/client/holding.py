@@ -196,7 +196,7 @@ class Holding:
                     continue
                 if turn_us > at_us:
                     return None
-                if at_us >= run.until_us:
+                if at_us + self._clock.unsure_us >= run.until_us:
                     self._ended_unseen()
                     return None
                 if run.ends is not None and self._skipped(run, run.ends, at_us):
@@ -216,7 +216,7 @@ class Holding:
         with self.lock:
             now_us = self._clock.now_us()
             begin = run.next
-            if now_us >= run.until_us and begin < run.rows:
+            if now_us + self._clock.unsure_us >= run.until_us and begin < run.rows:
                 self._ended_unseen()
             if self.bound_us < 0:
                 return begin, begin
@@ -250,7 +250,7 @@ class Holding:
                 at_us = now_us()
                 if turn_us > at_us:
                     return
-                if at_us >= run.until_us:
+                if at_us + self._clock.unsure_us >= run.until_us:
                     self._ended_unseen()
                     return
                 if run.ends is not None and self._skipped(run, run.ends, at_us):

@@ -25,6 +25,10 @@ class BrokerClock(Protocol):
     has not come, and whoever moves the time on calls the listeners.
     """
 
+    # How much further the broker's clock may be, when nothing was heard of it for long. Leases run on
+    # meanwhile: they are over when they may be.
+    unsure_us: int
+
     def now_us(self) -> int:
         """The lower end of what the broker's clock shows now: nobody who waits for it is early."""
 

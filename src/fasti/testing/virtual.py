@@ -105,6 +105,8 @@ class VirtualClock:
 class VirtualTime:
     """The broker's clock for its clients, as `fasti.client.transport.BrokerClock` has it."""
 
+    unsure_us = 0
+
     def __init__(self, machine: VirtualClock, clock: EngineClock) -> None:
         self.now_us, self.listen = clock.now_us, machine.listen
 

@@ -30,6 +30,8 @@ def eventually(condition: Callable[[], Any]) -> Any:
 class FakeClock:
     """Stands still until the test moves it on."""
 
+    unsure_us = 0
+
     def __init__(self, now_us: int = 1_000_000) -> None:
         self.at_us = now_us
         self._listeners: list[Callable[[], None]] = []

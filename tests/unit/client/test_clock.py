@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasti.client.clock import ClockEstimate
+from fasti.client.clock import STEADY_US, ClockEstimate
 
 HOUR_US = 3_600_000_000
 
@@ -131,6 +131,26 @@ def test_an_answer_that_tells_more_is_no_leap(caplog: pytest.LogCaptureFixture) 
     asked(clock, ours, 400_000, 400_000, 2 * HOUR_US)
     asked(clock, ours, 400_000, 400_000, HOUR_US)
     assert clock.jumps == 2
+
+
+def test_after_a_long_silence_the_broker_may_have_slowed_down() -> None:
+    ours = Ours()
+    clock = ClockEstimate(ours)
+    asked(clock, ours, 0, 0, HOUR_US)
+    ours.at_us += STEADY_US
+    sure_us = clock.now_us()
+    assert (ours.at_us + HOUR_US - sure_us, clock.unsure_us) == (1_000, 0)
+    ours.at_us += 2 * STEADY_US
+    # What waits for the broker's clock waits for longer; a lease may be over all the same.
+    assert clock.now_us() == sure_us + STEADY_US - 2_000
+    assert clock.now_us() + clock.unsure_us == sure_us + 2 * STEADY_US - 2_000
+    asked(clock, ours, 0, 0, HOUR_US)
+    assert (clock.now_us(), clock.unsure_us) == (ours.at_us + HOUR_US, 0)
+    # One that says that it goes slower is counted so at once.
+    clock.sample(ours.at_us, ours.at_us, ours.at_us + HOUR_US, 1_000_000)
+    clock.sample(ours.at_us, ours.at_us, ours.at_us + HOUR_US - 1, 0)
+    ours.at_us += 2_000_000
+    assert clock.now_us() == ours.at_us + HOUR_US - 1 - 1_000_000 - 200
 
 
 def test_nothing_is_due_while_nothing_is_known() -> None:

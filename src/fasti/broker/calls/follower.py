@@ -63,7 +63,7 @@ class Follower:
 
     def said(self, **header: Any) -> Header:
         """A header with the time."""
-        header["now_us"] = self.service.shard.clock.now_us()
+        header.update(self.service.shard.clock.told())
         return header
 
     def is_over(self) -> bool:

@@ -382,7 +382,7 @@ class Subscription:
                 self._session.arrived.put(None)
 
     def _stamped(self, header: Header) -> Header:
-        header["now_us"] = self._shard.clock.now_us()
+        header.update(self._shard.clock.told())
         return header
 
 
