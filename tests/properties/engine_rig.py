@@ -20,7 +20,16 @@ from fasti.core import commands as co
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.priority.kind import PriorityPartition
-from fasti.core.replies import Buckets, ConsumerReplaced, Counts, Deliver, LoadSlice, Messages, Step
+from fasti.core.replies import (
+    Buckets,
+    ConsumerReplaced,
+    Counts,
+    Deliver,
+    LoadSlice,
+    Messages,
+    SessionDoubted,
+    Step,
+)
 from fasti.core.rows.arena import EXPIRES, STATE_MASK
 from fasti.core.rows.location import is_in_run, number_of, row_of
 from fasti.core.rows.snapshot import live_rows_of, read_range
@@ -137,6 +146,8 @@ def to_command(op: Op) -> Any:
         "lease": co.Lease,
         "detach": co.Detach,
         "heartbeat": co.Heartbeat,
+        "unheard": co.Unheard,
+        "heard": co.Heard,
         "publish": co.Publish,
         "drop_stage": co.DropStage,
         "count": co.Count,
@@ -183,7 +194,8 @@ class Rig:
         if idle and not self._due(before):
             assert not step.frames, f"woke too late: {before.wake_at_us}, {before.wake_at_tick}"
         self.model.begin_step(self.now_us, self.tick)
-        effects = list(step.effects)
+        effects = [each for each in step.effects if not isinstance(each, SessionDoubted)]
+        self._check_doubted(step)
         replies = step.replies[len(inputs) :]
         for op, reply in zip(ops, replies, strict=True):
             self._run_model(op, reply, effects)
@@ -195,6 +207,12 @@ class Rig:
         self.check_state()
         self.broken = False
         return replies
+
+    def _check_doubted(self, step: Step) -> None:
+        """Whoever let leases run out is told to be in doubt."""
+        told = {each.session for each in step.effects if isinstance(each, SessionDoubted)}
+        doubted = {session for topic in self.model.topics.values() for session in topic.doubts}
+        assert told <= doubted
 
     def settle(self) -> None:
         """Steps until there is no more to do at this moment."""
@@ -244,7 +262,7 @@ class Rig:
         elif name == "publish":
             rows, taken = reply.value
             assert (rows, sorted(taken.tolist())) == expected
-        elif name in ("drop_stage", "heartbeat", "pause_topic"):
+        elif name in ("drop_stage", "heartbeat", "pause_topic", "unheard"):
             assert reply.value == expected
         elif isinstance(reply, Counts):
             assert reply.states == expected
@@ -368,7 +386,7 @@ class Rig:
         for name in topics:
             topic = self.model.topics[name]
             for number in range(topic.settings.partitions):
-                if topic.waiting and room:
+                if any(self.model.can_take(name, its) for its, _, _ in topic.waiting) and room:
                     loaded = self._partition(name, number).loaded_until_us
                     if topic.settings.kind == "priority" and loaded <= self.model.now_us:
                         continue  # The most urgent may not be in memory yet.

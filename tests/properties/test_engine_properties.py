@@ -304,7 +304,7 @@ class EngineMachine(RuleBasedStateMachine):
         elif not session or chance < 2:
             self._sessions += 1
             session = self._sessions
-        count = draw(st.sampled_from([1, 2, 20]))
+        count = draw(st.sampled_from([0, 1, 2, 20]))
         given = {"topic": topic, "session": session, "consumer": consumer, "count": count}
         return "lease", given
 
@@ -375,6 +375,22 @@ class EngineMachine(RuleBasedStateMachine):
             consumer = data.draw(st.sampled_from(CONSUMERS))
             given = {"topic": self._topic(data.draw), "consumer": consumer}
             self.rig.step([("heartbeat", given)])
+
+    @precondition(lambda self: any(topic.sessions for topic in self.rig.model.topics.values()))
+    @rule(data=st.data(), silent=st.booleans(), more=st.booleans())
+    def listen(self, data: st.DataObject, silent: bool, more: bool) -> None:
+        """Nothing comes from a consumer any more, or something comes again."""
+        topic = self._topic(data.draw)
+        sessions = self.rig.model.topics[topic].sessions
+        consumer = data.draw(st.sampled_from(CONSUMERS))
+        session = data.draw(st.sampled_from(sorted({0, *sessions.values()})))
+        given = {"topic": topic, "session": sessions.get(consumer, session), "consumer": consumer}
+        if not silent:
+            self.rig.step([("heard", {**given, "finished": more})])
+            return
+        known = self.rig.model.topics[topic].messages.values()
+        after = data.draw(st.sampled_from([0, *(m.token for m in known)]))
+        self.rig.step([("unheard", {**given, "after_token": after, "hold_back": more})])
 
     @precondition(
         lambda self: any(

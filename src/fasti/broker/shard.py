@@ -63,6 +63,7 @@ from fasti.core.replies import (
     Messages,
     Reply,
     SchedulesChanged,
+    SessionDoubted,
     Step,
 )
 from fasti.core.sinks.commands import Carry, SinkChanged
@@ -558,6 +559,10 @@ class Shard:
                 session = self.sessions.get(effect.session)
                 if session is not None:
                     session.end(effect)
+            elif isinstance(effect, SessionDoubted):
+                session = self.sessions.get(effect.session)
+                if session is not None:
+                    session.doubted = True
             elif isinstance(effect, SchedulesChanged) and self.on_schedules is not None:
                 self.on_schedules(effect.topic)
             elif isinstance(effect, SinkChanged) and self.on_sinks is not None:

@@ -222,6 +222,34 @@ class Withdraw:
 
 
 @dataclass(slots=True)
+class Unheard:
+    """Nothing came from a session's peer since the lease `after_token` was written to it.
+
+    With `hold_back` it gets nothing more until it is `Heard`.
+    """
+
+    topic: str
+    session: int
+    consumer: str
+    after_token: int
+    hold_back: bool = False
+    group: str = ""
+
+
+@dataclass(slots=True)
+class Heard:
+    """Something came from the peer of a session that was unheard; or, with `finished`, one that let
+    leases run out has finished messages.
+    """
+
+    topic: str
+    session: int
+    consumer: str
+    finished: bool = False
+    group: str = ""
+
+
+@dataclass(slots=True)
 class Heartbeat:
     """Renews all leases that a consumer has on a topic, up to the longest hold."""
 

@@ -313,6 +313,20 @@ class Lapsed(Event):
 
 
 @dataclass(slots=True)
+class Unopened(Event):
+    """The lease ran out at a consumer that fell silent before it could have opened the message:
+    ready again, at the due time it had, and the attempt doesn't count.
+    """
+
+    code: ClassVar[int] = 33
+    topic: int
+    partition: int
+    reason: str
+    sequence: Int64s
+    due_us: Int64s
+
+
+@dataclass(slots=True)
 class StageOpened(Event):
     """A stage has its name and its topic."""
 

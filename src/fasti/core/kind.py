@@ -112,6 +112,17 @@ class Kind:
         """The number of the group that leases belong to, by the partition that they tell."""
         raise AssertionError(f"{self.name} topics have no groups")
 
+    def count_held(self, topic: Topic, consumer: str, group: int) -> int:
+        """How many leases a consumer has on the topic, in that group of it."""
+        memory = self.state.memory
+        number = memory.consumers.find(consumer)
+        if number is None:
+            return 0
+        held = memory.leases.held_by(number, topic.number)
+        if topic.partitions:
+            return len(held)
+        return int((self.groups_of(memory.leases.partition[held]) == group).sum())
+
     # Leases of topics without partitions
 
     def is_credit(self, command: Any) -> bool:

@@ -141,6 +141,13 @@ class ConsumerReplaced:
 
 
 @dataclass(slots=True)
+class SessionDoubted:
+    """A session let leases run out: the engine is to be told (`Heard`) when it finishes messages."""
+
+    session: int
+
+
+@dataclass(slots=True)
 class SchedulesChanged:
     """Schedules of a topic are others now: whoever works out occurrences should look."""
 

@@ -50,6 +50,8 @@ class Topic:
         self.matcher: Matcher | None = None
         # What a relay passed on to nobody, since the start: no durable state.
         self.unrouted = 0
+        # Leases that ended at silent consumers, since the start: no durable state.
+        self.unopened = 0
         # Nothing is handed out.
         self.paused = False
         # When something last happened here, as far as events tell.
@@ -105,6 +107,7 @@ class ShardState:
             ev.Released: self._released,
             ev.Nacked: self._nacked,
             ev.Expired: self._expired,
+            ev.Unopened: self._unopened,
             ev.Acked: self._acked,
             ev.Died: self._died,
             ev.Redriven: self._redriven,
@@ -322,15 +325,16 @@ class ShardState:
     def _extended(self, event: ev.Extended, _: int) -> None:
         held = self._held(self.partition(event), event.sequence)
         leases = self.memory.leases
-        until, length = leases.until[held], leases.length[held]
+        until, length, sign = leases.until[held], leases.length[held], leases.sign[held]
 
         def take_back() -> None:
-            leases.length[held] = length
+            leases.length[held], leases.sign[held] = length, sign
             leases.arm(held, until)
 
         self.memory.undo.note(take_back)
         leases.length[held] = event.length_us
         leases.arm(held, self._tick + event.length_us)
+        leases.note_alive(held)
 
     def _renewed(self, event: ev.Renewed, _: int) -> None:
         consumer = self.memory.consumers.find(event.consumer)
@@ -349,6 +353,9 @@ class ShardState:
         slots = self.slots_of(partition, event.sequence)
         due = partition.arena.due.take(slots, mode="clip")
         self._return(event, Verb.EXPIRE, due, LEASE_EXPIRED)
+
+    def _unopened(self, event: ev.Unopened, _: int) -> None:
+        self._return(event, Verb.RELEASE, event.due_us, event.reason)
 
     def _return(self, event: Any, verb: Verb, due: Int64s, reason: str | None = None) -> None:
         """Rows wait again: for the reason that is given, or the one that they had before."""

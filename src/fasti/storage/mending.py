@@ -64,6 +64,7 @@ _BEFORE: dict[type[ev.Event], State] = {
     ev.Released: State.LEASED,
     ev.Nacked: State.LEASED,
     ev.Expired: State.LEASED,
+    ev.Unopened: State.LEASED,
     ev.Acked: State.LEASED,
     ev.Died: State.LEASED,
     ev.Redriven: State.DEAD,

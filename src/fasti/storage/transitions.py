@@ -391,6 +391,7 @@ _SHOWN: dict[type[ev.Event], Show] = {
     ev.Released: _messages("released", due_us="due_us", started_us="started_us"),
     ev.Nacked: _messages("nacked", reason="reason", due_us="due_us", started_us="started_us"),
     ev.Expired: _messages("expired"),
+    ev.Unopened: _messages("released", reason="reason", due_us="due_us"),
     ev.Acked: _messages("acked", started_us="started_us"),
     ev.Died: _died,
     ev.Redriven: _messages("redriven", version="version", due_us="due_us"),

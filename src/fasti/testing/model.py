@@ -19,6 +19,7 @@ command raises the same `FastiError` as the engine and changes nothing. One thre
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,9 +57,12 @@ class Model(Leases):
         """Time goes on (the wall never back) and leases run out."""
         self.now_us, self.tick = max(now_us, self.now_us), tick
         for topic in self.topics.values():
-            for message in self._leased(topic):
-                if message.until_tick <= tick:
-                    self._fail(topic, message, "the lease expired", message.due_us)
+            ended = [m for m in self._leased(topic) if m.until_tick <= tick]
+            holders = Counter(message.consumer for message in ended)
+            for message in ended:
+                self._run_out(topic, message)
+            for consumer, count in sorted(holders.items()):
+                self._doubt(topic, consumer, count)
             for message in topic.messages.values():
                 if message.state == State.SCHEDULED:
                     self._lapse(message)
@@ -89,7 +93,10 @@ class Model(Leases):
         for topic in self.topics.values():
             topic.waiting.clear()
             topic.sessions.clear()
+            topic.held_back.clear()
+            topic.doubts.clear()
             for message in self._leased(topic):
+                message.sign = ""
                 start = tick + max(0, message.due_us - last_at_us)
                 message.until_tick = start + message.length_us
                 message.hold_tick = start + topic.settings.hold_us

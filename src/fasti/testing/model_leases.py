@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fasti.core.delivery.retry import retry_delays
+from fasti.core.delivery.silence import again
 from fasti.errors import Fenced, InvalidArgument
 from fasti.model import Outcome, State, partition_of
-from fasti.testing.model_state import Answer, Books, Broken, Message, When
+from fasti.testing.model_state import Answer, Books, Broken, Message, Topic, When
 
 
 class Leases(Books):
@@ -44,8 +45,72 @@ class Leases(Books):
                 where.waiting[place] = (its, name, credit + count)
                 break
         else:
-            where.waiting.append((session, consumer, count))
+            if count:
+                where.waiting.append((session, consumer, count))
+        if session in where.doubts:
+            limit = where.doubts[session][0]
+            where.doubts[session] = limit, max(0, limit - self._held(where, consumer))
         return resumed
+
+    def _held(self, topic: Topic, consumer: str) -> int:
+        return sum(message.consumer == consumer for message in self._leased(topic))
+
+    def _run_out(self, topic: Topic, message: Message) -> None:
+        """A lease ended: an attempt, unless the holder was silent since it got the message."""
+        if message.sign != "silent":
+            self._fail(topic, message, "the lease expired", message.due_us)
+        elif not self._lapse(message):
+            message.attempts -= 1
+            message.version += 1
+            message.reason = again(message.reason)
+            self._give_back(message, message.due_us)
+
+    def _doubt(self, topic: Topic, consumer: str, ended: int) -> None:
+        """So many leases of a consumer ran out: its session may hold half of what it did."""
+        session = topic.sessions.get(consumer)
+        if session is not None:
+            held = self._held(topic, consumer)
+            before = topic.doubts[session][0] if session in topic.doubts else held + ended
+            limit = max(1, before // 2)
+            topic.doubts[session] = limit, max(0, limit - held)
+
+    def unheard(
+        self, topic: str, session: int, consumer: str, after_token: int, hold_back: bool
+    ) -> int:
+        """A session's peer is silent since the lease of that token."""
+        where = self._topic(topic)
+        if where.sessions.get(consumer) != session:
+            return 0
+        if hold_back:
+            where.held_back.add(session)
+        silent = [
+            message
+            for message in self._leased(where)
+            if message.consumer == consumer and message.token > after_token and not message.sign
+        ]
+        for message in silent:
+            message.sign = "silent"
+        return len(silent)
+
+    def heard(self, topic: str, session: int, consumer: str, finished: bool) -> None:
+        """A session's peer is there."""
+        where = self._topic(topic)
+        if where.sessions.get(consumer) != session:
+            return
+        where.held_back.discard(session)
+        if finished:
+            where.doubts.pop(session, None)
+        for message in self._leased(where):
+            if message.consumer == consumer:
+                message.sign = "alive"
+
+    def can_take(self, topic: str, session: int) -> int:
+        """How many messages may go to a session now."""
+        where = self.topics[topic]
+        if session in where.held_back:
+            return 0
+        credit = self.credit(topic, session)
+        return min(credit, where.doubts[session][1]) if session in where.doubts else credit
 
     def credit(self, topic: str, session: int) -> int:
         """How many messages a session still waits for."""
@@ -123,8 +188,14 @@ class Leases(Books):
         but not in a priority topic once it is due.
         """
         where = self.topics[topic]
-        credit = self.credit(topic, session)
-        _require(0 < len(ids) <= credit, f"{len(ids)} messages for a credit of {credit}")
+        credit, most = self.credit(topic, session), self.can_take(topic, session)
+        _require(0 < len(ids) <= most, f"{len(ids)} messages for a credit of {credit}, {most}")
+        if session in where.doubts:
+            trusted = [its for its, _, _ in where.waiting if its not in where.doubts]
+            before = [its for its in trusted if self.can_take(topic, its)]
+            _require(not before, f"{session} let leases run out, and {before} wait")
+            limit, left = where.doubts[session]
+            where.doubts[session] = limit, left - len(ids)
         ready = self.available(topic, partition_of(ids[0]), floor_us)
         wanted = set(ids)
         _require(len(wanted) == len(ids), "a message is handed out twice at once")
@@ -142,6 +213,7 @@ class Leases(Books):
             start = self.tick + max(0, message.due_us - self.now_us)
             message.state, message.token, message.consumer = State.LEASED, token, consumer
             message.attempts += 1
+            message.sign = ""
             message.leased_us = self.now_us
             message.length_us = where.settings.lease_us
             message.until_tick = start + message.length_us
@@ -161,6 +233,7 @@ class Leases(Books):
         def do(row: int, message: Message) -> None:
             message.length_us = length_us
             message.until_tick = self.tick + length_us
+            message.sign = "alive"
 
         return self._under_lease(topic, ids, tokens, do)
 

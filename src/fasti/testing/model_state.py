@@ -63,6 +63,8 @@ class Message:
     length_us: int = 0
     until_tick: int = 0
     hold_tick: int = 0
+    # What is known of the holder since it got the message: nothing, that it lives, that it is silent.
+    sign: str = ""
 
     def visible_state(self, now_us: int) -> str:
         """The word that a reader sees."""
@@ -88,6 +90,10 @@ class Topic:
     # Sessions that wait, in order: (session, consumer, credit). And who has which name.
     waiting: list[tuple[int, str, int]] = field(default_factory=list)
     sessions: dict[str, int] = field(default_factory=dict)
+    # Sessions that get nothing until they are heard; and of those that let leases run out, how many
+    # messages they may hold and how many more they may take.
+    held_back: set[int] = field(default_factory=set)
+    doubts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def next_id(self, partition: int) -> int:
         """The id that the partition's next message will get."""
@@ -170,11 +176,14 @@ class Books:
     def _leave(self, topic: Topic, session: int) -> None:
         topic.waiting = [w for w in topic.waiting if w[0] != session]
         topic.sessions = {c: s for c, s in topic.sessions.items() if s != session}
+        topic.held_back.discard(session)
+        topic.doubts.pop(session, None)
 
     def _renew(self, message: Message) -> None:
         """A heartbeat never shortens a lease, and never carries one beyond the longest hold."""
         renewed = min(self.tick + message.length_us, message.hold_tick)
         message.until_tick = max(message.until_tick, renewed)
+        message.sign = "alive"
 
     def _give_back(self, message: Message, due_us: int) -> None:
         message.state, message.due_us = State.SCHEDULED, due_us

@@ -35,7 +35,10 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "partition": np.int32,
     "consumer": np.int32,
     "reason": np.int32,  # why the message last came back; 0: it never did, or nobody said
+    "sign": np.int8,  # what is known of the holder since it got the message: see below
 }
+# Nothing is known of the holder; it gave a sign of life; it is known to be silent since.
+UNKNOWN, ALIVE, SILENT = 0, 1, 2
 _DURABLE = ("token", "sequence", "length", "topic", "partition", "consumer", "reason", "since")
 
 
@@ -71,6 +74,7 @@ class LeaseTable:
     partition: NDArray[np.int32]
     consumer: NDArray[np.int32]
     reason: NDArray[np.int32]
+    sign: NDArray[np.int8]
 
     def __init__(self, capacity: int) -> None:
         for name, kind in _COLUMNS.items():
@@ -121,6 +125,7 @@ class LeaseTable:
         self.length[rows] = length
         self.since[rows] = since
         self.reason[rows] = reason
+        self.sign[rows] = UNKNOWN
         last_token = token if isinstance(token, int) else highest(token)
         self.next_token = max(self.next_token, last_token + 1)
         return slots
@@ -155,6 +160,17 @@ class LeaseTable:
         """
         renewed = np.minimum(tick + self.length[slots], self.hold_until[slots])
         self.arm(slots, np.maximum(renewed, self.until[slots]))
+        self.sign[slots] = ALIVE
+
+    def note_silent(self, slots: Int64s, after_token: int) -> int:
+        """Nothing was heard from the holder since the lease of that token: how many are news."""
+        new = slots[(self.token[slots] > after_token) & (self.sign[slots] == UNKNOWN)]
+        self.sign[new] = SILENT
+        return len(new)
+
+    def note_alive(self, slots: Int64s) -> None:
+        """The holder was heard."""
+        self.sign[slots] = ALIVE
 
     def live(self) -> Int64s:
         """Slots of all leases that are out."""

@@ -18,8 +18,10 @@ from fasti.core.columns import codes
 from fasti.core.columns.reductions import rows_where, some
 from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Release, Target
 from fasti.core.delivery.expiry import lapse_over
+from fasti.core.delivery.leases import SILENT
 from fasti.core.delivery.lines import Line, Waiting
 from fasti.core.delivery.retry import retry_delays
+from fasti.core.delivery.silence import doubt, give_back_unopened, holders_of
 from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
 from fasti.core.state import LEASE_EXPIRED, Topic
 from fasti.core.timeline.judging import Piece, blank, explain, judge_lease, locate
@@ -48,10 +50,10 @@ def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
     """The session waits in the line. True if the consumer's name is new to it."""
     if not command.consumer or len(command.consumer.encode()) > work.limits.name_bytes_max:
         raise InvalidArgument("a consumer needs a name", field="consumer")
-    if command.count < 1:
-        raise InvalidArgument("count must be at least 1", field="count", limit=1)
+    if command.count < 0:
+        raise InvalidArgument("count must be at least 0", field="count", limit=0)
     waiting = line.find(command.session)
-    if waiting is None and len(line) >= work.limits.consumers_waiting_max:
+    if waiting is None and line.sessions_waiting >= work.limits.consumers_waiting_max:
         raise Overloaded("too many consumers are waiting")
     if waiting is not None and waiting.consumer != command.consumer:
         # Its credit is one: nobody could tell to which of the names a message should go.
@@ -107,7 +109,7 @@ def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]
     while line and handed < budget:
         waiting = line.first()
         room = work.state.memory.leases.free
-        count = min(waiting.credit, most, budget, room)
+        count = min(line.can_take(waiting), most, budget, room)
         if handed + count > budget:
             break  # Not a part of its share: it comes first in the next step.
         taken = _take(work, topic, heads, waiting, count, limit_us)
@@ -237,6 +239,7 @@ def expire(work: Work) -> bool:
     held = leases.expired(work.tick, _EXPIRED_PER_STEP)
     if not len(held):
         return False
+    holders = holders_of(work, held)
     places = np.stack([leases.topic[held], leases.partition[held]])
     for topic_number, number in np.unique(places, axis=1).T.tolist():
         mine = held[(places[0] == topic_number) & (places[1] == number)]
@@ -244,20 +247,33 @@ def expire(work: Work) -> bool:
         if not topic.partitions:
             topic.kind.expire(work, topic, mine)
             continue
-        sequences = np.sort(leases.sequence[mine])
+        mine = mine[np.argsort(leases.sequence[mine])]
         partition = topic.partitions[number]
-        left = lapse_over(work, partition, sequences, partition.ledger.slots(sequences))
-        if left is not None:
-            sequences = sequences[left]
-        if not len(sequences):
-            continue
-        attempts = partition.arena.attempts.take(partition.ledger.slots(sequences))
-        spent = _spent(topic, attempts)
-        if spent.any():
-            _die(work, topic, partition, sequences[spent], LEASE_EXPIRED, 0, exhausted=True)
-        if not spent.all():
-            work.emit(ev.Expired(work.now_us, topic_number, number, sequences[~spent]))
+        _expire_in(work, topic, partition, mine)
+    for holder in holders:
+        doubt(work, holder)
     return len(held) == _EXPIRED_PER_STEP
+
+
+def _expire_in(work: Work, topic: Topic, partition: Partition, held: Int64s) -> None:
+    """Leases of one partition ran out, in the order of their messages."""
+    leases = work.state.memory.leases
+    sequences = leases.sequence[held]
+    left = lapse_over(work, partition, sequences, partition.ledger.slots(sequences))
+    if left is not None:
+        held, sequences = held[left], sequences[left]
+    silent = leases.sign[held] == SILENT
+    if silent.any():
+        give_back_unopened(work, topic, partition, held[silent], sequences[silent])
+        sequences = sequences[~silent]
+    if not len(sequences):
+        return
+    spent = _spent(topic, partition.arena.attempts.take(partition.ledger.slots(sequences)))
+    if spent.any():
+        _die(work, topic, partition, sequences[spent], LEASE_EXPIRED, 0, exhausted=True)
+    if not spent.all():
+        place = topic.number, partition.number
+        work.emit(ev.Expired(work.now_us, *place, sequences[~spent]))
 
 
 def heartbeat(work: Work, command: Heartbeat) -> Done:

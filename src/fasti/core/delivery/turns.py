@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import heapq
 
-from fasti.core.commands import Lease
-from fasti.core.delivery import leasing
+from fasti.core.commands import Heard, Lease, Unheard
+from fasti.core.delivery import leasing, silence
 from fasti.core.delivery.lines import Line
 from fasti.core.replies import Done
 from fasti.core.state import ShardState, Topic
@@ -65,6 +65,8 @@ class Turns:
         nobody_waited = not line
         done = leasing.lease(work, command, line)
         self._topics_of.setdefault(command.session, set()).add(topic.number)
+        if line.is_doubted(command.session):
+            line.count_held(command.session, topic.kind.count_held(topic, command.consumer, 0))
         if not command.wait:
             self._serve_at_once(work, topic, line, command.session)
             # What it waited for before, it still waits for.
@@ -106,13 +108,28 @@ class Turns:
             if line is not None:
                 line.limit(session, 0)
 
+    def unheard(self, work: Work, command: Unheard) -> Done:
+        """A session's peer is silent."""
+        topic = work.topic(command.topic)
+        held = silence.held_on(work, topic, command.consumer)
+        return silence.unheard(work, command, self._lines.get(topic.number), held)
+
+    def heard(self, work: Work, command: Heard) -> Done:
+        """A session's peer is there."""
+        topic = work.topic(command.topic)
+        held = silence.held_on(work, topic, command.consumer)
+        if silence.heard(work, command, self._lines.get(topic.number), held):
+            self._due[topic.number] = None
+        return Done()
+
     def line(self, topic: Topic) -> Line | None:
         """Who waits for the topic's messages, or has a consumer's name there."""
         return self._lines.get(topic.number)
 
     def waits(self, topic: Topic) -> bool:
         """Whether somebody waits for the topic's messages."""
-        return bool(self._lines.get(topic.number))
+        line = self._lines.get(topic.number)
+        return line is not None and line.sessions_waiting > 0
 
     def forget(self, topic: Topic) -> None:
         """The topic is deleted: nobody waits for it."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fasti.core import commands as co
 from fasti.core.columns.reductions import every, lowest
+from fasti.core.delivery.leases import SILENT
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Columns, Handler
 from fasti.core.lifecycle import Verb
@@ -54,6 +55,8 @@ class LogGroups:
         return {
             co.Lease: self.turns.lease,
             co.Heartbeat: leasing.heartbeat,
+            co.Unheard: self.turns.unheard,
+            co.Heard: self.turns.heard,
             co.Extend: leasing.extend,
             co.Ack: leasing.ack,
             co.Release: leasing.release,
@@ -156,15 +159,16 @@ class LogGroups:
     def _extended(self, event: ge.GroupExtended, _: int) -> None:
         place = self._find(event)[2]
         leases, held = self.memory.leases, _held(place, event.offset)
-        until, length = leases.until[held], leases.length[held]
+        until, length, sign = leases.until[held], leases.length[held], leases.sign[held]
 
         def take_back() -> None:
-            leases.length[held] = length
+            leases.length[held], leases.sign[held] = length, sign
             leases.arm(held, until)
 
         self.memory.undo.note(take_back)
         leases.length[held] = event.length_us
         leases.arm(held, self.state.tick + event.length_us)
+        leases.note_alive(held)
 
     def _renewed(self, event: ge.GroupRenewed, _: int) -> None:
         group = _groups(self.state.topics[event.topic]).by_number[event.group]
@@ -297,8 +301,14 @@ class LogGroups:
         places = leases.partition[held]
         for place in np.unique(places).tolist():
             group = _groups(topic).by_number[place >> GROUP_SHIFT]
-            offsets = np.sort(leases.sequence[held[places == place]]) - 1
-            leasing.expire(work, topic, group, place & (PARTITIONS_MAX - 1), offsets)
+            mine = held[places == place]
+            mine = mine[np.argsort(leases.sequence[mine])]
+            offsets, silent = leases.sequence[mine] - 1, leases.sign[mine] == SILENT
+            number = place & (PARTITIONS_MAX - 1)
+            if silent.any():
+                leasing.give_back_unopened(work, topic, group, number, offsets[silent])
+            if not silent.all():
+                leasing.expire(work, topic, group, number, offsets[~silent])
 
     def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
         """After a start: these leases run their full length from here."""

@@ -16,6 +16,7 @@ from fasti.core.columns.reductions import rows_where, some
 from fasti.core.commands import Ack, Extend, Heartbeat, Nack, Reject, Release, ReleaseLeases
 from fasti.core.delivery import consumers
 from fasti.core.delivery.retry import retry_delays
+from fasti.core.delivery.silence import UNOPENED
 from fasti.core.lifecycle import Verb
 from fasti.core.log import group_events as ge
 from fasti.core.log.group import GROUP_SHIFT, Group, GroupPartition
@@ -206,6 +207,17 @@ def expire(work: Work, topic: Topic, group: Group, number: int, offsets: Int64s)
         never = np.zeros(len(left), dtype=np.int64)
         event = ge.GroupReturned(work.now_us, *where, int(Verb.EXPIRE), "", left, due, never)
         work.emit(event)
+
+
+def give_back_unopened(
+    work: Work, topic: Topic, group: Group, number: int, offsets: Int64s
+) -> None:
+    """Leases ended at a consumer that fell silent: handed out again, the attempt not counted."""
+    due = np.full(len(offsets), work.now_us, dtype=np.int64)
+    where, never = (topic.number, number, group.number), np.zeros(len(offsets), dtype=np.int64)
+    verb = int(Verb.RELEASE)
+    work.emit(ge.GroupReturned(work.now_us, *where, verb, UNOPENED, offsets, due, never))
+    topic.unopened += len(offsets)
 
 
 def ack_all(

@@ -21,8 +21,10 @@ import heapq
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fasti.core.commands import Lease
+from fasti.core.commands import Heard, Lease, Unheard
+from fasti.core.delivery import silence
 from fasti.core.delivery.leasing import TURN_ROWS, TURN_ROWS_MIN, join
 from fasti.core.delivery.lines import Line, Waiting
 from fasti.core.delivery.turns import SERVED_PER_STEP
@@ -39,6 +41,7 @@ from fasti.core.work import Work
 from fasti.errors import FastiError, Gone
 from fasti.model import PARTITIONS_MAX, SECOND_US
 
+Int64s = NDArray[np.int64]
 # A topic's number and a group's.
 Key = tuple[int, int]
 
@@ -99,6 +102,9 @@ class LogTurns:
             group = make_group(work, topic, command.group, earliest_offsets(topic))
         waiters = self._add(key, line, len(group.partitions))
         self._lines_of.setdefault(command.session, set()).add(key)
+        if line.is_doubted(command.session):
+            held = topic.kind.count_held(topic, command.consumer, key[1])
+            line.count_held(command.session, held)
         if comes_new:
             self._resume(work, topic, group, command)
         if not command.wait:
@@ -154,12 +160,35 @@ class LogTurns:
             if key in self._waiters:
                 self._waiters[key].line.limit(session, 0)
 
+    def unheard(self, work: Work, command: Unheard) -> Done:
+        """A session's peer is silent."""
+        _, line, held = self._consumer(work, command)
+        return silence.unheard(work, command, line, held)
+
+    def heard(self, work: Work, command: Heard) -> Done:
+        """A session's peer is there."""
+        key, line, held = self._consumer(work, command)
+        if silence.heard(work, command, line, held):
+            self._due[key] = None
+        return Done()
+
+    def _consumer(self, work: Work, command: Unheard | Heard) -> tuple[Key, Line | None, Int64s]:
+        """The group's key, its line, and the leases that the consumer has there."""
+        topic = work.topic(command.topic)
+        group = topic.body.groups.by_name.get(command.group)
+        if group is None:
+            return (topic.number, 0), None, np.zeros(0, dtype=np.int64)
+        key = topic.number, group.number
+        waiters = self._waiters.get(key)
+        held = held_in_group(work.state.memory, topic.number, group, command.consumer)
+        return key, waiters.line if waiters is not None else None, held
+
     def end(self, work: Work, topic: Topic, group: Group, error: FastiError) -> None:
         """All who wait are told that they wait for nothing."""
         waiters = self._waiters.get((topic.number, group.number))
-        while waiters is not None and waiters.line:
-            waiting = waiters.line.first()
-            waiters.line.leave(waiting.session)
+        line = waiters.line if waiters is not None else Line()
+        for waiting in line.everyone():
+            line.leave(waiting.session)
             ended = ConsumerReplaced(waiting.session, topic.name, waiting.consumer, error)
             work.effects.append(ended)
 
@@ -338,7 +367,7 @@ def _serve(
     most = _turn_rows(topic, group, waiters)
     while line and waiters.ready and handed < budget:
         waiting = line.first()
-        count = min(waiting.credit, most, budget, work.state.memory.leases.free)
+        count = min(line.can_take(waiting), most, budget, work.state.memory.leases.free)
         if handed + count > budget:
             break  # Not a part of its share: it comes first in the next step.
         taken = _take(turns, work, topic, group, waiters, waiting, count)

@@ -43,6 +43,8 @@ class TimelineKind(Kind):
             GiveUp: give_up,
             commands.Lease: self.engine.turns.lease,
             commands.Heartbeat: leasing.heartbeat,
+            commands.Unheard: self.engine.turns.unheard,
+            commands.Heard: self.engine.turns.heard,
             commands.ReleaseLeases: consumers.release_leases,
             commands.Extend: leasing.extend,
             commands.Ack: leasing.ack,
