@@ -169,6 +169,9 @@ class Limits:
     inboxes_max: int = 4_000
     # Percent of each limit that callers share that one of them may use.
     caller_share: int = 50
+    # How many messages a session may ask for ahead, and for how long it may say nothing.
+    credit_max: int = 1 << 17
+    session_silence_us: int = 10 * SECOND_US
 
 
 def make_id(partition: int, sequence: int) -> int:

@@ -18,7 +18,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
 from fasti.core.log import commands as lo
-from fasti.core.replies import ConsumerReplaced, Deliver, Step
+from fasti.core.replies import ConsumerReplaced, Deliver, SessionDoubted, Step
 from fasti.errors import FastiError
 from fasti.model import SECOND_US, SEQUENCE_BITS, SEQUENCE_MASK, Outcome, TopicSettings
 from fasti.storage.memory_files import MemoryFiles
@@ -97,7 +97,7 @@ class Rig:
         # What it can't get at once it doesn't wait for. Keys may have to be read first.
         self._trim()
         self._effects(step, resumed)
-        left = session in self.model.groups[group].line.waiting and self._free()
+        left = self.model.groups[group].line.can_take(session) and self._free()
         if left and not self.model.groups[group].ordered:
             assert not self.model.held_up(group), "at once, or not at all"
         self.model.limit(group, session, credit)
@@ -137,7 +137,7 @@ class Rig:
             raise AssertionError("the engine goes round in circles")
         assert not self.model.ended, f"not told: {self.model.ended}"
         for name, group in self.model.groups.items():
-            if group.line.waiting and self._free():
+            if any(map(group.line.can_take, group.line.waiting)) and self._free():
                 assert not self.model.held_up(name), (name, self.model.held_up(name))
         self.check()
 
@@ -158,7 +158,8 @@ class Rig:
                 self.model.ended.remove((effect.session, word))
             elif isinstance(effect, Deliver):
                 self._delivered(effect, resumed)
-        step.effects = [each for each in step.effects if not isinstance(each, ConsumerReplaced)]
+        told = (ConsumerReplaced, SessionDoubted)
+        step.effects = [each for each in step.effects if not isinstance(each, told)]
         assert not resumed, "a consumer that comes back gets all that it has"
 
     def _delivered(self, effect: Deliver, resumed: dict[tuple[int, int], int]) -> None:

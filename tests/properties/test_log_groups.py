@@ -159,7 +159,7 @@ class GroupsMachine(RuleBasedStateMachine):
         group=st.sampled_from(GROUPS),
         session=st.integers(1, 4),
         consumer=st.sampled_from(CONSUMERS),
-        count=st.integers(1, 9),
+        count=st.integers(0, 9),
         wait=st.booleans(),
     )
     def lease(self, group: str, session: int, consumer: str, count: int, wait: bool) -> None:
@@ -176,6 +176,26 @@ class GroupsMachine(RuleBasedStateMachine):
         self.rig.do(
             co.Heartbeat(TOPIC, consumer, group=group),
             lambda: self.rig.model.heartbeat(group, consumer),
+            lambda reply: reply.value,
+        )
+
+    @rule(data=st.data(), group=st.sampled_from(GROUPS), silent=st.booleans(), more=st.booleans())
+    def listen(self, data: st.DataObject, group: str, silent: bool, more: bool) -> None:
+        """Nothing comes from a consumer any more, or something comes again."""
+        consumer, model = data.draw(st.sampled_from(CONSUMERS)), self.rig.model
+        names = model.groups[group].line.names if group in model.groups else {}
+        session = names.get(consumer, 1)
+        if not silent:
+            self.rig.do(
+                co.Heard(TOPIC, session, consumer, more, group=group),
+                lambda: model.heard(group, session, consumer, more),
+                lambda _: None,
+            )
+            return
+        after = data.draw(st.sampled_from([0, *(token for _, _, token in self.rig.seen[-3:])]))
+        self.rig.do(
+            co.Unheard(TOPIC, session, consumer, after, more, group=group),
+            lambda: model.unheard(group, session, consumer, after, more),
             lambda reply: reply.value,
         )
 

@@ -56,6 +56,10 @@ class Session:
         self.parts: deque[Deliver] = deque()
         # Who waits here for more; empty if nobody does.
         self.consumer = ""
+        # It let leases run out; the engine is to be told when it finishes messages.
+        self.doubted = False
+        # Of the last messages that were leased to it.
+        self.last_token = 0
 
     def lease(self, topic: str, consumer: str, count: int, wait: bool = True) -> None:
         """Asks for messages; they arrive when they are due."""
@@ -132,6 +136,7 @@ class Session:
 
     def arrive(self, leased: Deliver, commit: Commit) -> None:
         """The committer brings messages; they may leave when it has synced their lease."""
+        self.last_token = leased.token
         self.arrived.put(Shown(leased, commit))
 
     def end(self, replaced: ConsumerReplaced) -> None:

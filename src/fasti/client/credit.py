@@ -24,7 +24,8 @@ _FAR_US = 1 << 62
 class Credit:
     """Of one session. `count` is how many messages the broker may still send."""
 
-    def __init__(self, prefetch: int | None) -> None:
+    def __init__(self, prefetch: int | None, count_max: int = _CREDIT_MAX) -> None:
+        self._count_max = min(count_max, _CREDIT_MAX)
         self.window = Window(prefetch)
         self.count = 0
         # All of it has been used, so that the broker may have more for us.
@@ -43,7 +44,7 @@ class Credit:
         """How many more messages may come, while so many are here."""
         if self._stalled or self._withdrawal:
             return 0
-        return min(self.window.size - unfinished - self.count, _CREDIT_MAX)
+        return min(self.window.size - unfinished, self._count_max) - self.count
 
     def take(self, unfinished: int) -> int:
         """The same, and they are asked for now."""
@@ -60,9 +61,9 @@ class Credit:
         """Of what was asked for with a request, the broker took only so much."""
         self.count = max(0, self.count - asked + taken)
 
-    def begin(self, count: int) -> None:
+    def begin(self) -> None:
         """A new session: the broker has given up what the old one had."""
-        self.count = count
+        self.count = 0
         self._stalled = self._withdraw = False
         self._withdrawal = 0
 

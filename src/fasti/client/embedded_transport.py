@@ -49,6 +49,7 @@ class EmbeddedTransport:
     """Opens a data directory, or takes a broker that somebody else made (and will close)."""
 
     clock: BrokerClock
+    on_network = False
 
     def __init__(
         self,

@@ -100,6 +100,7 @@ class FlightTransport:
     """Connections to one broker at a time. Any thread may call."""
 
     clock: BrokerClock
+    on_network = True
 
     def __init__(
         self,

@@ -7,8 +7,10 @@ under way at a time, so single acks travel together; batches may have several.
 After a reconnection the broker hands the consumer's live leases out again, under new tokens. What
 user code has in its hands is not given to it a second time: the message learns its new token. What
 was held here unstarted is dropped and comes again. Nothing is returned before all of that is known:
-a first credit of one and a heartbeat behind it are written, and the heartbeat's answer comes behind
-the leases.
+a credit of nothing, which takes the name, and a heartbeat behind it are written, and the heartbeat's
+answer comes behind the leases.
+
+A broker ends sessions from which nothing comes. One that has nothing to say asks for the time.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ logger = logging.getLogger("fasti.client")
 
 _PAUSE_MAX_S = 2.0
 _REQUESTS_MAX = 8
+# So often within the silence that the broker puts up with, something is written.
+_SPEAKS = 5
 _LAST_WORD_S = 1.0
 _CLOSE_S = 30.0
 # What has no answer when the time to close is over is tried once more, for so long.
@@ -76,7 +80,10 @@ class Session:
         self.header: Header = {"topic": topic, "group": group} if group else {"topic": topic}
         self.group = group
         self.consumer = consumer
-        self.credit = Credit(prefetch)
+        self.credit = Credit(prefetch, limits.credit_max)
+        # How long nothing is written at most, and when something is to be next.
+        self._speak_every = limits.session_silence_us / _SPEAKS / 1_000_000
+        self._speak_at = math.inf
         self.reason_bytes_max = limits.reason_bytes_max
         self.failures = failures or Failures(topic)
         self._rows_max = limits.batch_rows_max
@@ -104,8 +111,6 @@ class Session:
         self._absence = absence_of(transport)
         self._known = False
         self._custody = Custody()
-        # Messages that came before all was known.
-        self._came_first = 0
         # The session's thread will look soon whether what came is opened.
         self._watching = False
         # What comes of a priority topic follows on what was due and came before. Reading thread's.
@@ -472,8 +477,7 @@ class Session:
             self._stream_number += 1
             number = self._stream_number
             self._known = False
-            self._came_first = 0
-            self.credit.begin(0)
+            self.credit.begin()
             self._request_number += 1
             self._heartbeat_number = self._request_number
             self._beats.clear()
@@ -489,11 +493,12 @@ class Session:
             if not useless:
                 self._stream = stream
                 self._beat_at = time.monotonic() + self._beat_every()
+                self._speak_at = time.monotonic() + self._speak_every
         if useless:
             stream.cancel()
             return
         try:
-            stream.send({"op": "credit", "count": 1})
+            stream.send({"op": "credit", "count": 0})
             self._beats.append(self._transport.clock.now_us())
             stream.send({"op": "heartbeat", "request": self._heartbeat_number})
         except FastiError as error:
@@ -527,6 +532,7 @@ class Session:
             credit = self._take_credit()
             if requests:
                 requests[0].credit, credit = credit, 0
+            ask = self._must_speak(bool(requests or credit or withdrawal or renew))
         for request in requests:
             fields = {**request.returned.fields(), "request": request.number}
             if request.credit:
@@ -538,6 +544,19 @@ class Session:
             stream.send({"op": "withdraw", "request": withdrawal})
         if renew:
             stream.send({"op": "heartbeat", "request": 0})
+        if ask:
+            stream.send({"op": "clock", "request": ask})
+
+    def _must_speak(self, speaks: bool) -> int:
+        """The number of a question, if nothing was written for so long that one is to be."""
+        now = time.monotonic()
+        if not speaks and now < self._speak_at:
+            return 0
+        self._speak_at = now + self._speak_every
+        if speaks or not self._transport.on_network:
+            return 0
+        self._request_number += 1
+        return self._request_number
 
     def _await_work(self, stream: Stream) -> None:
         gathering = self.gathering
@@ -545,9 +564,9 @@ class Session:
             now, busy = time.monotonic(), len(self._requests)
             wait = None
             if self._known:
-                if now >= self._beat_at:
+                if now >= min(self._beat_at, self._speak_at):
                     return
-                wait = self._beat_at - now
+                wait = min(self._beat_at, self._speak_at) - now
                 stall_s = self._stall_s(now)
                 if stall_s <= 0:
                     return
@@ -674,8 +693,6 @@ class Session:
                 return
             if self._known:
                 self.credit.came(run.rows)
-            elif run.rows:
-                self._came_first += run.rows
             run = self._custody.add(run)
             if run.rows:
                 if self._draining and not self._closing:
@@ -700,9 +717,6 @@ class Session:
                 self._known = True
                 self._pauses.well()
                 self._custody.all_known()
-                # If something came it may have used the first credit. If not, one more than asked
-                # for may be here, for a while.
-                self.credit.begin(0 if self._came_first else 1)
                 self._work.notify()
                 self._answered.notify_all()
         if self._known:

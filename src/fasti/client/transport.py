@@ -65,6 +65,8 @@ class Transport(Protocol):
     clock: BrokerClock
     # How long those wait who don't say how long.
     timeout_s: float
+    # Whether the broker can take this side for gone when nothing comes from it.
+    on_network: bool
 
     def call(
         self,

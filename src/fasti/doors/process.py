@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from fasti.broker.liveness import Liveness
 from fasti.broker.logs import fields
 from fasti.broker.machine_clock import watch_settings
 from fasti.broker.memory import give_memory_back
@@ -40,6 +41,7 @@ from fasti.doors.flight import FlightDoor
 from fasti.doors.guard import Guard
 from fasti.doors.http_child import HttpChild
 from fasti.doors.listening import bind, check_free, read_certificate
+from fasti.doors.sockets import AcceptedSockets
 from fasti.doors.warmup import warm_up
 from fasti.errors import AlreadyExists, FastiError
 from fasti.settings.load import ServeSettings
@@ -86,6 +88,7 @@ class Broker:
         self.shard: Shard
         self.service: Service
         self._door: FlightDoor
+        self._liveness: Liveness
         self._http: HttpChild | None = None
 
     def start(self) -> Ready:
@@ -102,6 +105,8 @@ class Broker:
             self.service = Service(self.shard, self.metrics)
             warm_up(scraped=settings.http is not None)
             self._door = self._open_door(tls, credentials)
+            self._liveness = Liveness(self.service, AcceptedSockets(self._door.port).hang_up)
+            self._liveness.start()
         except BaseException:
             self.shard.close(checkpoint=False)
             raise
@@ -157,6 +162,7 @@ class Broker:
         """Answers what was handed over, writes a checkpoint, ends the doors."""
         self.service.begin_stopping()
         self.service.close()
+        self._liveness.stop()
         # Calls that are under way end here; streams of clients that don't react would never.
         ended = threading.Thread(target=self._door.stop, name="fasti-flight-stop", daemon=True)
         ended.start()
@@ -169,6 +175,7 @@ class Broker:
         """The shard has failed: whoever is connected is told, and nothing is written."""
         self.service.begin_stopping()
         self.service.close()
+        self._liveness.stop()
         self._end_http()
         with suppress(FastiError):
             self.shard.close(checkpoint=False)

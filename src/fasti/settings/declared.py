@@ -319,6 +319,18 @@ LIMITS: tuple[Setting, ...] = (
         Count(most=100),
         "How many percent of each limit that callers share one of them may use. See [operating](operating.md#limits-that-callers-share).",
     ),
+    _limit(
+        "credit_max",
+        "credit_max",
+        Count(),
+        "Messages that one session may have asked for and not got yet.",
+    ),
+    _limit(
+        "session_silence",
+        "session_silence_us",
+        Length("us"),
+        "How long nothing may come from a consumer's session. Half of that, and it gets nothing more; beyond it is ended. See [operating](operating.md#silent-consumers).",
+    ),
 )
 
 SETTINGS: tuple[Setting, ...] = (*BROKER, *SHARD, *GUARD, *LIMITS)

@@ -11,6 +11,7 @@ One log, one thread. Jitter of retries is left out: whoever tests sets it to 0.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,8 @@ class Lease:
     until: int
     hold_until: int
     length_us: int
+    # What is known of the holder since it got the row: nothing, "alive" or "silent".
+    sign: str = ""
 
 
 @dataclass
@@ -92,9 +95,20 @@ class Line:
 
     waiting: dict[int, list[Any]] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
+    held_back: set[int] = field(default_factory=set)
+    # How many rows a session may hold that let leases run out, and how many more it may take.
+    doubts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def can_take(self, session: int) -> int:
+        if session in self.held_back or session not in self.waiting:
+            return 0
+        credit: int = self.waiting[session][1]
+        return min(credit, self.doubts[session][1]) if session in self.doubts else credit
 
     def leave(self, session: int) -> None:
         self.waiting.pop(session, None)
+        self.held_back.discard(session)
+        self.doubts.pop(session, None)
         self.names = {name: its for name, its in self.names.items() if its != session}
 
 
@@ -252,7 +266,11 @@ class GroupsModel:
                 for offset, row in place.rows.items():
                     if row.lease is not None and row.lease.consumer == consumer:
                         resumed[number, offset] = row.attempts
-        line.waiting.setdefault(session, [consumer, 0])[1] += count
+        if count or waiting is not None:
+            line.waiting.setdefault(session, [consumer, 0])[1] += count
+        if session in line.doubts:
+            limit = line.doubts[session][0]
+            line.doubts[session] = limit, max(0, limit - len(self._held(found, consumer)))
         found.sessions.add(session)
         return resumed
 
@@ -285,7 +303,13 @@ class GroupsModel:
         found = self.groups[group]
         assert not found.is_behind, "a group that lost rows gives nothing"
         waiting = found.line.waiting[session]
-        assert waiting[1] >= len(rows), "a session gets no more than it asked for"
+        line = found.line
+        assert line.can_take(session) >= len(rows), "a session gets no more than it asked for"
+        if session in line.doubts:
+            others = [its for its in line.waiting if its not in line.doubts]
+            assert not any(line.can_take(its) for its in others), "others come first"
+            limit, left = line.doubts[session]
+            line.doubts[session] = limit, left - len(rows)
         waiting[1] -= len(rows)
         if not waiting[1]:
             del found.line.waiting[session]
@@ -409,6 +433,7 @@ class GroupsModel:
         assert its.lease is not None
         if verb == "extend":
             its.lease.length_us, its.lease.until = length_us, self.tick + length_us
+            its.lease.sign = "alive"
             return
         its.lease = None
         if verb == "ack":
@@ -440,19 +465,46 @@ class GroupsModel:
                 del place.dead[next(iter(place.dead))]
 
     def heartbeat(self, group: str, consumer: str) -> int:
-        held = [
-            row.lease
-            for place in self.group(group).places
-            for row in place.rows.values()
-            if row.lease is not None and row.lease.consumer == consumer
-        ]
+        held = self._held(self.group(group), consumer)
         for lease in held:
             self._renew(lease)
         return len(held)
 
+    def _held(self, group: Group, consumer: str) -> list[Lease]:
+        return [
+            row.lease
+            for place in group.places
+            for row in place.rows.values()
+            if row.lease is not None and row.lease.consumer == consumer
+        ]
+
+    def unheard(self, group: str, session: int, consumer: str, after: int, hold_back: bool) -> int:
+        """A session's peer is silent since the lease of that token."""
+        found = self.groups.get(group)
+        if found is None or found.line.names.get(consumer) != session:
+            return 0
+        if hold_back:
+            found.line.held_back.add(session)
+        silent = [x for x in self._held(found, consumer) if x.token > after and not x.sign]
+        for lease in silent:
+            lease.sign = "silent"
+        return len(silent)
+
+    def heard(self, group: str, session: int, consumer: str, finished: bool) -> None:
+        """A session's peer is there."""
+        found = self.groups.get(group)
+        if found is None or found.line.names.get(consumer) != session:
+            return
+        found.line.held_back.discard(session)
+        if finished:
+            found.line.doubts.pop(session, None)
+        for lease in self._held(found, consumer):
+            lease.sign = "alive"
+
     def _renew(self, lease: Lease) -> None:
         renewed = min(self.tick + lease.length_us, lease.hold_until)
         lease.until = max(lease.until, renewed)
+        lease.sign = "alive"
 
     # The dead
 
@@ -484,15 +536,29 @@ class GroupsModel:
     def expire(self) -> None:
         """Leases run out by the tick."""
         for group in self.groups.values():
+            holders: Counter[str] = Counter()
             for place in group.places:
                 over = [
-                    offset
+                    (offset, row.lease)
                     for offset, row in sorted(place.rows.items())
                     if row.lease is not None and row.lease.until <= self.tick
                 ]
-                for offset in over:
-                    self._do("expire", place, offset, 0, reason="the lease expired")
+                for offset, lease in over:
+                    holders[lease.consumer] += 1
+                    # Nobody is known to have opened it.
+                    verb = "release" if lease.sign == "silent" else "expire"
+                    self._do(verb, place, offset, 0, reason="the lease expired")
+            for consumer, count in sorted(holders.items()):
+                self._doubt(group, consumer, count)
             self._forget(group)
+
+    def _doubt(self, group: Group, consumer: str, ended: int) -> None:
+        session, line = group.line.names.get(consumer), group.line
+        if session is not None:
+            held = len(self._held(group, consumer))
+            before = line.doubts[session][0] if session in line.doubts else held + ended
+            limit = max(1, before // 2)
+            line.doubts[session] = limit, max(0, limit - held)
 
     def restart(self) -> None:
         """Sessions are gone; every live lease runs its full length from here."""
@@ -503,6 +569,7 @@ class GroupsModel:
                 for row in place.rows.values():
                     if row.lease is not None:
                         row.lease.until = self.tick + row.lease.length_us
+                        row.lease.sign = ""
                         row.lease.hold_until = self.tick + self.settings.hold_us
 
     def transaction(self, parts: list[tuple[str, dict[str, Any]]]) -> bool:

@@ -164,6 +164,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.timeout_s = 30.0
+        self.on_network = False
         self.streams: list[FakeStream] = []
         self.calls: list[tuple[str, dict[str, Any], list[pa.RecordBatch]]] = []
         self.timeouts: list[float | None] = []

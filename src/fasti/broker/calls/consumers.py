@@ -61,6 +61,11 @@ def _release_leases(service: Service, header: Header, parts: Parts) -> Answer:
                 f"at most {RELEASED_PER_CALL} messages a call", field="id", limit=RELEASED_PER_CALL
             )
     check(command)
+    if command.consumer:
+        # One that doesn't react would get the same messages at once: not before it is heard.
+        for session in service.subscriptions().values():
+            if session.consumes(command.topic, command.group, command.consumer):
+                session.hold_back()
     reply = service.mutation("release", fields["topic"], service.command(command))
     return outcomes.encode(reply), []
 

@@ -22,7 +22,7 @@ from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
 from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
-from fasti.core.commands import Detach, Heartbeat, Lease, Withdraw
+from fasti.core.commands import Detach, Heard, Heartbeat, Lease, Unheard, Withdraw
 from fasti.core.replies import ConsumerReplaced, Deliver, Reply
 from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
 from fasti.protocol import outcomes
@@ -77,7 +77,7 @@ class Subscription:
         self._topic: str = fields["topic"]
         self._consumer: str = fields["consumer"]
         self._group: str = fields["group"]
-        service.require_topic(self._topic)
+        self.lease_us = service.require_topic(self._topic).lease_us
         self._shard = service.shard
         self._engine = self._shard.engine
         self._life = (self._topic, self._group, self._consumer, fields["life"])
@@ -88,6 +88,12 @@ class Subscription:
         self._unanswered = 0
         # When it came, last asked for or finished messages, and last said anything.
         self._opened_us = self._active_us = self._heard_us = self._shard.clock.now_us()
+        # How many frames came; the last lease that was written by then, and by now; whether the
+        # engine was told that nothing comes. See broker/liveness.py.
+        self.frames = 0
+        self._heard_token = self._written_token = 0
+        self._unheard = False
+        self._writes, self._writing = 0, False
         # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
         self._finishing = self._ended = self._closed = self._detached = False
 
@@ -115,12 +121,76 @@ class Subscription:
         self.caller, self.call = caller, call
         self._credit = self._service.leases.open(caller, self._topic, self._consumer)
 
+    def consumes(self, topic: str, group: str, consumer: str) -> bool:
+        """Whether it is that consumer's session."""
+        return (self._topic, self._group, self._consumer) == (topic, group, consumer)
+
+    # Silence: the thread of broker/liveness.py
+
+    @property
+    def on_network(self) -> bool:
+        """Whether its peer can vanish. One in this process can't."""
+        return not self.caller.is_local
+
+    @property
+    def identity(self) -> Header:
+        """Who it is, for the log."""
+        return {"topic": self._topic, "consumer": self._consumer, "peer": self.caller.peer}
+
+    @property
+    def token_unheard(self) -> int:
+        """The last lease that went here since something last came; 0 if none did."""
+        token = self._session.last_token
+        return token if token > self._heard_token else 0
+
+    @property
+    def writes(self) -> tuple[int, bool]:
+        """How often something was written, and whether a write is under way."""
+        return self._writes, self._writing
+
+    def fall_silent(self, frames: int, hold_back: bool) -> None:
+        """Nothing has come since so many frames. Raises what the shard says."""
+        with self._changed:
+            if self.frames == frames and not self._closed:
+                self._say_unheard(self._heard_token, hold_back)
+
+    def hold_back(self) -> None:
+        """Nothing more goes to a session over the network until something comes from it."""
+        with self._changed:
+            if self.on_network and not self._closed:
+                self._say_unheard(self._session.last_token, True)
+
+    def _say_unheard(self, after_token: int, hold_back: bool) -> None:
+        where = (self._topic, self._session.number, self._consumer)
+        self._shard.submit([Unheard(*where, after_token, hold_back, self._group)])
+        self._unheard = True
+
+    def _say_heard(self, finished: bool) -> None:
+        """Before what came is carried out: the engine knows better again."""
+        with self._changed, suppress(FastiError):
+            where = (self._topic, self._session.number, self._consumer)
+            self._shard.submit([Heard(*where, finished, self._group)])
+            self._unheard = False
+            if finished:
+                self._session.doubted = False
+
+    def end_for_silence(self, error: FastiError) -> None:
+        """The peer is told if it listens; nothing more is leased here, told or not."""
+        self.stop(error)
+        with suppress(FastiError):
+            self._shard.submit([Detach(self._session.number)])
+
     # The thread that reads from the wire
 
     def take(self, metadata: Header, batch: pa.RecordBatch | None) -> None:
         """Carries out what the consumer wrote; the answer comes out of `next`."""
         fields = dict(metadata)
         op, request = fields.pop("op", None), None
+        self.frames += 1
+        self._heard_token = self._written_token
+        finishes = self._session.doubted and op in requests.RETURNS
+        if self._unheard or finishes:
+            self._say_heard(finishes)
         self._heard_us = self._shard.clock.now_us()
         if op not in ("heartbeat", "clock"):
             self._active_us = self._heard_us
@@ -173,17 +243,20 @@ class Subscription:
 
     def _lease(self, count: int, refused: bool = True) -> list[Lease]:
         """None if it has as much credit already as it may have."""
-        if not 1 <= count <= CREDIT_MAX:
+        if not 0 <= count <= CREDIT_MAX:
             raise InvalidArgument(
-                f"credit is 1 to {CREDIT_MAX} at a time", field="count", limit=CREDIT_MAX
+                f"credit is 0 to {CREDIT_MAX} at a time", field="count", limit=CREDIT_MAX
             )
         if self._ended:
             # One that was fenced and goes on asking would take the name back.
             raise Closed("the session has ended")
-        self._session.consumer = self._consumer
-        count = self._credit.admit(count, refused)
+        granted = 0
+        if count:
+            self._session.consumer = self._consumer
+            granted = self._credit.admit(count, refused)
         place = (self._topic, self._session.number, self._consumer)
-        return [Lease(*place, count, group=self._group)] if count else []
+        # Nothing is what was asked for: that takes the name.
+        return [Lease(*place, granted, group=self._group)] if granted or not count else []
 
     def _submit(self, op: str, request: int | None, commands: list[Any], credit: int) -> None:
         self._wait_for_room()
@@ -256,8 +329,11 @@ class Subscription:
 
     def next(self) -> Written | None:
         """What to write next; None when the session is over."""
+        self._writing = False
         try:
-            return self._next()
+            written = self._next()
+            self._writes, self._writing = self._writes + 1, written is not None
+            return written
         except Exception as error:
             # Told, because a session that says nothing more would be waited for for ever.
             _log.warning("a session of %r on %r ended: %r", self._consumer, self._topic, error)
@@ -323,6 +399,7 @@ class Subscription:
             return None
         if not len(leased.ids):
             return None  # None of them can be read, or all have ended.
+        self._written_token = max(self._written_token, leased.token)
         self._note_delivered(leased, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
         header: Header = {"kind": "leased", "token": leased.token, "leased_us": leased.leased_us}

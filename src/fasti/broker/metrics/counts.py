@@ -68,6 +68,7 @@ class Metrics:
         self._refusals: dict[tuple[str, str], int] = {}
         self._sessions_opened = 0
         self._sessions_closed = 0
+        self._sessions_silent = 0
         # Consumers by topic; as many entries as topics that have some.
         self._consumers: Counter[str] = Counter()
         self._unauthenticated = 0
@@ -181,6 +182,15 @@ class Metrics:
         """By operation and code."""
         with self._lock:
             return dict(sorted(self._refusals.items()))
+
+    def sessions_ended_silent(self, count: int) -> None:
+        """So many were ended because nothing came from their consumers."""
+        with self._lock:
+            self._sessions_silent += count
+
+    def silent_sessions(self) -> int:
+        """How many were ended for their silence."""
+        return self._sessions_silent
 
     def sessions(self) -> tuple[int, int]:
         """How many were opened, and how many of them are open."""

@@ -9,6 +9,7 @@ A scrape of a shard that has failed, or hangs, still answers, without what only 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -85,6 +86,7 @@ class _BrokerCollector(Collector):
             yield _oldest(oldest, named, self._shard.clock.now_us())
             yield _consumers(self._metrics.consumers(), named)
             yield from _paused(self._shard, named)
+            yield _unopened(self._shard, named)
         yield from _topics(self._metrics.topics())
         yield from _service(self._metrics)
         yield from _clock(self._shard.clock)
@@ -154,6 +156,21 @@ def _paused(shard: Shard, named: set[str]) -> Iterator[Metric]:
     for name in sorted(topic.name for topic in topics if topic.paused and topic.name in named):
         paused.add_metric([name], 1)
     yield paused
+
+
+def _unopened(shard: Shard, named: set[str]) -> Metric:
+    family = CounterMetricFamily(
+        "fasti_leases_unopened",
+        "Leases that ended at consumers that fell silent, since the start: no attempts.",
+        labels=["topic"],
+    )
+    counts: Counter[str] = Counter()
+    for topic in list(shard.engine.state.topics.values()):
+        series = series_of(topic.name)
+        counts[series if series in named else OTHER] += topic.unopened
+    for series, count in sorted(counts.items()):
+        family.add_metric([series], count)
+    return family
 
 
 def _folded(states: States, named: set[str]) -> States:
@@ -271,6 +288,11 @@ def _service(metrics: Metrics) -> Iterator[Metric]:
     opened, now_open = metrics.sessions()
     yield CounterMetricFamily("fasti_sessions_opened", "Consumers' sessions ever opened.", opened)
     yield GaugeMetricFamily("fasti_sessions", "Consumers' sessions that are open.", now_open)
+    yield CounterMetricFamily(
+        "fasti_sessions_ended_silent",
+        "Consumers' sessions that were ended because nothing came from them.",
+        metrics.silent_sessions(),
+    )
     yield GaugeMetricFamily(
         "fasti_start_recovery_seconds",
         "How long opening the data directory took at the start.",

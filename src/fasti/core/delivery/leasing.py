@@ -60,6 +60,11 @@ def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
         raise InvalidArgument(
             f"the session waits as {waiting.consumer!r} already", field="consumer"
         )
+    if command.count + (waiting.credit if waiting is not None else 0) > work.limits.credit_max:
+        limit = work.limits.credit_max
+        raise InvalidArgument(
+            f"a session asks for at most {limit} messages ahead", field="count", limit=limit
+        )
     before = line.session_of(command.consumer)
     if before is not None and before > command.session:
         # Written before it could hear that a newer one has the name: it doesn't take it back.
