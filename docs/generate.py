@@ -96,7 +96,7 @@ Which command leads to which verb, and what else may be answered, stands in [emb
 
 ## Attempts and versions
 
-A lease counts an attempt. A release takes it back; a nack or an expiry doesn't. At `max_attempts` the next nack or expiry makes the message dead (`exhaust`), otherwise it is scheduled again: after a nack at the retry delay, after an expiry at the due time that it had. Redrive and replace start again from 0.
+A lease counts an attempt. A release takes it back; a nack or an expiry doesn't. So does a lease that ends at a consumer from which nothing came since it got the message (`unopened`): nobody is known to have opened it. A connection that breaks, as when a process dies, is no such silence: the attempt counts. At `max_attempts` the next nack or expiry makes the message dead (`exhaust`), otherwise it is scheduled again: after a nack at the retry delay, after an expiry at the due time that it had. Redrive and replace start again from 0.
 
 A version starts at 1 and grows by 1 with everything that changes a message or its due time: update, move, replace, redrive, release and nack. A lease, its renewal and its expiry don't change it.
 """
