@@ -170,7 +170,7 @@ class Limits:
     # Percent of each limit that callers share that one of them may use.
     caller_share: int = 50
     # How many messages a session may ask for ahead, and for how long it may say nothing.
-    credit_max: int = 1 << 17
+    credit_max: int = 1 << 20
     session_silence_us: int = 10 * SECOND_US
 
 

@@ -133,7 +133,7 @@ def test_credit_is_shared_between_sessions(client: Client, make_topic: MakeTopic
         session.finish()
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, "3", None, True, 1 << 63, -(1 << 63)])
+@pytest.mark.parametrize("count", [-1, 1.5, "3", None, True, 1 << 63, -(1 << 63)])
 def test_credit_that_can_not_be_is_refused(
     client: Client, make_topic: MakeTopic, count: Any
 ) -> None:
@@ -346,11 +346,40 @@ def test_the_clock_is_told(client: Client, make_topic: MakeTopic) -> None:
     session.finish()
 
 
+def test_credit_of_nothing_takes_the_name(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    ids = ready(client, topic, 2)
+    before = client.consume(topic, "worker")
+    assert ids_of(before.take(1)) == ids[:1]
+    session = client.consume(topic, "worker")
+    session.credit(0)
+    # What it had comes again, and nothing more.
+    assert ids_of(session.leased(1)) == ids[:1]
+    assert session.ask("heartbeat")["held"] == 1
+    assert session.pending() == []
+    session.finish()
+
+
+def test_what_nobody_can_have_opened_is_no_attempt(client: Client, make_topic: MakeTopic) -> None:
+    topic = make_topic(lease_us=2_000_000)
+    ids = ready(client, topic, 1)
+    silent, living = client.consume(topic, "silent"), client.consume(topic, "living")
+    silent.take(1)
+    (again,) = living.take(1)
+    assert (again["id"], again["attempts"]) == (ids[0], 1)
+    assert again["last_reason"] == "not opened: its consumer fell silent"
+    assert statuses(living.use("ack", ids)) == ["ok"]
+    silent.finish()
+    living.finish()
+
+
 def test_an_expired_lease_is_stale(client: Client, make_topic: MakeTopic) -> None:
     topic = make_topic(lease_us=2_000_000)
     ids = ready(client, topic, 1)
     slow, quick = client.consume(topic, "slow"), client.consume(topic, "quick")
     slow.take(1)
+    # It shows that it is there, so the attempt counts.
+    slow.ask("clock")
     (again,) = quick.take(1)
     assert statuses(quick.use("extend", ids, length_us=60_000_000)) == ["ok"]
     assert (again["id"], again["attempts"]) == (ids[0], 2)

@@ -280,7 +280,7 @@ class Client:
     ) -> int:
         """Takes back all that a consumer has leased: how many messages go to others now.
 
-        For a worker that hangs: end it first, or it may get them again. The attempts don't count, and
+        For a worker that hangs: end it first, or it may get them again as soon as it speaks. The attempts don't count, and
         whatever it still does with them answers `stale_lease`. Without a topic, wherever it has any.
         """
         released = 0
