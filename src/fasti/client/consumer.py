@@ -79,7 +79,7 @@ class Consumer:
         self.group = checked_group(group)
         self._timeout_s = seconds(timeout, "timeout")
         self._closed = False
-        self._iterator: Iterator[Message] | None = None
+        self._iterator: Generator[Message, None, None] | None = None
         self._session = Session(
             transport,
             topic,
@@ -116,6 +116,7 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Message]:
         self._begin()
+        self._end_iterator()
         return self._messages()
 
     def __next__(self) -> Message:
@@ -132,6 +133,14 @@ class Consumer:
         if self._closed:
             raise Closed(f"the consumer of {self.topic!r} is closed")
         self._session.start()
+
+    def _end_iterator(self) -> None:
+        """What `next` has opened and not handed over goes to whoever takes now."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            # Not if another thread is in it.
+            with suppress(ValueError):
+                iterator.close()
 
     def _until(self) -> float | None:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
@@ -157,6 +166,7 @@ class Consumer:
         """
         self._session.want(count)
         self._begin()
+        self._end_iterator()
         until = self._until() if timeout is None else time.monotonic() + (seconds(timeout) or 0.0)
         found = self._gather(count, 0.0, until)
         return [Message(run, row) for run, rows in found for row in rows.tolist()]
