@@ -107,7 +107,7 @@ class AcceptedSockets:
         """Ends the connection of a peer: gRPC ends every call on it. False if it is not seen."""
         if not self.are_visible():
             return False
-        return any([self.shut(each) for each in self.look() if each.peer == peer])
+        return any(self.shut(each) for each in self.look() if each.peer == peer)
 
     def shut(self, connection: Accepted) -> bool:
         """Ends a connection, if it is still the one that was looked at."""
