@@ -227,6 +227,11 @@ class FileBlocks:
                 self._maps.popitem(last=False)
         return view
 
+    def close(self) -> None:
+        """Let go of the maps of blocks; views that were given out stay good."""
+        with self._lock:
+            self._maps.clear()
+
     def size(self, name: str) -> int:
         return len(self._view(self._path(name)))
 

@@ -145,6 +145,7 @@ class FileJournal:
             self._spares.adopt_leftovers()
             self._settle_tail(chain)
         except BaseException:
+            self._end.close()
             close_chain(chain)
             raise
 

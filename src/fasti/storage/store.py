@@ -76,7 +76,9 @@ class ShardStore:
             # Of which directory, that may still be in use, this is a copy.
             self.lived_elsewhere = homes.lived_elsewhere(files)
             with copies.explaining(self.copied_from):
-                self.blocks: BlockStore = FileBlocks(files, _BLOCKS)
+                stored = FileBlocks(files, _BLOCKS)
+                self.blocks: BlockStore = stored
+                self._close_blocks = stored.close
                 self.version, self.manifest = self._open_manifest()
                 check_sizes(files, self.manifest, _BLOCKS)
                 # A clone that was interrupted when all was decided.
@@ -139,6 +141,7 @@ class ShardStore:
         """Lets go of the directory. Syncs nothing: whoever closes has done that."""
         try:
             self.journal.close()
+            self._close_blocks()
             if self._is_loaded:
                 copies.mark_closed(self._files)
         finally:
