@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,11 @@ from fasti.broker.shard import Shard
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.core.log.commands import CreateGroup, DescribeGroups, ListDead
+from fasti.errors import StorageFailed
 from fasti.model import Outcome
+from fasti.storage.backup import back_up, directory_source
+from fasti.storage.files import LocalFiles
+from fasti.storage.restore import restore
 
 DAY_US = 86_400_000_000
 
@@ -222,3 +227,77 @@ def test_a_group_of_a_log_goes_on_behind_a_damaged_row(log: Any) -> None:
         assert {page.names["reason"][n] for n in page.columns["reason"].tolist()} == {"corrupt"}
         assert all(got[n + 1] == sent[n] for n in range(300) if n + 1 in got)
         assert not set(got) & set(lost)
+
+
+def test_a_backup_of_a_damaged_block_is_told_and_a_good_copy_stays(tmp_path: Path) -> None:
+    data, sent = tmp_path / "data", payloads_of(100)
+    with serving(LocalFiles(data), clock=FakeClock()) as shard:
+        make_topic(shard)
+        produce(shard, *sent)
+        shard.checkpoint()
+    with directory_source(data) as source:
+        assert back_up(source, tmp_path / "before").damaged == []
+    (path,) = data.glob("blocks/*.payloads")
+    good = path.read_bytes()
+    place = good.index(sent[50])
+    path.write_bytes(good[:place] + b"?" + good[place + 1 :])
+    with directory_source(data) as source:
+        assert back_up(source, tmp_path / "after").damaged == [f"blocks/{path.name}"]
+        assert back_up(source, tmp_path / "before").damaged == []
+    assert (tmp_path / "before" / "blocks" / path.name).read_bytes() == good
+    restore(tmp_path / "after", tmp_path / "restored")
+    with serving(LocalFiles(tmp_path / "restored"), clock=FakeClock()) as shard:
+        got, lost = received(shard, 10), dead(shard)
+        assert len(got) + len(lost) == 100
+        assert set(lost.values()) == {"corrupt"}
+
+
+class BadSector(SharedFiles):
+    """A disk that can't read a part of the blocks of payloads any more."""
+
+    bad: range | None = None
+
+    def open(self, name: str, writable: bool) -> Any:
+        return _File(self, name, super().open(name, writable))
+
+
+class _File:
+    def __init__(self, disk: BadSector, name: str, file: Any) -> None:
+        self._disk, self._name, self._file = disk, name, file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        bad = self._disk.bad
+        if (
+            bad
+            and self._name.endswith(".payloads")
+            and offset < bad.stop
+            and bad.start < offset + length
+        ):
+            raise StorageFailed("Input/output error")
+        read: bytes = self._file.read_at(offset, length)
+        return read
+
+
+def test_a_bad_sector_costs_its_messages_and_a_disk_that_is_away_costs_none() -> None:
+    files, sent = BadSector(), payloads_of(300)
+    with serving(files, clock=FakeClock()) as shard:
+        make_topic(shard)
+        ids = produce(shard, *sent)
+        shard.checkpoint()
+    name = block_of(files)
+    place = find(files, name, sent[150])
+    with serving(files, clock=FakeClock()) as shard:
+        files.bad = range(1 << 30)
+        locations = shard.call(co.Get("t", co.Target(ids=int64s(*ids))), 10).columns["location"]
+        with pytest.raises(StorageFailed):
+            shard.store.payloads.gather(locations)
+        files.bad = range(place, place + 1)
+        got, lost = received(shard, 10), dead(shard)
+        assert got == {id: sent[n] for n, id in enumerate(ids) if id not in lost}
+        assert ids[150] in lost
+        assert len(lost) <= 4096 // 100 + 8
+        files.bad = None
+        assert set(shard.redrive("t", int64s(*lost)).status.tolist()) == {Outcome.OK}

@@ -67,9 +67,12 @@ def _gather_all(shard: Shard, locations: Int64s) -> pa.RecordBatch:
 
 
 def gather_bounded(
-    shard: Shard, locations: Int64s, names: tuple[str, ...] | None = None
+    shard: Shard, locations: Int64s, names: tuple[str, ...] | None = None, lost: bool = False
 ) -> pa.RecordBatch:
-    """For whoever asked by name: no more than fits one answer, however often a message is named."""
+    """For whoever asked by name: no more than fits one answer, however often a message is named.
+
+    What can't be read is null if `lost` says so, else it raises `Corruption`.
+    """
     limit = shard.settings.limits.batch_bytes_max
     if shard.store.payloads.fitting(locations, limit) < len(locations):
         raise InvalidArgument(
@@ -77,7 +80,12 @@ def gather_bounded(
             field="batch_bytes_max",
             limit=limit,
         )
-    return shard.store.payloads.gather(locations, names=names, lost=True)
+    return shard.store.payloads.gather(locations, names=names, lost=lost)
+
+
+def gather_messages(shard: Shard, locations: Int64s) -> pa.RecordBatch:
+    """The contents of messages that were asked for; null where they can't be read."""
+    return gather_bounded(shard, locations, lost=True)
 
 
 def _gather_names(shard: Shard, locations: Int64s) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ import typer
 
 from fasti.cli import output
 from fasti.cli.connection import Address, TlsCa, Token, client_of
+from fasti.cli.exits import FOUND_SOMETHING
 from fasti.client.address import DEFAULT_ADDRESS
 from fasti.errors import InvalidArgument
 
@@ -61,6 +62,10 @@ def backup(
             with client_of(address, token, tls_ca) as client:
                 done = client.backup(directory, progress=progress, rate=size_bytes(rate))
     _print(done, as_json)
+    if done.damaged:
+        named = ", ".join(done.damaged)
+        typer.echo(f"damaged where they come from, and copied as they are: {named}", err=True)
+        raise typer.Exit(FOUND_SOMETHING)
 
 
 def _print(done: Backup, as_json: bool) -> None:

@@ -127,6 +127,8 @@ class Backup:
     size_bytes: int
     # What this run brought; the rest was there.
     copied_bytes: int
+    # Payload blocks that are damaged where they come from: copied as they are, and told.
+    damaged: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -138,6 +140,7 @@ class Backup:
             "files": self.files,
             "size_bytes": self.size_bytes,
             "copied_bytes": self.copied_bytes,
+            "damaged": self.damaged,
         }
 
 
@@ -259,8 +262,9 @@ class _ClosedJournal:
 def back_up(source: Source, path: Path, progress: Progress | None = None) -> Backup:
     """Brings everything of a source into a directory, which may have an older backup of the same.
 
-    Raises `InvalidArgument` if the directory has something else, `Corruption` if a piece came
-    damaged, and whatever source and disk raise; it can be run again then.
+    A block of payloads that is damaged where it comes from is copied as it is, and listed; an older
+    backup's good copy of it stays. Raises `InvalidArgument` if the directory has something else,
+    `Corruption` if another piece came damaged, and whatever source and disk raise; it can be run again then.
     """
     target = _Target(path, source.listing)
     target.begin()
@@ -284,6 +288,7 @@ class _Target:
         self._files: Files = LocalFiles(path)
         self._checksums: dict[str, tuple[int, int]] = {}
         self._open: tuple[str, File] | None = None
+        self._damaged: list[str] = []
 
     def begin(self) -> None:
         """Raises `InvalidArgument` where something else is."""
@@ -339,12 +344,22 @@ class _Target:
             file.sync()
             view = file.map()
             if name.startswith("blocks/"):
-                open_seal(view, name)
+                self._check_block(view, name)
             self._checksums[name.removesuffix(_NEW)] = (len(view), xxh3_64_intdigest(view))
             del view
         finally:
             file.close()
         self._files.rename(name + _TEMPORARY, name)
+
+    def _check_block(self, view: memoryview, name: str) -> None:
+        """Without damaged payloads there would be no backup of all that is undamaged."""
+        block = name.removeprefix("blocks/")
+        try:
+            open_seal(view, name)
+        except Corruption:
+            if not name.endswith(".payloads") or len(view) != self._listing.blocks[block]:
+                raise
+            self._damaged.append(name)
 
     def finish(self, copied_bytes: int) -> Backup:
         """Everything is here."""
@@ -376,6 +391,7 @@ class _Target:
             len(self._checksums),
             sum(size for size, _ in self._checksums.values()),
             copied_bytes,
+            self._damaged,
         )
 
     def _check_segment(self, name: str) -> None:

@@ -50,6 +50,7 @@ from fasti.errors import (
     InvalidArgument,
     NewerFormat,
     NotFound,
+    StorageFailed,
 )
 from fasti.storage.files import Files, folder_of
 
@@ -66,6 +67,9 @@ _CHECKSUM = struct.Struct("<Q")
 _HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*(/[A-Za-z0-9_][A-Za-z0-9_.=-]*)*")
 _MAPS_MAX = 256
+_READ_BYTES = 1 << 20
+# What is read at a time of a block that can't be read at once: what a disk loses is not less.
+_SECTOR_BYTES = 4096
 
 
 class BlockStore(Protocol):
@@ -94,6 +98,12 @@ class BlockStore(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove a block; `NotFound` if there is none.  Views of it stay good."""
+
+    def readable(self, name: str) -> memoryview:
+        """A copy of a block that `get` can't read, with zeros in place of what the disk can't give.
+
+        Raises `NotFound`, or what `get` raised if nothing of it can be read.
+        """
 
     def let_go(self, name: str) -> None:
         """Keep nothing of a block: the next `get` reads what is there then."""
@@ -159,6 +169,8 @@ class FileBlocks:
         self._unsynced: set[str] = set()
         # Maps of blocks that were read lately; the views given out keep theirs alive anyway.
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
+        # Blocks that could be read from end to end since this was made.
+        self._read: set[str] = set()
         for name in files.list(f"{directory}/"):
             if name.endswith(TEMPORARY):
                 files.delete(name)
@@ -218,10 +230,15 @@ class FileBlocks:
                 return view
         file = self._files.open(path, writable=False)
         try:
+            if path not in self._read:
+                # A bad sector under a map doesn't raise but kills the process.
+                for offset in range(0, file.size, _READ_BYTES):
+                    file.read_at(offset, _READ_BYTES)
             view = file.map()
         finally:
             file.close()
         with self._lock:
+            self._read.add(path)
             self._maps[path] = view
             while len(self._maps) > _MAPS_MAX:
                 self._maps.popitem(last=False)
@@ -245,11 +262,34 @@ class FileBlocks:
         self._files.delete(path)
         with self._lock:
             self._maps.pop(path, None)
+            self._read.discard(path)
         self._note(path)
 
+    def readable(self, name: str) -> memoryview:
+        file = self._files.open(self._path(name), writable=False)
+        try:
+            data = bytearray(file.size)
+            failure: FastiError | None = None
+            good = 0
+            for offset in range(0, len(data), _SECTOR_BYTES):
+                try:
+                    piece = file.read_at(offset, _SECTOR_BYTES)
+                except StorageFailed as error:
+                    failure = error
+                    continue
+                data[offset : offset + len(piece)] = piece
+                good += len(piece)
+        finally:
+            file.close()
+        if failure is not None and not good:
+            raise failure
+        return memoryview(data)
+
     def let_go(self, name: str) -> None:
+        path = self._path(name)
         with self._lock:
-            self._maps.pop(self._path(name), None)
+            self._maps.pop(path, None)
+            self._read.discard(path)
 
     def read_manifest(self) -> tuple[int, bytes] | None:
         try:

@@ -259,6 +259,9 @@ class MemoryBlocks:
         with self._lock:
             self._blocks.pop(name, None)
 
+    def readable(self, name: str) -> memoryview:
+        return self.get(name)
+
     def let_go(self, name: str) -> None:
         pass
 

@@ -288,7 +288,7 @@ class Mender:
     def _redrive(self, partition: Partition, sequences: Int64s, at_us: int) -> None:
         slots = partition.ledger.slots(sequences)
         locations = partition.arena.location.take(slots)
-        keys = self._payloads.gather(locations, names=("key",)).column("key")
+        keys = self._payloads.gather(locations, names=("key",), lost=True).column("key")
         hashes = hash_keys(keys, self._seed).copy()
         holders = partition.find_keys(hashes)
         hashes[(holders > 0) & partition.is_live(holders)] = 0

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fasti.core.keys import Rows
 from fasti.core.rows.location import ROW_BITS, is_in_run, number_of, row_of
-from fasti.errors import Corruption, NotFound
+from fasti.errors import Corruption, NotFound, StorageFailed
 from fasti.storage.blocks import BlockStore
 from fasti.storage.damaged_rows import Salvaged, nothing_left, salvage
 from fasti.storage.damages import DamagedFile, Damages
@@ -292,6 +292,9 @@ class Payloads:
             if not self.is_named(name):
                 raise
             return _salvaged(nothing_left(), f"blocks/{name}", 0, error.message)
+        except StorageFailed:
+            # A bad sector costs what lies in it. A disk that gives nothing may come back: that raises.
+            data = self._blocks.readable(name)
         try:
             batch = unseal(data, name)
         except Corruption as error:

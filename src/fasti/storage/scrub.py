@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -151,6 +152,8 @@ def _scrub_object(
     except FastiError as error:
         # A bad sector, mostly.
         message = error.message
+        with suppress(FastiError):
+            data = bytes(blocks.readable(name))
     lost: list[LostIds] = []
     if block is not None and name.endswith(".payloads"):
         left = salvage(memoryview(data))

@@ -332,7 +332,9 @@ class ShardStore:
 
     def _load_removed(self, wanted: LoadRemoved) -> KvExpire:
         """The keys of entries that have expired, without their values."""
-        keys = self.payloads.gather(wanted.locations, names=("key",)).column("key")
+        # One that can't be read goes too; who watches is told of no name.
+        keys = self.payloads.gather(wanted.locations, names=("key",), lost=True).column("key")
+        keys = keys.fill_null("")
         empty = pa.array([b""] * len(keys), pa.binary())
         rows = Rows.of(empty, self.settings.limits, key=keys)
         return KvExpire(wanted.topic, wanted.partition, wanted.sequences, wanted.versions, rows)

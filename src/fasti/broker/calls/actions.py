@@ -38,7 +38,7 @@ from fasti.broker.cron import actions as cron_actions
 from fasti.broker.kv import actions as kv_actions
 from fasti.broker.log import actions as log_actions
 from fasti.broker.metrics.counts import INBOX
-from fasti.broker.reading import fetch, gather_bounded
+from fasti.broker.reading import fetch, gather_messages
 from fasti.broker.routing import actions as routing_actions
 from fasti.broker.sinks import actions as sink_actions
 from fasti.broker.sinks.publishing import publish_stage
@@ -218,7 +218,7 @@ def _get(service: Service, header: Header, parts: Parts) -> Answer:
     shard = service.shard
     target = requests.target(one(parts), shard.store.seed, shard.settings.limits)
     if fields["payload"]:
-        found, contents = fetch(shard, fields["topic"], target, gather_bounded)
+        found, contents = fetch(shard, fields["topic"], target, gather_messages)
         batch = with_payloads(metadata(found), contents)
     else:
         found = service.command(co.Get(fields["topic"], target))

@@ -195,9 +195,15 @@ class KeyOrder:
         keys: list[pa.Array] = [_NO_KEYS]
         for begin in range(0, len(locations), _GATHERED_ROWS):
             some = locations[begin : begin + _GATHERED_ROWS]
-            found = payloads.gather(some, names=("key",)).column("key")
+            found = payloads.gather(some, names=("key",), lost=True).column("key")
             keys.append(found.cast(pa.large_binary()))
-        return pa.concat_arrays(keys), np.concatenate(ids)
+        whole, numbers = pa.concat_arrays(keys), np.concatenate(ids)
+        if whole.null_count:
+            # An entry whose key can't be read has no place in the order.
+            here = whole.is_valid()
+            whole = whole.filter(here)
+            numbers = numbers[here.to_numpy(zero_copy_only=False)]
+        return whole, numbers
 
 
 def _as_run(pending: list[tuple[pa.Array, Int64s]]) -> list[Run]:

@@ -25,7 +25,7 @@ from fasti.broker.sinks import rows
 from fasti.broker.sinks.rows import Meant
 from fasti.core.sinks.commands import Carry, DescribeSinks, SinkView
 from fasti.core.state import ShardState
-from fasti.errors import Closed, FastiError, InternalError
+from fasti.errors import Closed, Corruption, FastiError, InternalError
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -150,12 +150,17 @@ class Carrier:
             return False
         try:
             locations = np.array([parcel.location for parcel in parcels], dtype=np.int64)
-            payloads = shard.store.payloads.gather(locations, names=("payload",)).column("payload")
+            contents = shard.store.payloads.gather(locations, names=("payload",), lost=True)
+            payloads = contents.column("payload")
         except MOVED:
             return True  # They lie somewhere else by now.
         sent: list[tuple[_Parcel, Future[list[Any]]]] = []
         for parcel, payload in zip(parcels, payloads, strict=True):
-            command = self._command(parcel, payload.as_buffer())
+            if payload.is_valid:
+                command = self._command(parcel, payload.as_buffer())
+            else:
+                # It will never be readable: the others behind it go on.
+                command = Carry(parcel.stage, parcel.sequence, [], {Corruption.code: parcel.count})
             sent.append((parcel, shard.submit([command])))
         refused = [self._refusal(parcel, answer) for parcel, answer in sent]
         first = next((each for each in refused if each is not None), None)
