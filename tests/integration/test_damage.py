@@ -90,7 +90,7 @@ def test_a_flipped_bit_costs_the_rows_of_its_piece_and_nobody_else_waits() -> No
         lost = dead(shard)
         assert got == {id: sent[n] for n, id in enumerate(ids) if id not in lost}
         assert ids[500] in lost
-        assert len(lost) <= 8
+        assert len(lost) <= 13
         assert set(lost.values()) == {"corrupt"}
         assert shard.damage.corrupt == {"t": len(lost)}
         assert [found.file for found in shard.store.payloads.damages.files()] == [name]
@@ -298,6 +298,6 @@ def test_a_bad_sector_costs_its_messages_and_a_disk_that_is_away_costs_none() ->
         got, lost = received(shard, 10), dead(shard)
         assert got == {id: sent[n] for n, id in enumerate(ids) if id not in lost}
         assert ids[150] in lost
-        assert len(lost) <= 4096 // 100 + 8
+        assert len(lost) <= (4096 + 2 * 1024) // 100 + 2
         files.bad = None
         assert set(shard.redrive("t", int64s(*lost)).status.tolist()) == {Outcome.OK}

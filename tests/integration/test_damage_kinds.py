@@ -46,7 +46,7 @@ def test_entries_of_a_key_value_topic(tmp_path: Path) -> None:
         rows = {row["key"]: row["value"] for row in found}
         lost = [key for key, stored in rows.items() if stored is None]
         assert "key-0100" in lost
-        assert len(lost) < 10
+        assert len(lost) < 15
         assert len(rows) == COUNT
         # A new value is as good as any.
         entries.put("key-0100", b"new")

@@ -9,7 +9,7 @@ header, and is mapped, never copied. All integers are little-endian::
         12     4  head             how many bytes of the content stand before its columns
         16     8  checksum         XXH3-64 of all other bytes of the file
         24     8  length           of the content
-        32     8  each             XXH3-64 of each piece: 512 bytes of the head, then of the rest;
+        32     8  each             XXH3-64 of each piece: 1024 bytes of the head, then of the rest;
                                    the last piece of both may be shorter
                   zeros            up to a multiple of 64
                   the content
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 BLOCK_FORMAT_VERSION = 2
-# A sector: what a disk loses is not less.
-PIECE_BYTES = 512
+# Larger ones cost more messages when one is damaged, smaller ones more time when all are written.
+PIECE_BYTES = 1024
 
 _MAGIC = b"FASTIBLK"
 _HEADER = struct.Struct("<8sIIQQ")
