@@ -267,7 +267,10 @@ class App:
         place = parse_address(self.address)
         if place.directory is not None:
             return None
-        return Reach(str(place), self._connection.get("token"), self._connection.get("tls_ca"))
+        given = self._connection
+        return Reach(
+            str(place), given.get("token"), given.get("tls_ca"), given.get("tls_client_cert")
+        )
 
     def in_worker_process(self, reach: Reach | None) -> None:
         """Called in a worker process: how its parent's broker is reached, if it can be."""

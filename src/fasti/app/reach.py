@@ -18,6 +18,8 @@ class Reach:
     # A secret, so it is not shown.
     token: str | None = field(default=None, repr=False)
     tls_ca: str | os.PathLike[str] | bytes | None = None
+    # It has a key, so it is not shown.
+    tls_client_cert: str | os.PathLike[str] | bytes | None = field(default=None, repr=False)
 
     def options(self) -> ConnectionOptions:
         """Arguments of `connect`, as far as they are known."""
@@ -26,4 +28,6 @@ class Reach:
             options["token"] = self.token
         if self.tls_ca is not None:
             options["tls_ca"] = self.tls_ca
+        if self.tls_client_cert is not None:
+            options["tls_client_cert"] = self.tls_client_cert
         return options

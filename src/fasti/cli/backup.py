@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import Address, TlsCa, Token, client_of
+from fasti.cli.connection import Address, TlsCa, TlsClientCert, Token, client_of
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.client.address import DEFAULT_ADDRESS
 from fasti.errors import InvalidArgument
@@ -46,6 +46,7 @@ def backup(
     address: Address = DEFAULT_ADDRESS,
     token: Token = None,
     tls_ca: TlsCa = None,
+    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Copy all that a broker holds into a directory, while it runs.
 
@@ -59,7 +60,7 @@ def backup(
             with directory_source(data) as source:
                 done = back_up(source, directory, progress)
         else:
-            with client_of(address, token, tls_ca) as client:
+            with client_of(address, token, tls_ca, tls_client_cert) as client:
                 done = client.backup(directory, progress=progress, rate=size_bytes(rate))
     _print(done, as_json)
     if done.damaged:

@@ -1,7 +1,7 @@
 """Where the broker is: the options of every command that talks to one, and the client they give.
 
 A command is written as a function whose first argument is the client; `with_client` makes it one
-for typer, with the options `--address`, `--token` and `--tls-ca` added at its end. The SDK is loaded
+for typer, with the options `--address`, `--token`, `--tls-ca` and `--tls-client-cert` added at its end. The SDK is loaded
 when a command runs, so that help and completion don't wait for it.
 """
 
@@ -20,6 +20,7 @@ from fasti.client.address import (
     DEFAULT_ADDRESS,
     NOBODY,
     TLS_CA_VARIABLE,
+    TLS_CLIENT_CERT_VARIABLE,
     TOKEN_VARIABLE,
     known_address,
 )
@@ -34,6 +35,7 @@ own_process = False
 # Whoever presses Tab doesn't wait any longer. Nobody at an address is told at once; this is for a
 # broker that hangs, and a busy machine needs some of it to connect.
 _COMPLETION_TIMEOUT = "3s"
+_PLACE = ("address", "token", "tls_ca", "tls_client_cert")
 
 Address = Annotated[
     str,
@@ -71,6 +73,15 @@ TlsCa = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+TlsClientCert = Annotated[
+    Path | None,
+    typer.Option(
+        envvar=TLS_CLIENT_CERT_VARIABLE,
+        metavar="FILE",
+        help="Our certificate and its key, if it asks for one.",
+        rich_help_panel=PANEL,
+    ),
+]
 # For commands that run something which may say itself where its broker is: flags win over that, and
 # that over the environment, which the SDK reads.
 OtherAddress = Annotated[
@@ -99,6 +110,15 @@ OtherTlsCa = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+OtherTlsClientCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-client-cert",
+        metavar="FILE",
+        help=f"Our certificate and its key, if it asks for one.  [{TLS_CLIENT_CERT_VARIABLE}]",
+        rich_help_panel=PANEL,
+    ),
+]
 Owner = Annotated[
     str,
     typer.Option(
@@ -116,13 +136,13 @@ def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
     if not address.startswith("embedded:"):
         with suppress(Exception):
             connect = _sdk()
-            token, tls_ca = ctx.params.get("token"), ctx.params.get("tls_ca")
-            timeout = _COMPLETION_TIMEOUT
-            with connect(address, token=token, tls_ca=tls_ca, timeout=timeout) as client:
-                names = [topic.name for topic in client.topics()]
+            names = ("token", "tls_ca", "tls_client_cert")
+            given = {name: ctx.params.get(name) for name in names}
+            with connect(address, **given, timeout=_COMPLETION_TIMEOUT) as client:
+                topics = [topic.name for topic in client.topics()]
             # The broker's own, such as inboxes, are for those who ask for them.
             own = incomplete.startswith("_")
-            return [n for n in names if n.startswith(incomplete) and (own or n[0] != "_")]
+            return [n for n in topics if n.startswith(incomplete) and (own or n[0] != "_")]
     return []
 
 
@@ -142,12 +162,17 @@ def _sdk() -> Callable[..., Client]:
 
 @contextmanager
 def client_of(
-    address: str, token: str | None = None, tls_ca: Path | None = None, owner: str = ""
+    address: str,
+    token: str | None = None,
+    tls_ca: Path | None = None,
+    tls_client_cert: Path | None = None,
+    owner: str = "",
 ) -> Iterator[Client]:
     """A client for the time of a command."""
     connect = _sdk()
     try:
-        with connect(address, token=token, tls_ca=tls_ca, owner=owner) as client:
+        trust = {"tls_ca": tls_ca, "tls_client_cert": tls_client_cert}
+        with connect(address, token=token, owner=owner, **trust) as client:
             yield client
     except Unavailable as error:
         if not error.message.startswith(NOBODY):
@@ -164,7 +189,7 @@ def with_client(command: Command) -> Command:
     own = parameters_of(command)[1:]
 
     def run(**values: Any) -> None:
-        place = {name: values.pop(name) for name in ("address", "token", "tls_ca")}
+        place = {name: values.pop(name) for name in _PLACE}
         with client_of(**place, owner=values.get("owner", "")) as client:
             command(client, **values)
 
@@ -172,5 +197,6 @@ def with_client(command: Command) -> Command:
         option("address", Address, DEFAULT_ADDRESS),
         option("token", Token, None),
         option("tls_ca", TlsCa, None),
+        option("tls_client_cert", TlsClientCert, None),
     ]
     return presented(run, command, [*own, *where])

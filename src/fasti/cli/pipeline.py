@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.connection import BrokerAddress, TlsCa, Token
+from fasti.cli.connection import BrokerAddress, TlsCa, TlsClientCert, Token
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson, headers_of
 from fasti.cli.pipeline_user import user
@@ -85,6 +85,7 @@ def once(
     address: BrokerAddress = DEFAULT_ADDRESS,
     token: Token = None,
     tls_ca: TlsCa = None,
+    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Bring all tables up to now, write the report, and end.
 
@@ -93,7 +94,7 @@ def once(
     [dim]fasti pipeline once --lake ./lake[/dim]
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
-    broker = _broker(address, tls_ca)
+    broker = _broker(address, tls_ca, tls_client_cert)
     with _lake_and_session(lake, master, conf, format, broker, new=True) as (place, spark):
         done = _run(place, spark, broker, token, options)
     _tell(place, done, as_json)
@@ -116,6 +117,7 @@ def run(
     address: BrokerAddress = DEFAULT_ADDRESS,
     token: Token = None,
     tls_ca: TlsCa = None,
+    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Keep all tables and the report up to date until Ctrl-C.
 
@@ -123,7 +125,7 @@ def run(
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
     every_s = interval.total_seconds()
-    broker = _broker(address, tls_ca)
+    broker = _broker(address, tls_ca, tls_client_cert)
     with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
         done = _run(place, spark, broker, token, options, every_s)
     _tell(place, done, as_json)
@@ -148,6 +150,7 @@ def audit(
     address: BrokerAddress = DEFAULT_ADDRESS,
     token: Token = None,
     tls_ca: TlsCa = None,
+    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Bring the tables up to now, and look whether everything that was promised was kept.
 
@@ -156,7 +159,7 @@ def audit(
     """
     from fasti.pipeline.inventory import first_rows
 
-    broker = None if tables_only else _broker(address, tls_ca)
+    broker = None if tables_only else _broker(address, tls_ca, tls_client_cert)
     with _lake_and_session(lake, master, conf, None, broker, new=not tables_only) as (place, spark):
         if broker is None:
             _run_offline(place, spark, full)
@@ -268,13 +271,14 @@ def vacuum(
 # What they have in common
 
 
-def _broker(address: str, tls_ca: Path | None) -> str:
+def _broker(address: str, tls_ca: Path | None, tls_client_cert: Path | None) -> str:
     """Where it is, looked at before Spark is started."""
     from fasti.pipeline.local import checked_address
     from fasti.spark.connection import located
 
     found = checked_address(address)
-    return located(found, str(tls_ca.absolute())) if tls_ca else found
+    files = [None if file is None else str(file.absolute()) for file in (tls_ca, tls_client_cert)]
+    return located(found, *files)
 
 
 @contextmanager

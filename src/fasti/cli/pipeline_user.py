@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fasti.cli import output
-from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherToken
+from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherTlsClientCert, OtherToken
 from fasti.cli.options import AsJson
 from fasti.errors import InvalidArgument
 
@@ -57,6 +57,7 @@ def user(
     address: OtherAddress = None,
     token: OtherToken = None,
     tls_ca: OtherTlsCa = None,
+    tls_client_cert: OtherTlsClientCert = None,
 ) -> None:
     """Run the steps of a pipeline of your own until Ctrl-C, or once.
 
@@ -78,6 +79,8 @@ def user(
         pipeline.token = token
     if tls_ca is not None:
         pipeline.tls_ca = str(tls_ca.absolute())
+    if tls_client_cert is not None:
+        pipeline.tls_client_cert = str(tls_client_cert.absolute())
     place = pipeline.place(address, directory)
     local.checked_address(place.address)
     # Spark's own words go to a file beside the checkpoints.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fasti.cli import moments
-from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherToken
+from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherTlsClientCert, OtherToken
 
 if TYPE_CHECKING:
     from fasti.app.app import App
@@ -43,6 +43,7 @@ def run(
     address: OtherAddress = None,
     token: OtherToken = None,
     tls_ca: OtherTlsCa = None,
+    tls_client_cert: OtherTlsClientCert = None,
     log_level: Annotated[
         str, typer.Option(envvar="FASTI_LOG_LEVEL", help="What is logged, to stderr.")
     ] = "info",
@@ -65,7 +66,8 @@ def run(
 
     set_up(log_level, log_format)
     app = load(reference)
-    reach = Reach(address, token, None if tls_ca is None else str(tls_ca.absolute()))
+    files = [None if file is None else str(file.absolute()) for file in (tls_ca, tls_client_cert)]
+    reach = Reach(address, token, *files)
     app.use(reach)
     if grace is not None:
         app.grace_s = grace.total_seconds()

@@ -18,6 +18,7 @@ _log = logging.getLogger("fasti.client")
 DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
 DEFAULT_PORT = 7170
 ADDRESS_VARIABLE, TOKEN_VARIABLE, TLS_CA_VARIABLE = "FASTI_ADDRESS", "FASTI_TOKEN", "FASTI_TLS_CA"
+TLS_CLIENT_CERT_VARIABLE = "FASTI_TLS_CLIENT_CERT"
 # So begins what is said where no broker is.
 NOBODY = "no broker answers"
 _EXAMPLES = "fasti://HOST:PORT[,HOST:PORT...], fasti+tls://HOST:PORT or embedded:DIRECTORY"
@@ -86,6 +87,11 @@ def known_token() -> str | None:
 def known_tls_ca() -> str | None:
     """The authority of the environment: a file with certificates in PEM."""
     return os.environ.get(TLS_CA_VARIABLE) or None
+
+
+def known_tls_client_cert() -> str | None:
+    """The client's own certificate of the environment: a file with it and its key in PEM."""
+    return os.environ.get(TLS_CLIENT_CERT_VARIABLE) or None
 
 
 def parse_address(text: str | None) -> Address:

@@ -212,6 +212,7 @@ class ConnectionOptions(EmbeddedOptions, total=False):
 
     token: str | None
     tls_ca: str | os.PathLike[str] | bytes | None
+    tls_client_cert: str | os.PathLike[str] | bytes | None
     timeout: Duration
 
 

@@ -16,7 +16,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fasti.client import forking
-from fasti.client.address import known_tls_ca, known_token, parse_address
+from fasti.client.address import (
+    known_tls_ca,
+    known_tls_client_cert,
+    known_token,
+    parse_address,
+)
+from fasti.client.certificates import read_authority, read_client_certificate
 from fasti.client.clock_info import ClockInfo
 from fasti.client.consumer import Consumer
 from fasti.client.consumers import ConsumerInfo
@@ -64,6 +70,7 @@ def connect(
     owner: str = "",
     token: str | None = None,
     tls_ca: str | os.PathLike[str] | bytes | None = None,
+    tls_client_cert: str | os.PathLike[str] | bytes | None = None,
     timeout: Duration = "30s",
     on_failure: OnFailure | None = None,
     **embedded: Unpack[EmbeddedOptions],
@@ -78,7 +85,9 @@ def connect(
 
     Without an address FASTI_ADDRESS is used, or else port 7170 of this machine; without a token
     FASTI_TOKEN; without `tls_ca`, the certificate of the authority that signed the broker's (a file,
-    or its bytes in PEM), FASTI_TLS_CA, or else the authorities that the system trusts. `owner` is in whose name messages are made and changed. `timeout` is for each
+    or its bytes in PEM), FASTI_TLS_CA, or else the authorities that the system trusts; without
+    `tls_client_cert`, the certificate and key that this client shows to a broker that asks for one (in
+    one file, or its bytes in PEM), FASTI_TLS_CLIENT_CERT, or else none. `owner` is in whose name messages are made and changed. `timeout` is for each
     call, and for `receipt.result()` and `ack(wait=True)` where they are given none. `clone=True` gives
     an embedded directory that is a copy of another a name of its own, once.
 
@@ -112,7 +121,12 @@ def connect(
         over_flight = FlightTransport(
             place,
             token=token or known_token(),
-            tls_ca=_certificate(tls_ca or known_tls_ca()) if place.tls else None,
+            tls_ca=read_authority(tls_ca or known_tls_ca()) if place.tls else None,
+            tls_client=(
+                read_client_certificate(tls_client_cert or known_tls_client_cert())
+                if place.tls
+                else None
+            ),
             timeout=timeout_s,
         )
         transport = over_flight
@@ -137,18 +151,6 @@ def _shard_settings(given: dict[str, Any]) -> ShardSettings:
         except ValueError:
             raise InvalidArgument("durability is always or interval", field="durability") from None
     return replace(whole or ShardSettings(), **given)
-
-
-def _certificate(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
-    if given is None:
-        return None
-    try:
-        found = given if isinstance(given, bytes) else Path(given).read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"tls_ca can't be read: {error}", field="tls_ca") from error
-    if b"-----BEGIN CERTIFICATE-----" not in found:
-        raise InvalidArgument("tls_ca has no certificate in PEM", field="tls_ca")
-    return found
 
 
 class Client:

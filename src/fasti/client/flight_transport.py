@@ -108,10 +108,12 @@ class FlightTransport:
         *,
         token: str | None = None,
         tls_ca: bytes | None = None,
+        tls_client: tuple[bytes, bytes] | None = None,
         timeout: float = 30.0,
     ) -> None:
         self._address = address
         self._tls_ca = tls_ca
+        self._tls_client = tls_client or (None, None)
         self.timeout_s = timeout
         # gRPC wants the names of headers in lower case.
         self._headers = (
@@ -163,6 +165,14 @@ class FlightTransport:
                 raise Unavailable(
                     f"the broker speaks TLS: write {secure}", details=error.details
                 ) from error
+            if self._address.tls and _asks_for_certificate(
+                *self._address.hosts[self._place_failed()]
+            ):
+                raise Unavailable(
+                    "the broker asks for a certificate that it trusts: give one by "
+                    "tls_client_cert=, --tls-client-cert or FASTI_TLS_CLIENT_CERT",
+                    details=error.details,
+                ) from error
             raise
 
     def _place_failed(self) -> int:
@@ -188,6 +198,8 @@ class FlightTransport:
                 client = flight.FlightClient(
                     self._address.location(self._place),
                     tls_root_certs=self._tls_ca,
+                    cert_chain=self._tls_client[0],
+                    private_key=self._tls_client[1],
                     generic_options=_OPTIONS,
                 )
                 self._clients[purpose] = client
@@ -545,18 +557,36 @@ def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: thread
 
 def _speaks_tls(host: str, port: int) -> bool:
     """Whether a port answers as TLS does, whatever its certificate."""
+    try:
+        with _over_tls(host, port):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _asks_for_certificate(host: str, port: int) -> bool:
+    """Whether a port ends connections of clients that show no certificate."""
+    try:
+        with _over_tls(host, port) as connection:
+            # A broker speaks first; one that misses a certificate ends the connection without a word.
+            return connection.recv(1) == b""
+    except ssl.SSLError as error:
+        return "certificate_required" in (error.reason or "").lower()
+    except (OSError, ValueError):
+        return False
+
+
+def _over_tls(host: str, port: int) -> ssl.SSLSocket:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
+    plain = socket.create_connection((host, port), _PROBE_S)
     try:
-        with (
-            socket.create_connection((host, port), _PROBE_S) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return True
-    except (OSError, ValueError):
-        return False
+        return context.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
 
 
 def _versioned(header: Header) -> Header:

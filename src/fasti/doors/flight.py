@@ -69,13 +69,17 @@ class FlightDoor(fl.FlightServerBase):
         tls: tuple[bytes, bytes] | None = None,
         credentials: Credentials | None = None,
         guard: Guard | None = None,
+        client_ca: bytes | None = None,
     ) -> None:
+        """`host` may be the path of a Unix socket, with a slash in front; then without a port."""
         quiet_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         shown = f"[{host}]" if ":" in host else host
         super().__init__(
-            f"{scheme}://{shown}:{port}",
+            f"grpc+unix://{host}" if host.startswith("/") else f"{scheme}://{shown}:{port}",
             tls_certificates=[tls] if tls else None,
+            verify_client=client_ca is not None,
+            root_certificates=client_ca,
             middleware={_CREDENTIALS: _Guard(credentials, service)} if credentials else None,
         )
         self._service = service

@@ -20,15 +20,17 @@ _TIMEOUT_S = 5.0
 
 
 class BrokerLink:
-    """A broker on the same machine. `token` is this process's own, if the broker asks for any."""
+    """A broker on the same machine, by address or by the path of a Unix socket. `token` is this process's own, if the broker asks for any."""
 
     def __init__(self, address: str, *, tls: bool = False, token: str = "") -> None:
         quiet_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         # The certificate is made for the name that others use; here both ends are one machine's,
         # and the other end is this process's parent.
-        options: dict[str, Any] = {"disable_server_verification": True} if tls else {}
-        self._client = fl.FlightClient(f"{scheme}://{address}", **options)
+        safe = tls and not address.startswith("/")
+        options: dict[str, Any] = {"disable_server_verification": True} if safe else {}
+        place = f"grpc+unix://{address}" if address.startswith("/") else f"{scheme}://{address}"
+        self._client = fl.FlightClient(place, **options)
         self._token = token
 
     @property

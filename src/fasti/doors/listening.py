@@ -85,3 +85,16 @@ def read_certificate(certificate: Path, key: Path) -> tuple[bytes, bytes]:
         ) from error
     except OSError as error:
         raise PermissionDenied(f"{error.filename or certificate}: {error.strerror}") from error
+
+
+def read_authority(path: Path) -> bytes:
+    """The certificates that clients' must be signed by, after a look whether they are PEM."""
+    import ssl
+
+    try:
+        ssl.create_default_context().load_verify_locations(path)
+        return path.read_bytes()
+    except ssl.SSLError as error:
+        raise InvalidArgument(f"{path} has no certificate in PEM", field="tls_client_ca") from error
+    except OSError as error:
+        raise PermissionDenied(f"{error.filename or path}: {error.strerror}") from error

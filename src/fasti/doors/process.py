@@ -40,7 +40,8 @@ from fasti.doors.credentials import Credentials
 from fasti.doors.flight import FlightDoor
 from fasti.doors.guard import Guard
 from fasti.doors.http_child import HttpChild
-from fasti.doors.listening import bind, check_free, read_certificate
+from fasti.doors.inner import InnerDoor
+from fasti.doors.listening import bind, check_free, read_authority, read_certificate
 from fasti.doors.sockets import AcceptedSockets
 from fasti.doors.warmup import warm_up
 from fasti.errors import AlreadyExists, FastiError
@@ -90,6 +91,7 @@ class Broker:
         self._door: FlightDoor
         self._liveness: Liveness
         self._http: HttpChild | None = None
+        self._inner: InnerDoor | None = None
 
     def start(self) -> Ready:
         """Returns when clients are served. Raises what a person can act on."""
@@ -97,6 +99,7 @@ class Broker:
         tls = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             tls = read_certificate(settings.tls_cert, settings.tls_key)
+        client_ca = read_authority(settings.tls_client_ca) if settings.tls_client_ca else None
         credentials = Credentials(settings.credentials) if settings.credentials else None
         check_free(settings.listen)
         listener = bind(settings.http, _HTTP_PATIENCE_S) if settings.http else None
@@ -104,7 +107,7 @@ class Broker:
         try:
             self.service = Service(self.shard, self.metrics)
             warm_up(scraped=settings.http is not None)
-            self._door = self._open_door(tls, credentials)
+            self._door = self._open_door(tls, credentials, client_ca)
             self._liveness = Liveness(self.service, AcceptedSockets(self._door.port).hang_up)
             self._liveness.start()
         except BaseException:
@@ -113,6 +116,8 @@ class Broker:
         listen = Address(settings.listen.host, self._door.port)
         if listener is not None:
             token = credentials.add("fasti-http") if credentials else ""
+            if client_ca is not None:
+                self._inner = InnerDoor(self.service, credentials)
             self._http = HttpChild(listener, self._orders(listen, token), self.shard.threads)
             self._http.start()
         http = self._http.address if self._http else None
@@ -132,11 +137,18 @@ class Broker:
         with suppress(FastiError):
             self.shard.run(lambda: None)
 
-    def _open_door(self, tls: tuple[bytes, bytes] | None, known: Credentials | None) -> FlightDoor:
+    def _open_door(
+        self,
+        tls: tuple[bytes, bytes] | None,
+        known: Credentials | None,
+        client_ca: bytes | None,
+    ) -> FlightDoor:
         address = self._settings.listen
         guard = Guard(self._settings.guard, self.metrics, known is not None, self._give_memory_back)
         try:
-            door = FlightDoor(self.service, address.host, address.port, tls, known, guard)
+            door = FlightDoor(
+                self.service, address.host, address.port, tls, known, guard, client_ca
+            )
         except Exception as error:
             # It was free a moment ago: somebody was faster, or gRPC wants something else.
             check_free(address)
@@ -151,7 +163,7 @@ class Broker:
         if settings.tls_cert is not None:
             tls = [str(settings.tls_cert), str(settings.tls_key)]
         return {
-            "broker": str(listen.near),
+            "broker": self._inner.path if self._inner else str(listen.near),
             "token": token,
             "tls": tls,
             "log_level": settings.log_level,
@@ -183,6 +195,8 @@ class Broker:
     def _end_http(self) -> None:
         if self._http is not None:
             self._http.stop()
+        if self._inner is not None:
+            self._inner.stop()
 
 
 def serve(

@@ -38,10 +38,12 @@ class Place:
     token: str | None
     directory: Path
     tls_ca: str | None = None
+    tls_client_cert: str | None = None
 
     def options(self) -> dict[str, str]:
         """For `format("fasti")`."""
         given = {"address": self.address, "token": self.token, "tlsCa": self.tls_ca}
+        given["tlsClientCert"] = self.tls_client_cert
         return {name: value for name, value in given.items() if value is not None}
 
 

@@ -25,7 +25,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from fasti.client.address import known_address, known_tls_ca, known_token
+from fasti.client.address import (
+    known_address,
+    known_tls_ca,
+    known_tls_client_cert,
+    known_token,
+)
 from fasti.client.durations import Duration, duration_us
 from fasti.errors import InvalidArgument
 from fasti.pipeline.ends import FrameOf, Place, Sink, Source, source_of
@@ -83,8 +88,8 @@ class Pipeline:
 
     `name` says whose state it is: checkpoints lie below `directory`, in a folder of that name, and
     sinks remember it. `address` is the broker's, by default FASTI_ADDRESS or port 7170 of this
-    machine; `token` and `tls_ca` (a file that all of Spark's processes have) by default FASTI_TOKEN
-    and FASTI_TLS_CA.
+    machine; `token`, `tls_ca` and `tls_client_cert` (files that all of Spark's processes have) by
+    default FASTI_TOKEN, FASTI_TLS_CA and FASTI_TLS_CLIENT_CERT.
     """
 
     def __init__(
@@ -94,10 +99,12 @@ class Pipeline:
         address: str | None = None,
         token: str | None = None,
         tls_ca: str | None = None,
+        tls_client_cert: str | None = None,
         directory: str | Path | None = None,
     ) -> None:
         self.name = _checked(name, "name")
-        self.address, self.token, self.tls_ca = address, token, tls_ca
+        self.address, self.token = address, token
+        self.tls_ca, self.tls_client_cert = tls_ca, tls_client_cert
         self.directory = directory
         self._steps: dict[str, Step] = {}
 
@@ -168,7 +175,13 @@ class Pipeline:
         """Where a run takes place: what is given here, else what the pipeline was made with."""
         where = Path(directory or self.directory or DIRECTORY).absolute()
         broker = address or self.address or known_address()
-        return Place(broker, self.token or known_token(), where, self.tls_ca or known_tls_ca())
+        return Place(
+            broker,
+            self.token or known_token(),
+            where,
+            self.tls_ca or known_tls_ca(),
+            self.tls_client_cert or known_tls_client_cert(),
+        )
 
     def _chosen(self, only: Sequence[str]) -> list[Step]:
         for each in only:

@@ -89,6 +89,12 @@ BROKER: tuple[Setting, ...] = (
     ),
     Setting("tls_key", Place(), None, "Private key of the certificate, in PEM."),
     Setting(
+        "tls_client_ca",
+        Place(),
+        None,
+        "Certificates in PEM of the authority that signs clients' certificates; with it clients must show one at the port for clients. See [operating](operating.md#client-certificates).",
+    ),
+    Setting(
         "credentials",
         Place(),
         None,

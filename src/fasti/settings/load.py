@@ -45,6 +45,7 @@ class ServeSettings:
     http: Address | None
     tls_cert: Path | None
     tls_key: Path | None
+    tls_client_ca: Path | None
     credentials: Path | None
     insecure: bool
     stop_within_us: int
@@ -149,6 +150,11 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
             ("tls_key", "tls_cert") if values["tls_cert"] is None else ("tls_cert", "tls_key")
         )
         yield Fault(sources[one], f"{one} is given but {other} isn't: TLS needs both")
+    if values["tls_client_ca"] is not None and values["tls_cert"] is None:
+        yield Fault(
+            sources["tls_client_ca"],
+            "tls_client_ca is given but tls_cert isn't: it is a part of TLS",
+        )
     safe = values["tls_cert"] is not None and values["credentials"] is not None
     for key in ("listen", "http"):
         address: Address | None = values[key]
@@ -159,7 +165,7 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
             f"{address} can be reached from other machines: give tls_cert, tls_key and credentials, "
             "or say insecure",
         )
-    for key in ("tls_cert", "tls_key", "credentials"):
+    for key in ("tls_cert", "tls_key", "tls_client_ca", "credentials"):
         if values[key] is not None and (reason := _unreadable(values[key])):
             yield Fault(sources[key], f"{values[key]}: {reason}")
     if values["inbox_rows_max"] < values["limits.batch_rows_max"]:

@@ -66,6 +66,7 @@ def apply(
     address: str | None = None,
     token: str | None = None,
     tls_ca: str | None = None,
+    tls_client_cert: str | None = None,
     timeout: Duration = "60s",
 ) -> DataFrame:
     """Carries out a row each, and gives back what became of it.
@@ -88,7 +89,7 @@ def apply(
     with shown():
         asked = Asked(
             _checked(operation, shift, on_conflict),
-            _place(address, tls_ca),
+            _place(address, tls_ca, tls_client_cert),
             token,
             owner,
             on_conflict,
@@ -104,11 +105,11 @@ def apply(
     return outcomes if dry_run else outcomes.localCheckpoint(eager=True)
 
 
-def _place(address: str | None, tls_ca: str | None) -> str:
+def _place(address: str | None, tls_ca: str | None, tls_client_cert: str | None) -> str:
     found = parse_address(address)
     if found.directory is not None:
         raise InvalidArgument("tasks can't share an embedded broker", field="address")
-    return located(str(found), tls_ca) if tls_ca else str(found)
+    return located(str(found), tls_ca, tls_client_cert)
 
 
 def _checked(operation: str, shift: Any, on_conflict: str) -> str:

@@ -158,6 +158,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("address", _address, "The broker: `127.0.0.1:7170`, or `fasti://host:port`, several with commas; `fasti+tls://` with TLS. By default `FASTI_ADDRESS`, or port 7170 of this machine.", _DEFAULT_ADDRESS, writing=True),
     Option("token", _text, "The token of a broker that asks for one. `FASTI_TOKEN` in the environment of driver and executors does as well.", None, writing=True),
     Option("tlsCa", _text, "A file with the certificate of the authority that signed the broker's, in PEM; on every executor under the same path. So does `FASTI_TLS_CA`.", None, writing=True),
+    Option("tlsClientCert", _text, "A file with the client's own certificate and its key, in PEM, for a broker that asks for one; on every executor under the same path. So does `FASTI_TLS_CLIENT_CERT`.", None, writing=True),
     Option("timeout", _length_s, "How long a broker that is away is waited for before the job fails.", 60.0, writing=True, shown="60s"),
     Option("topic", _text, "The topic. For `changes` it may be left out: then all; in writes, where a column `topic` says it.", None, writing=True),
     Option("view", _one_of(*VIEWS), "What is read.", "messages"),
@@ -302,8 +303,9 @@ def _read(raw: Mapping[str, str], known: Sequence[Option]) -> dict[str, Any]:
             raise InvalidArgument(
                 f"option {option.name!r} can't be{shown}: expected {error}", field=option.name
             ) from None
-    if found.get("tlsCa"):
-        found["address"] = located(found.get("address", known_address()), found["tlsCa"])
+    files = found.get("tlsCa"), found.get("tlsClientCert")
+    if any(files):
+        found["address"] = located(found.get("address", known_address()), *files)
     return found
 
 

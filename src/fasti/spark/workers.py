@@ -61,6 +61,7 @@ def consume(
     address: str | None = None,
     token: str | None = None,
     tls_ca: str | None = None,
+    tls_client_cert: str | None = None,
     name: str | None = None,
     group: str | None = None,
     rows: int = 10_000,
@@ -85,8 +86,8 @@ def consume(
     Returns at once; `worker.stop()` ends it, `worker.awaitTermination()` waits and raises what ended
     it. With `timeout` it ends when nothing came for so long. With `once=True` it works off what is
     due, and returns then. `time_limit` is how long leases are renewed at most. `name` is the
-    consumer's: see `client.consumer`. `address`, `token` and `tls_ca` are those of `fasti.connect`,
-    as this process sees the broker.
+    consumer's: see `client.consumer`. `address`, `token`, `tls_ca` and `tls_client_cert` are those
+    of `fasti.connect`, as this process sees the broker.
 
     At least once: after a crash between your effects and the ack a message comes again, with
     `attempts` + 1, and in another batch.
@@ -95,7 +96,7 @@ def consume(
         raise InvalidArgument(f"on_error is release or nack, not {on_error!r}", field="on_error")
     if max_failures is not None and max_failures < 1:
         raise InvalidArgument("max_failures is at least 1", field="max_failures", limit=1)
-    client = fasti.connect(address, token=token, tls_ca=tls_ca)
+    client = fasti.connect(address, token=token, tls_ca=tls_ca, tls_client_cert=tls_client_cert)
     to_the_end = once and timeout is None
     try:
         consumer = client.consumer(

@@ -11,7 +11,12 @@ from typer.main import get_command
 
 from fasti.cli.main import app
 
-VARIABLES = {"address": "FASTI_ADDRESS", "token": "FASTI_TOKEN", "tls_ca": "FASTI_TLS_CA"}
+VARIABLES = {
+    "address": "FASTI_ADDRESS",
+    "token": "FASTI_TOKEN",
+    "tls_ca": "FASTI_TLS_CA",
+    "tls_client_cert": "FASTI_TLS_CLIENT_CERT",
+}
 
 
 def all_commands(made: Any, *path: str) -> Iterator[tuple[str, Any]]:
