@@ -12,7 +12,7 @@ import typer
 from fasti.broker.clock_reset import reset_clock
 from fasti.cli import moments, output
 from fasti.cli.backup import progress_bar, size_bytes
-from fasti.cli.connection import Address, TlsCa, Token, client_of
+from fasti.cli.connection import Address, TlsCa, TlsClientCert, Token, client_of
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.client.address import DEFAULT_ADDRESS
 from fasti.storage.inspect import Stats, existing_files, holder, inspect
@@ -67,6 +67,7 @@ def scrub(
     address: Address = DEFAULT_ADDRESS,
     token: Token = None,
     tls_ca: TlsCa = None,
+    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Read all blocks and the journal, and tell which files are damaged and whose messages they held.
 
@@ -80,7 +81,7 @@ def scrub(
         if directory is not None:
             done = scrub_directory(existing_files(directory), progress, size_bytes(rate))
         else:
-            with client_of(address, token, tls_ca) as client:
+            with client_of(address, token, tls_ca, tls_client_cert) as client:
                 done = client.scrub(progress)
     if as_json:
         output.print_json(done)
