@@ -174,6 +174,7 @@ class Service:
             except BaseException:
                 self.shares.intakes.give_back(caller)
                 raise
+        intake.caller = caller
         intake.when_ended = lambda: self.shares.intakes.give_back(caller)
         return intake
 

@@ -99,20 +99,21 @@ class CountedShare(Share):
         self._held: Counter[str] = Counter()
         self._total = 0
 
-    def take(self, caller: Caller) -> None:
-        """One more. Raises `overloaded`."""
+    def take(self, caller: Caller, count: int = 1) -> None:
+        """So many more. Raises `overloaded`, but not to a caller that has none for what is large."""
         with self._lock:
             held = self._held[caller.name]
-            if held >= self.bound.share_of(caller) or self._total >= self.bound.most:
+            beyond = held + count > self.bound.share_of(caller) and (held or count == 1)
+            if beyond or (self._total and self._total + count > self.bound.most):
                 raise self._refuse(caller, held)
-            self._held[caller.name] += 1
-            self._total += 1
+            self._held[caller.name] += count
+            self._total += count
 
-    def give_back(self, caller: Caller) -> None:
-        """One fewer."""
+    def give_back(self, caller: Caller, count: int = 1) -> None:
+        """So many fewer."""
         with self._lock:
-            self._total -= 1
-            self._held[caller.name] -= 1
+            self._total -= count
+            self._held[caller.name] -= count
             if self._held[caller.name] <= 0:
                 del self._held[caller.name]
 
@@ -218,6 +219,8 @@ class Shares:
         self.reads = CountedShare(self.bound("reads under way", "reads_max"))
         self.calls = CountedShare(self.bound("calls under way", "calls_max"))
         self.watchers = CountedShare(self.bound("followers and watchers", "watchers_max"))
+        rows = ("rows that wait", "inbox_rows_max", shard.settings.inbox_rows_max)
+        self.inbox_rows = CountedShare(Bound(*rows, self._limits.caller_share))
         self.topics = NameShare(self.bound("topics", "topics_max"), topics)
         self.inboxes = NameShare(self.bound("inboxes", "inboxes_max"), topics)
         self.sinks = NameShare(

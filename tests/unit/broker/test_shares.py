@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
+from fasti.broker import lease_share
 from fasti.broker.caller import EMBEDDED, Caller, caller_from
 from fasti.broker.lease_share import LeaseShare
 from fasti.broker.shares import Bound, CountedShare, NameShare
@@ -78,6 +81,13 @@ def test_names_count_while_they_exist() -> None:
     assert share.held() == {"anna": 2}
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are counted each time."""
+    monkeypatch.setattr(lease_share, "_LOOK_US", 0)
+
+
+@pytest.mark.usefixtures("looks")
 def test_leases_and_credit_stay_within_the_share() -> None:
     """Whatever sessions of one caller ask for, and whatever is leased and finished meanwhile."""
     draw = random.Random(7)
@@ -106,7 +116,6 @@ def test_leases_and_credit_stay_within_the_share() -> None:
             credit = sum(each.open for each in sessions)
             assert credit <= 100 + len(sessions)
             assert held + credit <= 200 + len(sessions)
-            broker.clock.move(0, 1_000_000)
         assert refusals
         for session in sessions:
             session.close()
@@ -114,6 +123,7 @@ def test_leases_and_credit_stay_within_the_share() -> None:
         assert not shares._sessions
 
 
+@pytest.mark.usefixtures("looks")
 def test_a_session_is_never_left_without_credit_below_the_share() -> None:
     with VirtualBroker(settings=replace(_SETTINGS, leases_max=400)) as broker:
         broker.client().create_topic("t")
@@ -124,7 +134,6 @@ def test_a_session_is_never_left_without_credit_below_the_share() -> None:
         assert [each.admit(50) for each in others] == [1] * 300
         # What the first one uses up, others may have: an equal part each.
         first.leased(100)
-        broker.clock.move(0, 1_000_000)
         assert first.admit(1_000_000) == 1
         assert shares.open(BERT, "t", "b").admit(1_000_000) == 100
 
@@ -136,3 +145,33 @@ def test_names_of_consumers_are_bounded() -> None:
         for number in range(5_000):
             shares.open(ANNA, "t", f"c-{number}").close()
         assert len(shares._callers) <= 1_001
+
+
+def test_one_caller_does_not_fill_the_inbox() -> None:
+    limits = replace(_SETTINGS.limits, batch_rows_max=100)
+    settings = replace(_SETTINGS, inbox_rows_max=1_000, limits=limits)
+    with VirtualBroker(settings=settings) as broker:
+        broker.client().create_topic("t")
+        descriptor = {"version": 1, "call": "produce", "topic": "t"}
+        anna = broker.service.intake(descriptor, ANNA)
+        bert = broker.service.intake(descriptor, BERT)
+        batch = pa.RecordBatch.from_pydict({"payload": [b"x"] * 100})
+        go_on = threading.Event()
+        broker.shard.run(lambda: go_on.wait(60))
+        for _ in range(8):
+            anna.put({}, batch)
+        bert.put({}, batch)
+        assert broker.service.shares.inbox_rows.held() == {"anna": 500, "bert": 100}
+        go_on.set()
+        receipts = [anna.next_receipt() for _ in range(8)]
+        refused = [each["error"] for each in receipts if each is not None and "error" in each]
+        assert len(refused) == 3
+        assert {each["details"]["setting"] for each in refused} == {"inbox_rows_max"}
+        receipt = bert.next_receipt()
+        assert receipt is not None
+        assert "error" not in receipt
+        assert broker.service.shares.inbox_rows.held() == {}
+        for intake in (anna, bert):
+            intake.finish()
+            intake.end()
+        assert broker.service.shares.intakes.held() == {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import check_own
 from fasti.core.commands import EndProducer
@@ -46,6 +47,8 @@ class Intake:
     types: Mapping[str, pa.DataType] = PRODUCE_TYPES
     needed = "payload"
     op = "produce"
+    # Set by the service.
+    caller = EMBEDDED
 
     def __init__(self, service: Service, descriptor: Header) -> None:
         fields = requests.checked(descriptor, topic=str, owner="", producer="")
@@ -87,13 +90,25 @@ class Intake:
                 raise self._refused
             if misshapen is not None:
                 raise misshapen
-            self._waiting.put(_Pending(self._submit(metadata, batch), size_bytes))
+            self._waiting.put(_Pending(self._counted(metadata, batch), size_bytes))
         except FastiError as error:
             # Tracebacks would keep the batch until the next full collection of garbage.
             error.__cause__ = error.__context__ = error.__traceback__ = None
             if self._ordered:
                 self._refused = error
             self._waiting.put(_Pending(error, size_bytes))
+
+    def _counted(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
+        """Its rows count towards the caller's share of the inbox until they are answered."""
+        share, caller, rows = self._service.shares.inbox_rows, self.caller, batch.num_rows
+        share.take(caller, rows)
+        try:
+            answer = self._submit(metadata, batch)
+        except BaseException:
+            share.give_back(caller, rows)
+            raise
+        answer.add_done_callback(lambda _: share.give_back(caller, rows))
+        return answer
 
     def _submit(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
         fields = requests.checked(
