@@ -73,10 +73,12 @@ static int is_named(const char *path) {
     return 0;
 }
 
+static int is_on(int call) {
+    return (faults->error || faults->hangs) && (faults->calls & call);
+}
+
 static int fails_at(const char *path, int call) {
-    if ((!faults->error && !faults->hangs) || !(faults->calls & call))
-        return 0;
-    if (!path || !is_named(path))
+    if (!is_on(call) || !path || !is_named(path))
         return 0;
     if (counts(&faults->skipped) || !counts(&faults->remaining))
         return 0;
@@ -89,15 +91,31 @@ static int fails_at(const char *path, int call) {
     return 1;
 }
 
-static int fails(int fd, int call) {
-    if (fd < 0 || (!faults->error && !faults->hangs) || !(faults->calls & call))
-        return 0;
-    char link[64], path[4096];
+/* The path of an open file or folder; -1 if it has none. */
+static ssize_t path_of(int fd, char *path, size_t size) {
+    char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, size - 1);
+    if (length >= 0)
+        path[length] = 0;
+    return length;
+}
+
+static int fails(int fd, int call) {
+    char path[4096];
+    return fd >= 0 && is_on(call) && path_of(fd, path, sizeof path) >= 0 && fails_at(path, call);
+}
+
+static int fails_in(int folder, const char *name, int call) {
+    char path[4096];
+    if (!is_on(call))
+        return 0;
+    if (folder == AT_FDCWD || name[0] == '/')
+        return fails_at(name, call);
+    ssize_t length = path_of(folder, path, sizeof path);
     if (length < 0)
         return 0;
-    path[length] = 0;
+    snprintf(path + length, sizeof path - length, "/%s", name);
     return fails_at(path, call);
 }
 
@@ -199,6 +217,18 @@ FTRUNCATE(ftruncate64, off64_t)
 OPENS(open)
 OPENS(open64)
 
+#define OPENS_IN(name)                                                               \
+    int name(int folder, const char *path, int flags, ...) {                         \
+        REAL(int, name, int, const char *, int, ...)                                 \
+        va_list more;                                                                \
+        va_start(more, flags);                                                       \
+        mode_t mode = va_arg(more, mode_t);                                          \
+        va_end(more);                                                                \
+        return fails_in(folder, path, OPEN) ? -1 : real(folder, path, flags, mode);  \
+    }
+OPENS_IN(openat)
+OPENS_IN(openat64)
+
 int rename(const char *from, const char *to) {
     REAL(int, rename, const char *, const char *)
     return fails_at(from, RENAME) ? -1 : real(from, to);
@@ -207,6 +237,16 @@ int rename(const char *from, const char *to) {
 int unlink(const char *path) {
     REAL(int, unlink, const char *)
     return fails_at(path, UNLINK) ? -1 : real(path);
+}
+
+int renameat(int from_folder, const char *from, int to_folder, const char *to) {
+    REAL(int, renameat, int, const char *, int, const char *)
+    return fails_in(from_folder, from, RENAME) ? -1 : real(from_folder, from, to_folder, to);
+}
+
+int unlinkat(int folder, const char *path, int flags) {
+    REAL(int, unlinkat, int, const char *, int)
+    return fails_in(folder, path, UNLINK) ? -1 : real(folder, path, flags);
 }
 
 #define MAPS(name, offset_type)                                                            \

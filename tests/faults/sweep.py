@@ -52,6 +52,7 @@ class Sweep:
         self._doubtful: set[str] = set()
         self._serial = 0
         self.ends = 0
+        self._last = ""
         self.answers: dict[str, int] = {}
 
     def close(self) -> None:
@@ -69,6 +70,11 @@ class Sweep:
         self._cancel(old)
         self._call(lambda: self._client.call("checkpoint"))
         self._send()
+        if times < 0 and self._last == "storage_full":
+            # What is refused now is refused for as long as the machine is ill, and health says so.
+            answer = ask(self.broker, "/readyz")
+            assert (answer.status, answer.json()["details"]["reason"]) == (503, "storage_full")
+            self._count("not ready")
         self.machine.heal()
         what = f"{calls!r} {os.strerror(error)} after {nth}, {times} times"
         self._await_ready(what)
@@ -96,6 +102,7 @@ class Sweep:
         return result
 
     def _count(self, word: str) -> None:
+        self._last = word
         self.answers[word] = self.answers.get(word, 0) + 1
 
     def _send(self) -> None:

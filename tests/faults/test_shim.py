@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from tests.faults.shim import Calls, MachineFaults
 
 _PROGRAM = """
@@ -55,7 +56,19 @@ def mapped():
     file = os.open(path, os.O_RDWR)
     os.pwrite(file, b"abc", 0)
     mmap.mmap(file, 0).close()
-for call in (opened, mapped, lambda: os.rename(path, path + "-2"), lambda: os.unlink(path + "-2")):
+calls = (opened, mapped, lambda: os.rename(path, path + "-2"), lambda: os.unlink(path + "-2"))
+if len(sys.argv) > 2:
+    folder, path = os.open(os.path.dirname(path), os.O_RDONLY), os.path.basename(path)
+    def opened():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, dir_fd=folder))
+    def mapped():
+        file = os.open(path, os.O_RDWR, dir_fd=folder)
+        os.pwrite(file, b"abc", 0)
+        mmap.mmap(file, 0).close()
+    def renamed():
+        os.rename(path, path + "-2", src_dir_fd=folder, dst_dir_fd=folder)
+    calls = (opened, mapped, renamed, lambda: os.unlink(path + "-2", dir_fd=folder))
+for call in calls:
     try:
         call()
         print("done")
@@ -64,15 +77,16 @@ for call in (opened, mapped, lambda: os.rename(path, path + "-2"), lambda: os.un
 """
 
 
+@pytest.mark.parametrize("how", [(), ("in a folder",)])
 def test_the_nth_call_fails_of_those_that_touch_names_and_maps(
-    machine: MachineFaults, tmp_path: Path
+    how: tuple[str, ...], machine: MachineFaults, tmp_path: Path
 ) -> None:
     calls = Calls.OPEN | Calls.MAP | Calls.RENAME | Calls.UNLINK
     # Open, open, map, rename, unlink.
     expected = {0: 0, 2: 1, 3: 2, 4: 3}
     for after, place in expected.items():
         machine.fail(calls, errno.EIO, "file", times=1, after=after)
-        command = [sys.executable, "-c", _NAMES, str(tmp_path / f"file-{after}")]
+        command = [sys.executable, "-c", _NAMES, str(tmp_path / f"file-{after}"), *how]
         told = subprocess.check_output(command, env=machine.environment, text=True).split()
         assert told[place] == str(errno.EIO), (after, told)
         assert told[:place] == ["done"] * place
