@@ -71,7 +71,7 @@ def _reasons(shard: Shard) -> Iterator[str]:
     """Why no work gets done, the best known first: later ones may follow from it."""
     if shard.room.full:
         yield "storage_full"
-    if shard.failure is not None:
+    if shard.recovers:
         yield "recovering"
     if troubles := shard.threads.troubles():
         yield f"thread_{troubles[0].state}"

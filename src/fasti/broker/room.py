@@ -58,10 +58,8 @@ class Room:
         if self._since is None or not self._has_room(self._needed_bytes):
             return
         with self._lock:
-            since, self._since = self._since, None
-        if since is not None:
-            seconds = round(time.monotonic() - since, 1)
-            _log.warning(
-                "the disk has room again: producing goes on",
-                extra=fields(refused=self._refused, seconds=seconds),
-            )
+            if self._since is None:
+                return
+            told = fields(refused=self._refused, seconds=round(time.monotonic() - self._since, 1))
+            _log.warning("the disk has room again: producing goes on", extra=told)
+            self._since = None

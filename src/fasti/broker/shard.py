@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -92,6 +93,8 @@ _FULL_RETRY_US = 1_000_000
 _SLEEP_MAX_S = 60.0
 # So many recoveries in a row that led to nothing, and the shard gives up.
 _FAILURES_MAX = 8
+# For so long after failures in a row nobody is told that work gets done, unless some is.
+_PROBATION_S = 5.0
 # So often a request is decided anew because its step was void.
 _RERUNS_MAX = 4
 
@@ -127,6 +130,7 @@ class Shard:
         self._one_closes = threading.Lock()
         self._failure: FastiError | None = None
         self._failures_in_a_row = 0
+        self._recovered_at = 0.0
         self.sessions: dict[int, Session] = {}
         self._next_session = 1
         self.recoveries = 0
@@ -261,6 +265,13 @@ class Shard:
     def failure(self) -> FastiError | None:
         """What the shard is recovering from, or why it has ended."""
         return self._failure
+
+    @property
+    def recovers(self) -> bool:
+        """Whether it is opened again, or was a moment ago and has written nothing between failures."""
+        lately = time.monotonic() - self._recovered_at < _PROBATION_S
+        unproven = self._failures_in_a_row > 0 and not self.committer.committed
+        return self._failure is not None or (lately and unproven)
 
     def wait_ended(self) -> None:
         """Returns when the sequencer takes nothing any more: closed, or failed for good."""
@@ -620,6 +631,7 @@ class Shard:
         self.holds.drop_all()
         _log.warning("the shard has recovered from: %s", self._failure)
         self._failure = None
+        self._recovered_at = time.monotonic()
         self.recoveries += 1
         self.housekeeper.resume()
         return True
