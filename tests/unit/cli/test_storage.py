@@ -132,3 +132,22 @@ def test_errors_are_one_line_and_an_exit_code_of_their_own(directory: Path) -> N
         assert "in use" in text
     finally:
         shard.close()
+
+
+def test_a_scrub_of_a_directory(directory: Path) -> None:
+    shard = LocalShard(LocalFiles(directory), SETTINGS)
+    shard.checkpoint(NOW, 0)
+    shard.close()
+    code, text, _ = run("scrub", directory)
+    assert code == 0
+    assert text.rstrip().endswith("no damage")
+    (block,) = directory.glob("blocks/*.payloads")
+    data = bytearray(block.read_bytes())
+    data[data.index(b"x" * 50)] ^= 1
+    block.write_bytes(data)
+    code, text, _ = run("scrub", directory, "--json", "--rate", "100MiB")
+    (found,) = json.loads(text)["findings"]
+    assert code == 1
+    assert found["file"] == f"blocks/{block.name}"
+    assert found["lost"][0]["topic"] == "emails"
+    assert "DAMAGED" in run("scrub", directory)[1]
