@@ -250,7 +250,12 @@ class FileBlocks:
             self._maps.clear()
 
     def size(self, name: str) -> int:
-        return len(self._view(self._path(name)))
+        # Not by its map: that would be read.
+        file = self._files.open(self._path(name), writable=False)
+        try:
+            return file.size
+        finally:
+            file.close()
 
     def list(self, prefix: str = "") -> list[str]:
         start = len(self._directory) + 1
