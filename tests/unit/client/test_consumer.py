@@ -23,7 +23,7 @@ from fasti.errors import (
     RowsFailed,
     TimedOut,
 )
-from fasti.model import TopicSettings
+from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_to_json
 
 NOW_US = 1_000_000
@@ -88,7 +88,7 @@ class Taker:
 
 def ready(stream: FakeStream) -> FakeStream:
     """The session, when it has asked for all the messages it may have."""
-    eventually(lambda: any(header.get("count", 0) != 1 for header, _ in stream.of("credit")))
+    eventually(lambda: any(header.get("count", 0) for header, _ in stream.of("credit")))
     return stream
 
 
@@ -290,6 +290,48 @@ def test_messages_in_hand_learn_their_new_token_and_are_not_delivered_again(
     # Two are in our hands, so there is room for eight: nothing was counted twice or forgotten.
     assert consumer._session._custody.unfinished == 2
     eventually(lambda: _credit(second) >= 8)
+
+
+def test_a_full_prefetch_asks_for_nothing_when_it_connects_again(
+    transport: FakeTransport, consumer: Consumer
+) -> None:
+    taker = Taker(consumer, transport)
+    first = ready(transport.stream())
+    held, later = list(range(1, 11)), [NOW_US + 500] * 10
+    first.lease(1, held, later)
+
+    def resume(stream: FakeStream) -> None:
+        stream.accept_all()
+        answer = stream.on_send
+
+        def on_send(header: dict[str, Any], batch: pa.RecordBatch | None) -> None:
+            if header["op"] == "credit" and len(stream.sent) == 1:
+                stream.lease(8, held, later)
+            assert answer is not None
+            answer(header, batch)
+
+        stream.on_send = on_send
+
+    transport.on_open = resume
+    first.lose()
+    second = transport.stream(1)
+    transport.clock.move_to(NOW_US + 1_000)
+    taker.wait_for(10)[0].ack()
+    rows_of(second, "ack", 1)
+    # One place is free, and nothing was asked for before.
+    eventually(lambda: _credit(second))
+    assert _credit(second) == 1
+
+
+def test_a_session_with_nothing_to_say_asks_for_the_time(transport: FakeTransport) -> None:
+    transport.on_network = True
+    limits = Limits(session_silence_us=50_000)
+    consumer = Consumer(transport, "jobs", prefetch=1, limits=limits)
+    taker = Taker(consumer, transport)
+    stream = ready(transport.stream())
+    eventually(lambda: len(stream.of("clock")) > 2)
+    consumer.close()
+    assert taker.ended()
 
 
 def test_a_session_whose_first_heartbeat_is_refused_begins_again(
