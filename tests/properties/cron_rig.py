@@ -13,6 +13,7 @@ from fasti.broker.cron.emission import occurrence_text, one_row
 from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.cron.scheduler import Scheduler
 from fasti.broker.local import LocalShard
+from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.cron import commands as cc
@@ -43,6 +44,8 @@ class SteppedShard:
         self.recoveries = 0
         self.failed = False
         self.fire_counts = FireCounts()
+        # None of them is started.
+        self.threads = Threads(30.0)
         self.on_schedules: Callable[[int], None] | None = None
         self.delivered: list[Deliver] = []
 
