@@ -150,6 +150,8 @@ class Limits:
     consumers_waiting_max: int = 100_000
     snapshots_max: int = 64
     stages_max: int = 10_000
+    # Producers that are remembered: those silent for longest are forgotten first.
+    producers_max: int = 100_000
     # Sinks whose last batch is remembered.
     sinks_max: int = 10_000
     # Of one topic:

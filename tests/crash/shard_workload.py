@@ -181,10 +181,7 @@ def dump(shard: LocalShard, now_us: int) -> dict[str, Any]:
         name: (
             producer.last_sequence,
             producer.known_until_us,
-            [
-                (r.sequence, r.status.tolist(), r.ids.tolist(), r.versions.tolist())
-                for r in producer.receipts
-            ],
+            [(r.sequence, *(column.tolist() for column in r.answers())) for r in producer.receipts],
         )
         for name, producer in engine.state.producers.all().items()
     }

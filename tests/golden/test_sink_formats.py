@@ -102,7 +102,7 @@ def test_the_state_is_read_as_ever() -> None:
         assert list(getattr(now, book)) == list(getattr(was, book))
     for name, stage in was.stages.items():
         for field in Stage.__dataclass_fields__:
-            if field != "batches":
+            if field not in ("batches", "counted_bytes"):
                 assert getattr(now.stages[name], field) == getattr(stage, field), field
         for one, other in zip(stage.batches, now.stages[name].batches, strict=True):
             assert one.partition == other.partition

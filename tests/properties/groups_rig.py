@@ -18,6 +18,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
 from fasti.core.log import commands as lo
+from fasti.core.log.group import PLACE_BYTES
 from fasti.core.replies import ConsumerReplaced, Deliver, SessionDoubted, Step
 from fasti.errors import FastiError
 from fasti.model import SECOND_US, SEQUENCE_BITS, SEQUENCE_MASK, Outcome, TopicSettings
@@ -196,8 +197,11 @@ class Rig:
             self._check_dead(name)
         memory = self.shard.engine.memory
         body = self.shard.engine.state.by_name[TOPIC].body
-        places = [place for group in body.groups.by_name.values() for place in group.partitions]
-        assert memory.groups_bytes == sum(place.size_bytes for place in places)
+        self._check_sums(told)
+        groups = body.groups.by_name.values()
+        places = [place for group in groups for place in group.partitions.made()]
+        counted = sum(PLACE_BYTES + place.counted_bytes for place in places)
+        assert memory.groups_bytes == counted + sum(group.size_bytes for group in groups)
         live = memory.leases.active
         held = sum(
             row.lease is not None
@@ -206,6 +210,19 @@ class Rig:
             for row in place.rows.values()
         )
         assert live == held, "no lease is lost or left"
+
+    def _check_sums(self, told: dict[str, Any]) -> None:
+        """What is kept up with every event is what the partitions add up to."""
+        command = lo.SumLog(TOPIC)
+        reply = self.shard.engine.step([command], self.model.now_us, self.model.tick).replies[0]
+        assert sorted(reply.value.groups) == sorted(told)
+        for name, (lag, sums) in reply.value.groups.items():
+            places = told[name][1]
+            assert lag == sum(place["lag"] for place in places)
+            for word in ("leased", "dead", "behind"):
+                assert getattr(sums, word) == sum(place[word] for place in places), (name, word)
+            assert reply.value.end == sum(place["end"] for place in places)
+            assert reply.value.earliest == sum(place["earliest"] for place in places)
 
     def _check_dead(self, name: str) -> None:
         found, after_id = [], 0

@@ -1,4 +1,4 @@
-"""Giving freed memory back to the operating system.
+"""The process's memory: how much it is, and giving freed memory back to the operating system.
 
 A checkpoint sorts and gathers millions of rows, a burst of large requests comes and goes; the
 allocators keep what was freed, in case it is wanted again. It is not, until the next time, and an

@@ -7,21 +7,26 @@ numbers go into `head`, which is plain values, and columns into `columns`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.events import NONE
-from fasti.core.producers import Producer, Receipt
+from fasti.core.producers import Producer
+from fasti.core.receipts import ORDER, RUN, Receipt
 from fasti.core.state import ShardState, Topic
+from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.stages import Stage, StagedRows
 from fasti.model import State, TopicSettings
 
 Int64s = NDArray[np.int64]
 
+# What there is to say of a partition that never had a message.
+_NO_ROWS = {"next_sequence": 1, "done": 0, "cancelled": 0}
 # What a stage has besides, if it is a sink's.
 _OF_SINKS = ("skip", "sink", "batch", "operation", "target", "owner", "total")
 
@@ -122,18 +127,17 @@ def restore_leases(state: ShardState, capsule: Capsule) -> None:
 
 
 def _capture_topic(topic: Topic, columns: dict[str, Any]) -> dict[str, Any]:
-    partitions = []
-    for partition in topic.partitions:
-        prefix = f"outcome.{topic.number}.{partition.number}."
-        for name, values in partition.outcomes.columns().items():
-            columns[prefix + name] = values
-        partitions.append(
-            {
-                "next_sequence": partition.ledger.next_sequence,
-                "done": int(partition.counts[State.DONE]),
-                "cancelled": int(partition.counts[State.CANCELLED]),
-            }
-        )
+    partitions = [_NO_ROWS] * len(topic.partitions)
+    for partition in topic.partitions.made():
+        if partition.outcomes.remembered:
+            prefix = f"outcome.{topic.number}.{partition.number}."
+            for name, values in partition.outcomes.columns().items():
+                columns[prefix + name] = values
+        partitions[partition.number] = {
+            "next_sequence": partition.ledger.next_sequence,
+            "done": int(partition.counts[State.DONE]),
+            "cancelled": int(partition.counts[State.CANCELLED]),
+        }
     return {
         "number": topic.number,
         "name": topic.name,
@@ -150,18 +154,27 @@ def _capture_topic(topic: Topic, columns: dict[str, Any]) -> dict[str, Any]:
 def _restore_topic(state: ShardState, described: dict[str, Any], columns: dict[str, Any]) -> None:
     settings = TopicSettings.from_dict(described["settings"])
     topic = state.make_topic(described["number"], described["name"], settings)
-    topic.bindings = [(pattern, target) for pattern, target in described.get("bindings", [])]
+    bindings = [(pattern, target) for pattern, target in described.get("bindings", [])]
+    state.set_bindings(topic, bindings)
     topic.bindings_version = described.get("bindings_version", 0)
     topic.active_us = described.get("active_us", 0)
     topic.paused = described.get("paused", False)
-    for partition, values in zip(topic.partitions, described["partitions"], strict=True):
-        partition.ledger.next_sequence = values["next_sequence"]
-        partition.counts[State.DONE] = values["done"]
-        partition.counts[State.CANCELLED] = values["cancelled"]
-        prefix = f"outcome.{topic.number}.{partition.number}."
+    for number, values in enumerate(described["partitions"]):
+        if values != _NO_ROWS:
+            _restore_partition(topic.partitions[number], values, columns)
+    topic.kind.restore(topic, described.get("kind", {}), columns)
+
+
+def _restore_partition(
+    partition: Partition, values: dict[str, int], columns: dict[str, Any]
+) -> None:
+    partition.ledger.next_sequence = values["next_sequence"]
+    partition.counts[State.DONE] = values["done"]
+    partition.counts[State.CANCELLED] = values["cancelled"]
+    prefix = f"outcome.{partition.topic}.{partition.number}."
+    if prefix + "sequence" in columns:
         names = ("sequence", "at_us", "state")
         partition.outcomes.restore({name: columns[prefix + name] for name in names})
-    topic.kind.restore(topic, described.get("kind", {}), columns)
 
 
 def _capture_stage(name: str, stage: Stage, columns: dict[str, Any]) -> dict[str, Any]:
@@ -194,11 +207,11 @@ def _restore_stage(state: ShardState, described: dict[str, Any], columns: dict[s
         hashes = None
         if keyed:
             hashes = np.stack([columns[place + "first"], columns[place + "last"]], axis=1)
-        stage.batches.append(StagedRows(partition, columns[place + "sequences"], hashes))
+        stage.add(StagedRows(partition, columns[place + "sequences"], hashes), 0)
     for field in _OF_SINKS:
         if field in described:
             setattr(stage, field, described[field])
-    state.stages[described["name"]] = stage
+    state.open_stage(described["name"], stage)
     if stage.published:
         state.publishing[described["name"]] = stage
     elif stage.dropping:
@@ -208,26 +221,53 @@ def _restore_stage(state: ShardState, described: dict[str, Any], columns: dict[s
 def _capture_producers(state: ShardState, columns: dict[str, Any]) -> list[Any]:
     producers = state.producers.all()
     receipts = [receipt for producer in producers.values() for receipt in producer.receipts]
-    for name in ("status", "ids", "versions"):
-        parts = [getattr(receipt, name) for receipt in receipts]
-        columns[f"receipt.{name}"] = np.concatenate([*parts, NONE]) if parts else NONE
+    runs = np.frombuffer(b"".join(receipt.runs for receipt in receipts), RUN)
+    for name in RUN.names or ():
+        columns[f"receipt.{name}"] = np.ascontiguousarray(runs[name])
+    order = np.frombuffer(b"".join(receipt.order for receipt in receipts), ORDER)
+    columns["receipt.order"] = order
     return [
-        [name, p.last_sequence, p.known_until_us, [[r.sequence, len(r.ids)] for r in p.receipts]]
+        [name, p.last_sequence, p.known_until_us, [_numbers(r) for r in p.receipts], p.seen_us]
         for name, p in producers.items()
     ]
 
 
+def _numbers(receipt: Receipt) -> list[int]:
+    """Its sequence, and how many rows, runs and numbers of partitions it has."""
+    runs, order = len(receipt.runs) // RUN.itemsize, len(receipt.order) // ORDER.itemsize
+    return [receipt.sequence, receipt.rows, runs, order]
+
+
 def _restore_producers(state: ShardState, described: list[Any], columns: dict[str, Any]) -> None:
-    begin = 0
-    for name, last_sequence, known_until_us, receipts in described:
-        producer = Producer(last_sequence, known_until_us)
-        for sequence, count in receipts:
-            rows = slice(begin, begin + count)
-            begin += count
-            status = columns["receipt.status"][rows].astype(np.uint8)
-            ids, versions = columns["receipt.ids"][rows], columns["receipt.versions"][rows]
-            producer.receipts.append(Receipt(sequence, status, ids, versions))
+    receipts = _receipts if "receipt.rows" in columns else _receipts_of_rows
+    made = receipts([numbers for each in described for numbers in each[3]], columns)
+    for name, last_sequence, known_until_us, own, *seen in described:
+        producer = Producer(last_sequence, known_until_us, *seen)
+        producer.receipts += islice(made, len(own))
         state.producers.set(name, producer)
+
+
+def _receipts(numbers: list[list[int]], columns: dict[str, Any]) -> Iterator[Receipt]:
+    runs = np.zeros(len(columns["receipt.rows"]), dtype=RUN)
+    for name in RUN.names or ():
+        runs[name] = columns[f"receipt.{name}"]
+    order = columns["receipt.order"].astype(ORDER)
+    begin = place = 0
+    for sequence, rows, count, placed in numbers:
+        part, its_order = runs[begin : begin + count], order[place : place + placed]
+        yield Receipt(sequence, rows, part.tobytes(), its_order.tobytes())
+        begin, place = begin + count, place + placed
+
+
+def _receipts_of_rows(numbers: list[list[int]], columns: dict[str, Any]) -> Iterator[Receipt]:
+    """As they were written before there were runs."""
+    begin = 0
+    for sequence, count in numbers:
+        rows = slice(begin, begin + count)
+        status = columns["receipt.status"][rows].astype(np.uint8)
+        ids, versions = columns["receipt.ids"][rows], columns["receipt.versions"][rows]
+        yield Receipt.of(sequence, status, ids, versions)
+        begin += count
 
 
 def _capture_leases(state: ShardState, columns: dict[str, Any]) -> list[str]:

@@ -93,7 +93,7 @@ class Engine:
         limits: Limits | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.memory = Memory(memory_bytes, leases_max)
+        self.memory = Memory(memory_bytes, leases_max, self.limits.producers_max)
         self.state = ShardState(self.memory)
         self.snapshots: dict[int, Snapshot] = {}
         self._next_snapshot = 1
@@ -435,7 +435,7 @@ class Engine:
         ledgers = {
             (topic.number, partition.number): partition.ledger.view()
             for topic in self.state.topics.values()
-            for partition in topic.partitions
+            for partition in topic.partitions.made()
         }
         topics = {
             topic.number: (topic.name, topic.settings) for topic in self.state.topics.values()

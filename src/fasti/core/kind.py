@@ -11,13 +11,15 @@ The sequencer's thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.events import Event
-from fasti.core.timeline.partition import FOREVER, Partition
+from fasti.core.partitions import Partitions
+from fasti.core.timeline.partition import FOREVER, PARTITION_BYTES, Partition
 
 if TYPE_CHECKING:
     from fasti.core.delivery.lines import Line
@@ -58,8 +60,18 @@ class Kind:
 
     def make(self, topic: Topic) -> None:
         """The topic is new, or read back: its partitions, or its body."""
-        count = topic.settings.partitions
-        topic.partitions = [Partition(self.state.memory, topic.number, n) for n in range(count)]
+        topic.partitions = self.make_partitions(topic, partial(Partition, self.state.memory))
+
+    def make_partitions(
+        self, topic: Topic, make: Callable[[int, int], Partition]
+    ) -> Partitions[Partition]:
+        """Partitions that are made when they are needed, from the topic's number and their own."""
+        memory = self.state.memory
+
+        def note(count: int) -> None:
+            memory.topics_bytes += count * PARTITION_BYTES
+
+        return Partitions(topic.settings.partitions, partial(make, topic.number), note)
 
     def changed(self, topic: Topic) -> None:
         """The topic has new settings."""

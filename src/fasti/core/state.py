@@ -17,7 +17,9 @@ from fasti.core import events as ev
 from fasti.core.columns.reductions import every, some
 from fasti.core.directory import NAMING, Directory
 from fasti.core.lifecycle import Verb
-from fasti.core.producers import Producer, Producers, Receipt
+from fasti.core.partitions import Partitions, ignore
+from fasti.core.producers import Producer
+from fasti.core.receipts import Receipt
 from fasti.core.rows.location import in_frame
 from fasti.core.rows.memory import Memory
 from fasti.core.sinks.book import SinkBook
@@ -31,8 +33,15 @@ if TYPE_CHECKING:
 
 Int64s = NDArray[np.int64]
 
+# The objects that a topic and a binding are made of, about.
+TOPIC_BYTES = 2 << 10
+BINDING_BYTES = 256
 # The reason of an attempt whose lease ran out.
 LEASE_EXPIRED = "the lease expired"
+
+
+def _no_partition(number: int) -> Partition:
+    raise IndexError(number)
 
 
 class Topic:
@@ -41,7 +50,7 @@ class Topic:
     def __init__(self, number: int, name: str, settings: TopicSettings, kind: Kind) -> None:
         self.number, self.name, self.settings, self.kind = number, name, settings, kind
         # Where messages lie in the arena; a kind that keeps them elsewhere has a body instead.
-        self.partitions: list[Partition] = []
+        self.partitions: Partitions[Partition] = Partitions(0, _no_partition, ignore)
         self.body: Any = None
         # Pairs of pattern and target, and how often they have changed.
         self.bindings: list[tuple[str, str]] = []
@@ -61,6 +70,12 @@ class Topic:
         self.next_partition = 0
 
 
+def topic_bytes(topic: Topic) -> int:
+    """What a topic takes beside its partitions, about."""
+    bindings = sum(BINDING_BYTES + len(pattern) for pattern, _ in topic.bindings)
+    return TOPIC_BYTES + len(topic.name) + bindings
+
+
 class ShardState:
     """Topics, producers, stages and what they share."""
 
@@ -74,7 +89,7 @@ class ShardState:
         self.mortal_news: list[int] = []
         self.directory = Directory()
         self.next_topic = 1
-        self.producers = Producers()
+        self.producers = memory.producers
         # Of all stages those that are published and have rows left, and those that are dropped.
         self.stages: dict[str, Stage] = {}
         self.publishing: dict[str, Stage] = {}
@@ -136,6 +151,7 @@ class ShardState:
         self.topics[number] = self.by_name[name] = topic
         self._note_mortal(topic)
         topic.kind.all_topics[number] = topic
+        self.memory.topics_bytes += topic_bytes(topic)
         return topic
 
     def _note_mortal(self, topic: Topic) -> None:
@@ -196,6 +212,7 @@ class ShardState:
     def _topic_deleted(self, event: ev.TopicDeleted, _: int) -> None:
         topic = self.topics.pop(event.topic)
         self.mortal.pop(event.topic, None)
+        self.memory.topics_bytes -= topic_bytes(topic)
         del self.by_name[topic.name]
         del topic.kind.all_topics[topic.number]
         topic.kind.drop(topic)
@@ -206,19 +223,27 @@ class ShardState:
         self.memory.reasons.unuse_all(leases.reason[mine])
         leases.close(mine)
         self.sinks.topic_gone(event.topic)
-        for partition in topic.partitions:
+        for partition in topic.partitions.made():
             partition.release()
+        topic.partitions.clear()
 
     def _bindings_changed(self, event: ev.BindingsChanged, _: int) -> None:
         topic = self.topics[event.topic]
         before = topic.bindings, topic.bindings_version
-        topic.bindings = [(pattern, target) for pattern, target in event.bindings]
+        self.set_bindings(topic, [(pattern, target) for pattern, target in event.bindings])
         topic.bindings_version = event.version
 
         def take_back() -> None:
-            topic.bindings, topic.bindings_version = before
+            self.set_bindings(topic, before[0])
+            topic.bindings_version = before[1]
 
         self.memory.undo.note(take_back)
+
+    def set_bindings(self, topic: Topic, bindings: list[tuple[str, str]]) -> None:
+        """What is passed on, and to whom, from now on."""
+        self.memory.topics_bytes -= topic_bytes(topic)
+        topic.bindings = bindings
+        self.memory.topics_bytes += topic_bytes(topic)
 
     # Producing and changing
 
@@ -235,15 +260,17 @@ class ShardState:
             staged = StagedRows(event.partition, sequences, event.hashes)
             stage = self.stages[event.stage]
             stage.add(staged, int(event.due_us.sum()) if stage.is_parcels else len(sequences))
+            self.count_stage(stage)
         elif event.hashes is not None:
             partition.claim_keys(event.hashes, sequences, event.new_keys)
 
     def _producer_advanced(self, event: ev.ProducerAdvanced, _: int) -> None:
         before = self.producers.find(event.producer, 0)
         self.memory.undo.note(lambda: self.producers.set(event.producer, before))
-        receipt = Receipt(event.sequence, event.status, event.ids, event.versions)
+        receipt = Receipt.of(event.sequence, event.status, event.ids, event.versions)
         known_until_us = event.at_us + self.topics[event.topic].settings.producer_age_us
-        self.producers.set(event.producer, (before or Producer()).advanced(receipt, known_until_us))
+        now = (before or Producer()).advanced(receipt, event.at_us, known_until_us)
+        self.producers.set(event.producer, now)
         self.memory.undo.once_settled(lambda: self.producers.forget(event.at_us))
 
     def _producer_ended(self, event: ev.ProducerEnded, _: int) -> None:
@@ -465,6 +492,13 @@ class ShardState:
         """A stage that is new."""
         self.stages[name] = stage
         self.stage_expiry_us = None
+        self.count_stage(stage)
+
+    def count_stage(self, stage: Stage) -> None:
+        """The stage has more rows, or fewer."""
+        size_bytes = stage.size_bytes
+        self.memory.stages_bytes += size_bytes - stage.counted_bytes
+        stage.counted_bytes = size_bytes
 
     def begin_drop(self, name: str) -> None:
         """The stage can't be published any more: its rows go, some at a time."""
@@ -475,7 +509,7 @@ class ShardState:
 
     def close_stage(self, name: str) -> None:
         """The stage is gone."""
-        del self.stages[name]
+        self.memory.stages_bytes -= self.stages.pop(name).counted_bytes
         self.publishing.pop(name, None)
         self.dropping.pop(name, None)
         self.stage_expiry_us = None
@@ -514,6 +548,7 @@ class ShardState:
                     batch.sequences, slots, partition.arena.due.take(slots, mode="clip")
                 )
                 partition.plan_expiry(batch.sequences, slots, event.at_us)
+        self.count_stage(stage)
         if not stage.batches:
             self.close_stage(event.stage)
 
@@ -524,5 +559,6 @@ class ShardState:
             partition = self.topics[stage.topic].partitions[batch.partition]
             slots = partition.ledger.slots(batch.sequences)
             partition.finish(batch.sequences, slots, Verb.DROP, event.at_us)
+        self.count_stage(stage)
         if not stage.batches:
             self.close_stage(event.stage)

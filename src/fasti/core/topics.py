@@ -7,6 +7,7 @@ from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic, PauseTopi
 from fasti.core.replies import Done
 from fasti.core.routing.bindings import KINDS as BOUND_KINDS
 from fasti.core.routing.bindings import drop_target, is_target
+from fasti.core.state import TOPIC_BYTES
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
 from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
@@ -36,6 +37,7 @@ def create_topic(work: Work, command: CreateTopic) -> Done:
         return Done(known.number)
     if len(work.state.topics) >= work.limits.topics_max:
         raise Overloaded(f"there are {work.limits.topics_max} topics already")
+    work.state.memory.require(TOPIC_BYTES + len(command.name), "one more topic")
     number = work.state.next_topic
     work.emit(ev.TopicCreated(work.now_us, number, command.name, command.settings.to_dict()))
     return Done(number)

@@ -9,6 +9,7 @@ Handlers are plain functions: FastAPI runs them in worker threads, where a Fligh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from fasti.doors.link import BrokerLink
-from fasti.errors import FastiError, Unauthenticated, Unavailable
+from fasti.errors import FastiError, Overloaded, Unauthenticated, Unavailable
+from fasti.model import SECOND_US
 from fasti.protocol.tokens import check_token
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PROBLEM_TYPE = "application/problem+json"
 _BEARER = "bearer "
+# Pages of metrics that are on their way at a time.
+_PAGES_MAX = 4
 _STATUS = {"unauthenticated": 401, "permission_denied": 403, "not_found": 404} | {
     "invalid_argument": 400,
     "overloaded": 429,
@@ -100,11 +104,19 @@ def _why(health: dict[str, Any]) -> str:
 
 def _metrics(link: BrokerLink) -> APIRouter:
     router = APIRouter(tags=["metrics"])
+    # More at once would only take the threads that answer /healthz.
+    pages = threading.Semaphore(_PAGES_MAX)
 
     @router.get("/metrics", summary="The broker's metrics in Prometheus' text format")
     def metrics(request: Request) -> Response:
         # Whoever asks for more than health does so in their own name.
-        text = link.call("metrics", _token(link, request))["text"]
+        token = _token(link, request)
+        if not pages.acquire(blocking=False):
+            raise Overloaded("other scrapes are under way", retry_after_us=SECOND_US)
+        try:
+            text = link.call("metrics", token)["text"]
+        finally:
+            pages.release()
         return PlainTextResponse(text, media_type=_METRICS_TYPE)
 
     return router

@@ -17,18 +17,29 @@ from fasti.protocol.schemas import VERSION
 
 # A machine that is busy for a moment has no broker that is ill.
 _TIMEOUT_S = 5.0
+# A page of metrics with some hundred thousand series.
+REPLY_BYTES_MAX = 32 << 20
 
 
 class BrokerLink:
     """A broker on the same machine, by address or by the path of a Unix socket. `token` is this process's own, if the broker asks for any."""
 
-    def __init__(self, address: str, *, tls: bool = False, token: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: bool = False,
+        token: str = "",
+        reply_bytes_max: int = REPLY_BYTES_MAX,
+    ) -> None:
         quiet_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         # The certificate is made for the name that others use; here both ends are one machine's,
         # and the other end is this process's parent.
         safe = tls and not address.startswith("/")
         options: dict[str, Any] = {"disable_server_verification": True} if safe else {}
+        # Whatever the broker says, this process doesn't grow by more than that.
+        options["generic_options"] = [("grpc.max_receive_message_length", reply_bytes_max)]
         place = f"grpc+unix://{address}" if address.startswith("/") else f"{scheme}://{address}"
         self._client = fl.FlightClient(place, **options)
         self._token = token

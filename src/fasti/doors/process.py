@@ -85,7 +85,7 @@ class Broker:
     def __init__(self, settings: ServeSettings, give_memory_back: Callable[[], None]) -> None:
         self._settings = settings
         self._give_memory_back = give_memory_back
-        self.metrics = Metrics()
+        self.metrics = Metrics(series_max=settings.metrics_series_max)
         self.shard: Shard
         self.service: Service
         self._door: FlightDoor

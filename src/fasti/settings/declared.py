@@ -113,6 +113,12 @@ BROKER: tuple[Setting, ...] = (
         "After SIGTERM: how long calls may finish and the last checkpoint may take. Nothing is lost beyond it; the next start replays more.",
     ),
     Setting(
+        "metrics_series_max",
+        Count(),
+        50_000,
+        "Series of one page of `/metrics`, about 80 bytes each. Beyond it partitions are added up, and the smallest topics and groups are left out; `fasti_metrics_series_left_out` tells how many.",
+    ),
+    Setting(
         "log_level",
         Choice(("debug", "info", "warning", "error")),
         "info",
@@ -131,7 +137,7 @@ SHARD: tuple[Setting, ...] = (
         "memory",
         "memory_bytes",
         Size(least=1 << 20),
-        "Memory for the columns of pending messages (32 bytes a row) and for their keys. Beyond it produce answers `overloaded`. See [operating](operating.md#memory) for what comes on top.",
+        "Memory for everything that the broker remembers: pending messages (32 bytes a row) and their keys, topics, groups, producers, schedules and the rest. Beyond it whatever takes more answers `overloaded`. See [operating](operating.md#memory) for what counts, and what comes on top.",
     ),
     Setting(
         "durability",
@@ -285,6 +291,12 @@ LIMITS: tuple[Setting, ...] = (
     ),
     _limit("snapshots_max", "snapshots_max", Count(), "Snapshots that may be open."),
     _limit("stages_max", "stages_max", Count(), "Stages that may be open."),
+    _limit(
+        "producers_max",
+        "producers_max",
+        Count(),
+        "Producers whose last batches are remembered. Beyond it those silent for longest are forgotten, none within an hour of its last batch; until then a new one is refused.",
+    ),
     _limit(
         "sinks_max",
         "sinks_max",

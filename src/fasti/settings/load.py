@@ -49,6 +49,7 @@ class ServeSettings:
     credentials: Path | None
     insecure: bool
     stop_within_us: int
+    metrics_series_max: int
     log_level: str
     log_format: str
     shard: ShardSettings

@@ -119,7 +119,7 @@ def begin(engine: Engine, unwritten: list[int], now_us: int) -> Plan:
     snapshot = engine.snapshot(now_us, FOREVER)
     memory.epoch = epoch + 1
     for topic in engine.state.topics.values():
-        for partition in topic.partitions:
+        for partition in topic.partitions.made():
             partition.calendar.generation = epoch + 1
     return Plan(snapshot, capsule, epoch, [*unwritten, epoch], logs.tails(), logs.trimmed_bytes)
 

@@ -210,8 +210,10 @@ def restore(engine: Engine, blocks: list[LogBlock]) -> None:
     for topic in engine.state.topics.values():
         if topic.settings.kind != "log":
             continue
-        for partition in log_of(topic).partitions:
-            mine = by_place.get((topic.number, partition.number), [])
+        partitions = log_of(topic).partitions
+        numbers = {number for its, number in by_place if its == topic.number}
+        for number in sorted(numbers.union(partitions.numbers())):
+            partition, mine = partitions[number], by_place.get((topic.number, number), [])
             try:
                 partition.restore_blocks([_described(block) for block in mine])
             except AssertionError as error:

@@ -216,7 +216,7 @@ def _restore_keys(
     """Keys of the living. A live message has one live row in runs, so no key comes twice."""
     runs = [block for block in listed if not block.delta]
     for topic in engine.state.topics.values():
-        for partition in topic.partitions:
+        for partition in topic.partitions.made():
             expected = sum(
                 block.rows
                 for block in runs
@@ -264,7 +264,7 @@ def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
     memory.epoch = manifest.checkpoint + 1
     engine.slices.version = version
     for topic in engine.state.topics.values():
-        for partition in topic.partitions:
+        for partition in topic.partitions.made():
             partition.recount()
             partition.calendar.generation = memory.epoch
             partition.calendar.begin_at(engine.state.last_at_us)

@@ -280,7 +280,7 @@ class VirtualBroker:
         """In the sequencer: when a group of a log tries rows again, the next of each."""
         groups = self.shard.engine.state.by_name[name].body.groups.by_name.values()
         found = []
-        for place in (each for group in groups for each in group.partitions):
+        for place in (each for group in groups for each in group.partitions.made()):
             due_us, _ = place.again.pairs()
             later = due_us[due_us > self.clock.now_us()]
             found += [int(later.min())] if len(later) else []
@@ -292,7 +292,8 @@ class VirtualBroker:
         found: dict[str, int] = {}
         if topic is not None:
             for group in topic.body.groups.by_name.values():
-                for place, rows in zip(group.partitions, topic.body.partitions, strict=True):
+                for rows in topic.body.partitions.made():
+                    place = group.partitions.look(rows.number)
                     due_us, _ = place.again.pairs()
                     later = int((due_us > self.clock.now_us()).sum())
                     unseen = rows.next_offset - place.next

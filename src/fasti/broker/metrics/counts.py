@@ -5,7 +5,7 @@ lookups under one lock. Nothing is formatted before somebody asks: `text` reads 
 shard and writes Prometheus' format (text.py).
 
 The number of series is bounded: the first 1,000 topics that are met have series of their own, all
-others share the topic `_other`. A topic keeps its name as long as it exists, so that no counter
+others share the topic `_other`; and a page has `metrics_series_max` in all (series.py). A topic keeps its name as long as it exists, so that no counter
 ever goes back; the place of a deleted one is free again after the next scrape. The inboxes of callers
 come and go with their clients, so all of them are the topic `_inboxes`.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.metrics.series import SERIES_MAX, LeftOutNotice
 from fasti.model import Outcome
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 TOPICS_MAX = 1_000
 OTHER = "_other"
 INBOX, INBOXES = "_inbox.", "_inboxes"
+# About as many as a busy topic has.
+_SERIES_PER_TOPIC = 50
 LATENESS_BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
@@ -60,9 +63,14 @@ def series_of(topic: str) -> str:
 class Metrics:
     """One per broker. All methods, from any thread."""
 
-    def __init__(self, topics_max: int = TOPICS_MAX) -> None:
+    def __init__(self, topics_max: int = TOPICS_MAX, series_max: int = SERIES_MAX) -> None:
         self._lock = threading.Lock()
-        self._topics_max = topics_max
+        self.series_max = series_max
+        # So that what is counted of each topic fits into the page, and something else does too.
+        self._topics_max = max(1, min(topics_max, series_max // _SERIES_PER_TOPIC))
+        # Held by the scrape that is under way.
+        self.scraping = threading.Lock()
+        self.notice = LeftOutNotice()
         self._topics: dict[str, TopicCounts] = {}
         self._other = TopicCounts()
         self._refusals: dict[tuple[str, str], int] = {}

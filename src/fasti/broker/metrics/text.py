@@ -29,15 +29,17 @@ from fasti.broker.clock import ClockState, EngineClock
 from fasti.broker.cron import metrics as cron_metrics
 from fasti.broker.kv import metrics as kv_metrics
 from fasti.broker.log import metrics as log_metrics
+from fasti.broker.memory import anonymous_bytes
 from fasti.broker.metrics import damage
 from fasti.broker.metrics import shares as share_metrics
 from fasti.broker.metrics.counts import OTHER, Metrics, TopicCounts, series_of
 from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.metrics.series import SeriesBound
 from fasti.broker.routing import metrics as routing_metrics
 from fasti.broker.sinks import metrics as sink_metrics
 from fasti.core.commands import Count
-from fasti.errors import FastiError
-from fasti.model import Outcome
+from fasti.errors import FastiError, Overloaded
+from fasti.model import SECOND_US, Outcome
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
@@ -50,6 +52,8 @@ _QUEUES = ("timeline", "priority")
 # Partitions that are counted between two steps, each in some microseconds.
 _PARTITIONS_PER_CALL = 64
 _COUNT_TIMEOUT_S = 10.0
+# A scrape that has to wait longer for others is refused.
+_SCRAPE_WAIT_S = 2.0
 
 States = dict[str, dict[str, int]]
 
@@ -59,7 +63,13 @@ def write(metrics: Metrics, shard: Shard) -> str:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_BrokerCollector(metrics, shard))
     ProcessCollector(registry=registry)
-    return generate_latest(registry).decode()
+    # One at a time: whoever asks a hundred times at once takes the memory of one page.
+    if not metrics.scraping.acquire(timeout=_SCRAPE_WAIT_S):
+        raise Overloaded("other scrapes are under way", retry_after_us=SECOND_US)
+    try:
+        return generate_latest(registry).decode()
+    finally:
+        metrics.scraping.release()
 
 
 class _BrokerCollector(Collector):
@@ -67,9 +77,23 @@ class _BrokerCollector(Collector):
         self._metrics, self._shard = metrics, shard
 
     def collect(self) -> Iterator[Metric]:
+        series_max = self._metrics.series_max
+        bound = SeriesBound(series_max)
+        answers = self._shard.pulse.beats()
+        yield from bound.pass_on(self._all(answers))
+        if answers:
+            # Those of logs make room for themselves, with what the others left.
+            yield from log_metrics.collect(self._shard, bound)
+        yield GaugeMetricFamily(
+            "fasti_metrics_series_left_out",
+            "Series that this page would have beyond metrics_series_max.",
+            bound.left_out,
+        )
+        self._metrics.notice.note(bound.left_out, series_max)
+
+    def _all(self, answers: bool) -> Iterator[Metric]:
         yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
         known_before = self._metrics.named()
-        answers = self._shard.pulse.beats()
         try:
             if not answers:
                 raise TimeoutError
@@ -100,7 +124,7 @@ class _BrokerCollector(Collector):
         yield from damage.collect(self._shard)
         # Each of them would wait for the shard in vain, and whoever scrapes for all of them.
         if answers:
-            for kind in (log_metrics, kv_metrics, cron_metrics, routing_metrics, sink_metrics):
+            for kind in (kv_metrics, cron_metrics, routing_metrics, sink_metrics):
                 yield from kind.collect(self._shard)
 
 
@@ -379,9 +403,23 @@ def _checkpoints(shard: Shard) -> Iterator[Metric]:
 
 def _memory(shard: Shard) -> Iterator[Metric]:
     memory = shard.engine.memory
+    parts = memory.parts()
     yield GaugeMetricFamily(
-        "fasti_memory_used_bytes", "Metadata and keys of pending messages.", memory.used_bytes
+        "fasti_memory_used_bytes", "What counts into the memory budget.", sum(parts.values())
     )
+    by_part = GaugeMetricFamily(
+        "fasti_memory_bytes", "The same by what it is for.", labels=["part"]
+    )
+    for part, size in parts.items():
+        by_part.add_metric([part], size)
+    yield by_part
+    resident_bytes = anonymous_bytes()
+    if resident_bytes:
+        yield GaugeMetricFamily(
+            "fasti_memory_resident_bytes",
+            "Memory of the process that is its own: without mapped files.",
+            resident_bytes,
+        )
     yield GaugeMetricFamily("fasti_memory_budget_bytes", "What it may be.", memory.budget_bytes)
     yield GaugeMetricFamily("fasti_leases", "Leases that are out.", memory.leases.active)
     yield GaugeMetricFamily("fasti_leases_max", "How many may be.", shard.settings.leases_max)

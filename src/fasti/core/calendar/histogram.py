@@ -52,6 +52,11 @@ class Histogram:
         return int(self._minutes[0]) * BUCKET_US if len(self._minutes) else None
 
     @property
+    def size_bytes(self) -> int:
+        """What it takes."""
+        return 2 * self._minutes.nbytes + 8 * self._gathered_rows
+
+    @property
     def total(self) -> int:
         """All that came and have not gone."""
         self._settle()

@@ -21,6 +21,8 @@ from fasti.core.columns.pairs import sort_pairs
 
 Int64s = NDArray[np.int64]
 
+# What an entry takes: when it is due, and what it is.
+ENTRY_BYTES = 16
 _LATE_RUNS = 8
 _MERGED_ROWS_MAX = 65_536
 # What `heads` looks at: so many runs, and so many entries of each.

@@ -36,7 +36,7 @@ class Slices:
         self._to_ask = [
             (partition.loaded_until_us - LOADED_AHEAD_US, topic.number, partition.number)
             for topic in self._state.topics.values()
-            for partition in topic.partitions
+            for partition in topic.partitions.made()
             if not partition.loading and partition.loaded_until_us < FOREVER
         ]
         heapq.heapify(self._to_ask)
@@ -101,6 +101,6 @@ class Slices:
         return Done()
 
     def find(self, topic: int, partition: int) -> Partition | None:
-        """The partition, unless its topic is gone."""
+        """The partition, unless its topic is gone, or it has nothing."""
         known = self._state.topics.get(topic)
-        return known.partitions[partition] if known else None
+        return known.partitions.get(partition) if known else None

@@ -100,12 +100,12 @@ class _Slice:
 class Calendar:
     """Entries of one partition that are due at or after the cursor."""
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = 1) -> None:
         self._levels: list[dict[int, _Slice]] = [{} for _ in SHIFTS]
         self._sweep_order: Iterator[tuple[int, int]] = iter(())
         # Everything due before the cursor has left for the ready line.
         self.cursor_us = 0
-        self.generation = 1
+        self.generation = generation
         self.entries = 0
 
     def begin_at(self, now_us: int) -> None:

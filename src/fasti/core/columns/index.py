@@ -168,7 +168,8 @@ class HashIndex:
     def __init__(self, keep: Keep, wide: bool = False, expected: int = 0) -> None:
         self._keep = keep
         self._wide = wide
-        self._table = _Table(_buckets_for(expected), wide)
+        # Without any entry, no table: most topics have no keys, and most partitions no leftovers.
+        self._table = _Table(_buckets_for(expected) if expected else 0, wide)
         self._next: _Table | None = None
         self._old: _Table | None = None
         self._moved = 0
@@ -187,6 +188,8 @@ class HashIndex:
 
     def find(self, keys: UInt64s, tails: UInt64s | None = None) -> Int64s:
         """The value of each key, 0 where there is none."""
+        if not self._table.buckets:
+            return np.zeros(len(keys), dtype=np.int64)
         keys, tails = _contiguous(keys), None if tails is None else _contiguous(tails)
         at = self._table.locate(keys, tails)
         values = np.where(at >= 0, self._table.values.reshape(-1).take(np.maximum(at, 0)), 0)
@@ -227,6 +230,9 @@ class HashIndex:
         if self._old is not None:
             self._move(int(min(_MOVED_MAX, max(_MOVED_MIN, count * _MOVED_PER_PUT))))
         table = self._table
+        if not table.buckets:
+            self._table = _Table(_buckets_for(count), self._wide)
+            return
         if table.used + count <= table.limit * (_PREPARE / _FULL):
             return
         while self._old is not None:

@@ -44,6 +44,11 @@ _COLUMNS: dict[str, type] = {
     "paused": np.bool_,
     "exists": np.bool_,
 }
+_ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
+# Beside their letters: two texts, and where they are listed.
+_TEXTS_BYTES = 256
+# What a schedule takes at most beside its texts' letters, with room for as many more.
+SCHEDULE_BYTES = 2 * _ROW_BYTES + _TEXTS_BYTES
 _AHEAD = ("target", "number", "occurrence_us", "id")
 _SIZE_MIN = 64
 
@@ -91,6 +96,8 @@ class CronBook:
             setattr(self, name, np.zeros(_SIZE_MIN, dtype=kind))
         self.ahead: deque[Ahead] = deque()
         self.first_ahead_us = FOREVER
+        # What names and definitions take.
+        self.texts_bytes = 0
         # Counts what changed, and when each schedule last did: no durable state.
         self.changes = 0
         self.changed_at = np.zeros(_SIZE_MIN, dtype=np.int64)
@@ -110,6 +117,7 @@ class CronBook:
             self.exists[number] = True
             self.free.pop(number, None)
         fields = json.loads(definition)
+        self.texts_bytes += self._texts_bytes(name, definition, self.definitions[number])
         self.version[number], self.last_us[number] = version, last_us
         self.definitions[number] = definition
         self.overlap[number] = OVERLAPS.index(fields.get("overlap", OVERLAPS[0]))
@@ -133,7 +141,9 @@ class CronBook:
 
     def delete(self, number: int) -> None:
         """A schedule is gone; its number may serve another."""
-        del self.by_name[self.names[number]]
+        name = self.names[number]
+        self.texts_bytes -= self._texts_bytes(name, self.definitions[number], None)
+        del self.by_name[name]
         self.exists[number] = False
         self.definitions[number] = None
         self.expires.pop(number, None)
@@ -169,6 +179,16 @@ class CronBook:
         self._keep_ahead(lambda entries: entries.occurrence_us <= kept[entries.number])
         for number in np.unique(numbers).tolist():
             self._note(number)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes, about, but what was emitted ahead."""
+        return len(self.version) * _ROW_BYTES + self.texts_bytes
+
+    def _texts_bytes(self, name: str, definition: str | None, before: str | None) -> int:
+        """How much more a definition takes than the one before, if there was one."""
+        size = len(definition or "")
+        return size + len(name) + _TEXTS_BYTES if before is None else size - len(before)
 
     def _note(self, number: int) -> None:
         self.changes += 1
@@ -268,6 +288,10 @@ class CronBook:
             if here
         }
         self.free = {number: None for number, here in enumerate(exists) if not here}
+        self.texts_bytes = sum(
+            self._texts_bytes(self.names[number], self.definitions[number], None)
+            for number in self.by_name.values()
+        )
         entries = Ahead(*(columns[f"{prefix}ahead.{name}"] for name in _AHEAD))
         if len(entries.occurrence_us):
             self.ahead.append(entries)

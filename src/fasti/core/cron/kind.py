@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fasti.core import commands
 from fasti.core.cron import commands as co
 from fasti.core.cron import events as ev
-from fasti.core.cron.book import Ahead, CronBook
+from fasti.core.cron.book import SCHEDULE_BYTES, Ahead, CronBook
 from fasti.core.cron.schedule import OVERLAPS, Schedule
 from fasti.core.events import Cancelled, Event
 from fasti.core.keys import Rows
@@ -85,7 +85,12 @@ class CronKind(Kind):
 
     def make(self, topic: Topic) -> None:
         """No messages of its own."""
-        topic.partitions, topic.body = [], CronBook()
+        topic.body = CronBook()
+        self.state.memory.schedules_bytes += topic.body.size_bytes
+
+    def drop(self, topic: Topic) -> None:
+        """The topic is being deleted."""
+        self.state.memory.schedules_bytes -= topic.body.size_bytes
 
     def deleting(self, work: Work, topic: Topic) -> None:
         """The topic is about to go: so does what it emitted ahead."""
@@ -120,10 +125,15 @@ class CronKind(Kind):
 
     def _apply_put(self, event: ev.SchedulePut, _: int) -> None:
         book = self._book(event)
+        before_bytes = book.size_bytes
         book.put(event.number, event.name, event.version, event.last_us, event.definition)
+        self.state.memory.schedules_bytes += book.size_bytes - before_bytes
 
     def _apply_deleted(self, event: ev.ScheduleDeleted, _: int) -> None:
-        self._book(event).delete(event.number)
+        book = self._book(event)
+        before_bytes = book.size_bytes
+        book.delete(event.number)
+        self.state.memory.schedules_bytes += book.size_bytes - before_bytes
 
     def _apply_paused(self, event: ev.SchedulePaused, _: int) -> None:
         self._book(event).pause(event.number, bool(event.paused), event.last_us)
@@ -265,6 +275,8 @@ class CronKind(Kind):
         added = {name for name, _ in command.schedules if name not in book.by_name}
         if len(book) + len(added) > work.limits.schedules_max:
             raise Overloaded(f"{topic.name!r} has {work.limits.schedules_max} schedules already")
+        texts_bytes = sum(len(name) + len(text) for name, text in command.schedules)
+        work.state.memory.require(len(added) * SCHEDULE_BYTES + texts_bytes, "more schedules")
         for target in {json.loads(definition)["target"] for _, definition in command.schedules}:
             self._target(work, target)
 
@@ -466,4 +478,6 @@ class CronKind(Kind):
     def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
         """Back from a checkpoint."""
         if described:
+            before_bytes = topic.body.size_bytes
             topic.body.restore(f"cron.{topic.number}.", described, columns)
+            self.state.memory.schedules_bytes += topic.body.size_bytes - before_bytes

@@ -39,6 +39,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
 }
 # Nothing is known of the holder; it gave a sign of life; it is known to be silent since.
 UNKNOWN, ALIVE, SILENT = 0, 1, 2
+_ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 _DURABLE = ("token", "sequence", "length", "topic", "partition", "consumer", "reason", "since")
 
 
@@ -90,6 +91,11 @@ class LeaseTable:
     def free(self) -> int:
         """How many more leases there is room for."""
         return self._free_count
+
+    @property
+    def size_bytes(self) -> int:
+        """What the columns take up to the highest slot that was ever used."""
+        return self._top * _ROW_BYTES
 
     @property
     def active(self) -> int:

@@ -87,7 +87,7 @@ def _resume(work: Work, topic: Topic, command: Lease) -> None:
     if number is None:
         return
     held = memory.leases.held_by(number, topic.number)
-    for partition in topic.partitions:
+    for partition in topic.partitions.made():
         mine = np.sort(
             memory.leases.sequence[held[memory.leases.partition[held] == partition.number]]
         )
@@ -105,7 +105,7 @@ def serve(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, bool]
     """Hands due messages to those who wait: (how many, whether more could be done)."""
     limit_us = work.now_us + topic.settings.lookahead_us
     busy = False
-    for partition in topic.partitions:
+    for partition in topic.partitions.made():
         partition.now_us = work.now_us
         busy |= partition.advance(limit_us)
     heads = _heads(topic, limit_us)
@@ -132,7 +132,7 @@ def _turn_rows(topic: Topic, line: Line) -> int:
     It doesn't shrink while a burst goes out over several steps. Few messages are not divided: a
     delivery of its own costs more than they are worth.
     """
-    near = sum(partition.near for partition in topic.partitions)
+    near = sum(partition.near for partition in topic.partitions.made())
     even = -(-near // max(1, len(line)))
     return min(TURN_ROWS, max(TURN_ROWS_MIN, even, line.share))
 
@@ -141,7 +141,7 @@ def _heads(topic: Topic, limit_us: int) -> list[tuple[int, int]]:
     """A heap of (first due time, partition) of the partitions that have something to go."""
     heads = [
         (head_us, partition.number)
-        for partition in topic.partitions
+        for partition in topic.partitions.made()
         if (head_us := partition.head_us(limit_us)) is not None
     ]
     heapq.heapify(heads)

@@ -38,7 +38,7 @@ def planned_ahead_us(lookahead_us: int) -> int:
 
 
 def _next_turn_us(topic: Topic) -> int:
-    first_us = min(partition.next_us() for partition in topic.partitions)
+    first_us = min((p.next_us() for p in topic.partitions.made()), default=FOREVER)
     if first_us == FOREVER:
         return FOREVER
     return first_us - planned_ahead_us(topic.settings.lookahead_us)

@@ -19,13 +19,13 @@ from fasti.core.keys import Rows as Contents
 from fasti.core.kv.commands import ANY_VERSION, KvDelete, KvPut
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.kv.partition import Found, KvPartition
+from fasti.core.partitions import Partitions
 from fasti.core.replies import Reply
-from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import blank
 from fasti.core.work import Work, column
-from fasti.errors import InvalidArgument, Overloaded
-from fasti.model import DUE_MAX_US, SECOND_US, SEQUENCE_BITS, Outcome
+from fasti.errors import InvalidArgument
+from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome
 
 Int64s = NDArray[np.int64]
 Rows = NDArray[np.intp]
@@ -72,11 +72,7 @@ def _check(work: Work, command: KvPut | KvDelete) -> Topic:
 
 def _check_room(work: Work, topic: Topic, rows: int) -> None:
     """Half a batch must not be refused: there is room for all of it, on any partition, or none."""
-    memory = work.state.memory
-    frames = (rows >> FRAME_BITS) + 2 * len(topic.partitions) + FRAMES_SPARE
-    left_bytes = memory.budget_bytes - memory.used_bytes
-    if frames > min(memory.arena.frames_left, left_bytes // FRAME_BYTES):
-        raise Overloaded("the memory budget for entries is spent", retry_after_us=SECOND_US)
+    work.state.memory.require_rows(rows, len(topic.partitions))
 
 
 def _expiries(work: Work, command: KvPut) -> Int64s:
@@ -129,7 +125,7 @@ class _Part:
         """Brings the frame; which rows go to which partition."""
         self.work.bring(self.piece)
         rows = np.arange(len(self.piece))
-        partitions = cast("list[KvPartition]", self.topic.partitions)
+        partitions = cast("Partitions[KvPartition]", self.topic.partitions)
         if len(partitions) == 1:
             return [(partitions[0], rows)]
         numbers = self.command.keys.partitions(len(partitions))

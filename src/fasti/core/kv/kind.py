@@ -38,6 +38,7 @@ from fasti.core.kv.commands import (
 )
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.kv.partition import Found, KvPartition
+from fasti.core.partitions import Partitions
 from fasti.core.replies import Done
 from fasti.core.rows.location import in_frame
 from fasti.core.state import Topic
@@ -93,21 +94,24 @@ class KvKind(Kind):
 
     def make(self, topic: Topic) -> None:
         """Its partitions."""
-        topic.partitions = [
-            KvPartition(self.state.memory, topic.number, number, self._note)
-            for number in range(topic.settings.partitions)
-        ]
+        memory, note = self.state.memory, self._note
+        topic.partitions = self.make_partitions(
+            topic, lambda topic, number: KvPartition(memory, topic, number, note)
+        )
 
     def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
         """Floors, and where each partition changed last."""
-        partitions = cast("list[KvPartition]", topic.partitions)
-        return {"kv": [[partition.floor, partition.changed_frame] for partition in partitions]}
+        described = [[0, 0]] * len(topic.partitions)
+        for partition in _partitions(topic).made():
+            described[partition.number] = [partition.floor, partition.changed_frame]
+        return {"kv": described}
 
     def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
         """Back from `capture`."""
-        partitions = cast("list[KvPartition]", topic.partitions)
-        for partition, (floor, frame) in zip(partitions, described["kv"], strict=True):
-            partition.floor, partition.changed_frame = floor, frame
+        partitions = _partitions(topic)
+        for number, (floor, frame) in enumerate(described["kv"]):
+            if floor or frame:
+                partitions[number].floor, partitions[number].changed_frame = floor, frame
 
     # Events
 
@@ -131,17 +135,17 @@ class KvKind(Kind):
         """Entries by key, as they are now."""
         topic = work.topic(command.topic)
         found = _Reading(work, len(command.keys))
-        partitions = cast("list[KvPartition]", topic.partitions)
+        partitions = _partitions(topic)
         if len(partitions) == 1:
-            found.add(
-                partitions[0], slice(None), partitions[0].find(command.keys.hashes, work.now_us)
-            )
+            partition = partitions.look(0)
+            found.add(partition, slice(None), partition.find(command.keys.hashes, work.now_us))
             return found.reply
         numbers = command.keys.partitions(len(partitions))
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
             hashes = command.keys.hashes[rows]
-            found.add(partitions[number], rows, partitions[number].find(hashes, work.now_us))
+            partition = partitions.look(number)
+            found.add(partition, rows, partition.find(hashes, work.now_us))
         return found.reply
 
     def _rows(self, work: Work, command: KvRows) -> KvFound:
@@ -150,7 +154,7 @@ class KvKind(Kind):
         found = _Reading(work, len(command.ids))
         for number, rows, sequences in split_ids(command.ids, len(topic.partitions)):
             if 0 <= number < len(topic.partitions):
-                partition = cast(KvPartition, topic.partitions[number])
+                partition = _partitions(topic).look(number)
                 found.add(partition, rows, partition.look(sequences, work.now_us))
         return found.reply
 
@@ -158,7 +162,7 @@ class KvKind(Kind):
         """What there is, and since when a watcher has missed nothing."""
         topic = work.topic(command.topic)
         states = reads.count(work, Count(command.topic)).states
-        partitions = cast("list[KvPartition]", topic.partitions)
+        partitions = _partitions(topic).made()
         return Done(
             {
                 "topic": topic.number,
@@ -166,9 +170,9 @@ class KvKind(Kind):
                 "expired": states["ready"],
                 "removed": states["cancelled"],
                 "expiring": sum(partition.histogram.total for partition in partitions),
-                "partitions": len(partitions),
+                "partitions": len(topic.partitions),
                 "position": work.state.next_frame - 1,
-                "changed": max(partition.changed_frame for partition in partitions),
+                "changed": max((partition.changed_frame for partition in partitions), default=0),
             }
         )
 
@@ -251,13 +255,17 @@ class KvKind(Kind):
 
     def forget(self, topic: Topic) -> None:
         """The topic was deleted."""
-        for number in range(len(topic.partitions)):
+        for number in topic.partitions.numbers():
             self._expiring.pop((topic.number, number), None)
             self._asked.discard((topic.number, number))
 
     def _find(self, topic: int, number: int) -> KvPartition | None:
         known = self.state.topics.get(topic)
-        return cast(KvPartition, known.partitions[number]) if known is not None else None
+        return _partitions(known).get(number) if known is not None else None
+
+
+def _partitions(topic: Topic) -> Partitions[KvPartition]:
+    return cast("Partitions[KvPartition]", topic.partitions)
 
 
 class _Reading:

@@ -17,6 +17,7 @@ from fasti.core.commands import Produce
 from fasti.core.keys import Keys, Rows
 from fasti.core.log.body import log_of, partition_of
 from fasti.core.log.events import LogAppended
+from fasti.core.log.partition import APPENDED_BYTES, SCATTERED_ROW_BYTES
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import blank
@@ -53,6 +54,10 @@ def check_produce(work: Work, topic: Topic, command: Produce) -> None:
     """Raises `invalid_argument` on what rows of a log can't have."""
     if command.partition is not None:
         partition_of(topic, command.partition)
+    rows = len(command.rows)
+    touched = min(rows, topic.settings.partitions)
+    needed = touched * APPENDED_BYTES + (rows * SCATTERED_ROW_BYTES if touched > 1 else 0)
+    work.state.memory.require(needed, "more rows of a log")
     if command.stage:
         raise InvalidArgument("rows of a log can't be staged", field="stage")
     if command.priorities is not None:
@@ -100,7 +105,7 @@ def append(work: Work, topic: Topic, rows: Rows, index: Int64s, numbers: Int64s)
     else:
         places = list(_by_number(numbers))
     for number, mine in places:
-        offset = log_of(topic).partitions[number].next_offset
+        offset = log_of(topic).partitions.look(number).next_offset
         row = index[mine]
         size_bytes = int(row_bytes * len(row))
         ids[mine] = np.arange(offset + 1, offset + 1 + len(row)) | number << SEQUENCE_BITS

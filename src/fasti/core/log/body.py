@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from fasti.core.log.partition import LogPartition
+from fasti.core.partitions import Partitions
 from fasti.core.state import Topic
 from fasti.errors import InvalidArgument
 
@@ -13,12 +15,24 @@ from fasti.errors import InvalidArgument
 class Log:
     """The body of a log topic."""
 
-    def __init__(self, partitions: int) -> None:
-        self.partitions = [LogPartition(number) for number in range(partitions)]
+    def __init__(self, partitions: int, note: Callable[[int], None]) -> None:
+        self.partitions = Partitions(partitions, LogPartition, note)
+        # Of all partitions: rows that were dropped, rows that ever were, and about how many bytes
+        # those take that are there.
+        self.earliest = self.end = self.size_bytes = 0
         # How many rows were dropped since the start, by why: no durable state.
         self.dropped: Counter[str] = Counter()
         # Whatever LogGroups keeps for the topic.
         self.groups: Any = None
+
+    def count(self, partition: LogPartition) -> None:
+        """Something of a partition has changed: so have the sums."""
+        now = partition.earliest, partition.next_offset, partition.segments.size_bytes
+        earliest, end, size_bytes = partition.counted
+        self.earliest += now[0] - earliest
+        self.end += now[1] - end
+        self.size_bytes += now[2] - size_bytes
+        partition.counted = now
 
 
 def log_of(topic: Topic) -> Log:
@@ -28,11 +42,11 @@ def log_of(topic: Topic) -> Log:
 
 
 def partition_of(topic: Topic, number: int) -> LogPartition:
-    """A partition by its number, or `invalid_argument`."""
+    """A partition by its number, to be read only; or `invalid_argument`."""
     partitions = log_of(topic).partitions
     if not 0 <= number < len(partitions):
         raise InvalidArgument(
             f"{topic.name!r} has partitions 0 to {len(partitions) - 1}, not {number}",
             field="partition",
         )
-    return partitions[number]
+    return partitions.look(number)

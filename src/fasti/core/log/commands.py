@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +117,28 @@ class ResetGroup:
     group: str
     offsets: Int64s | int
     partition: int = -1
+
+
+@dataclass(slots=True)
+class SumLog:
+    """A log as a whole, and each of its groups, without a look at partitions.
+
+    Done(value=`LogSums`).
+    """
+
+    topic: str
+
+
+@dataclass(slots=True)
+class LogSums:
+    """Offsets are those of all partitions, added up. Of groups: by name, their lag and `Sums`."""
+
+    partitions: int
+    earliest: int
+    end: int
+    size_bytes: int
+    dropped: dict[str, int]
+    groups: dict[str, tuple[int, Any]]
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "attempts": np.uint16,
     "alive": np.bool_,
 }
+_ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 KEPT = ("offset", "at_us", "reason", "attempts")
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -46,6 +47,12 @@ class Dead:
         self.forgotten = 0
         self._order: Int64s = _NONE
         self._sorted_until = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the columns take."""
+        capacity = len(self._columns["offset"]) if self._columns else 0
+        return capacity * _ROW_BYTES + self._order.nbytes
 
     def add(self, offsets: Int64s, reason: int, attempts: NDArray[np.uint16], at_us: int) -> None:
         """Rows died. None of them is here."""

@@ -10,18 +10,20 @@ All of it is changed only by events. The sequencer's thread only.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.calendar.ready import Ready
+from fasti.core.calendar.ready import ENTRY_BYTES, Ready
 from fasti.core.columns.pairs import sort_pairs
-from fasti.core.columns.reductions import every, highest, lowest
+from fasti.core.columns.reductions import every, highest, lowest, some
 from fasti.core.log.dead import Dead
 from fasti.core.log.order import Order
 from fasti.core.log.window import ACKED, DEAD, LEASED, WAITING, Window
+from fasti.core.partitions import Partitions, ignore
 from fasti.core.rows.names import Names
 from fasti.core.undo import Undo
 from fasti.core.work import repeated
@@ -30,14 +32,31 @@ Int64s = NDArray[np.int64]
 
 # Between topics' partitions and groups in the lease table's `partition`.
 GROUP_SHIFT = 12
+# The objects that a group, and its place in a partition, are made of, about.
+GROUP_BYTES = 1 << 10
+PLACE_BYTES = 1 << 10
+_STRAY_BYTES = 128
 _ATTEMPTS_MAX = 65_534
 _NONE = np.zeros(0, dtype=np.int64)
+
+
+class Sums(NamedTuple):
+    """Of all partitions of a group: what an operator looks at first."""
+
+    # The next rows that were never handed out, added up: with the log's ends they tell the lag.
+    next: int = 0
+    unfinished: int = 0
+    leased: int = 0
+    dead: int = 0
+    behind: int = 0
+    # Partitions whose window is full.
+    full: int = 0
 
 
 class GroupPartition(Window):
     """What became of each row, as far as one group is concerned."""
 
-    __slots__ = ("again", "behind", "dead", "odd_turn", "order")
+    __slots__ = ("again", "behind", "counted", "counted_bytes", "dead", "odd_turn", "order")
 
     def __init__(self, offset: int, ordered: bool = False) -> None:
         super().__init__(offset)
@@ -47,8 +66,22 @@ class GroupPartition(Window):
         self.order = Order(offset) if ordered else None
         # Whose turn it is when only one row can go: no durable state.
         self.odd_turn = False
+        # What it took when it was last counted into the memory budget, and into its group's sums.
+        self.counted_bytes = 0
+        self.counted = Sums(next=offset)
 
     # Looking
+
+    def sums(self) -> Sums:
+        """What it adds to those of its group."""
+        unfinished, full = self.open + len(self.strays), int(self.room <= 0)
+        return Sums(self.next, unfinished, self.leased, self.dead.count, self.behind, full)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes once it has rows: the window, rows that go out again, and the dead."""
+        lists = self.again.entries * ENTRY_BYTES + len(self.strays) * _STRAY_BYTES
+        return super().size_bytes + lists + self.dead.size_bytes
 
     @property
     def waiting(self) -> int:
@@ -271,13 +304,51 @@ class GroupPartition(Window):
 class Group:
     """A group of a log: its name, its number in the topic, and its place in each partition."""
 
-    __slots__ = ("is_behind", "name", "number", "ordered", "partitions")
+    __slots__ = ("_offsets", "is_behind", "name", "number", "ordered", "partitions", "sums")
 
-    def __init__(self, name: str, number: int, ordered: bool, offsets: list[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        ordered: bool,
+        offsets: Sequence[int] | Int64s,
+        note: Callable[[int], None] = ignore,
+    ) -> None:
         self.name, self.number, self.ordered = name, number, ordered
-        self.partitions = [GroupPartition(offset, ordered) for offset in offsets]
+        # Where it began in each partition; nothing but 0 needs no column.
+        starts = np.asarray(offsets, dtype=np.int64)
+        self._offsets = starts if some(starts) else None
+        self.partitions = Partitions(len(offsets), self._make, note)
+        self.sums = Sums(next=int(starts.sum()))
         # Whether retention took rows of it anywhere that were not finished.
         self.is_behind = False
+
+    def count(self, place: GroupPartition) -> None:
+        """Something of a place has changed: so have the sums."""
+        before, now = place.counted, place.sums()
+        if before != now:
+            self.sums = Sums(*(s + n - b for s, n, b in zip(self.sums, now, before, strict=True)))
+            place.counted = now
+
+    def _make(self, partition: int) -> GroupPartition:
+        return GroupPartition(self.offset(partition), self.ordered)
+
+    @property
+    def offsets(self) -> Int64s:
+        """Where it began in each partition."""
+        if self._offsets is None:
+            return np.zeros(len(self.partitions), dtype=np.int64)
+        return self._offsets
+
+    def offset(self, partition: int) -> int:
+        """Where it began in a partition."""
+        return 0 if self._offsets is None else int(self._offsets[partition])
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes beside its places."""
+        offsets = 0 if self._offsets is None else self._offsets.nbytes
+        return GROUP_BYTES + len(self.name) + offsets
 
     def place(self, partition: int) -> int:
         """What the lease table has for one of its partitions."""

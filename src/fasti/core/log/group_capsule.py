@@ -6,6 +6,7 @@ out and nothing is dead is four numbers: the sequencer copies this between two s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from fasti.core.kind import Columns
 from fasti.core.log.group import Group, Groups
+from fasti.core.partitions import ignore
 
 _NUMBERS = 4
 
@@ -21,12 +23,17 @@ def capture(topic: int, groups: Groups, columns: Columns) -> dict[str, Any]:
     """Names and numbers of the groups; the rest goes into columns, copied."""
     if not groups:
         return {"groups": []}
-    places = [place for group in groups.by_number.values() for place in group.partitions]
-    numbers = [number for place in places for number in place.numbers()]
-    busy = [row for row, place in enumerate(places) if not place.is_idle]
-    captured = [places[row].columns() for row in busy]
+    busy, captured, begin = [], [], 0
+    numbers = np.concatenate([_numbers(group) for group in groups.by_number.values()])
+    for group in groups.by_number.values():
+        for number in group.partitions.numbers():
+            place = group.partitions[number]
+            if not place.is_idle:
+                busy.append(begin + number)
+                captured.append(place.columns())
+        begin += len(group.partitions)
     prefix = f"group.{topic}."
-    columns[prefix + "numbers"] = np.array(numbers, dtype=np.int64)
+    columns[prefix + "numbers"] = numbers.reshape(-1)
     columns[prefix + "busy"] = np.array(busy, dtype=np.int64)
     names = list(captured[0]) if captured else []
     for name in names:
@@ -39,24 +46,45 @@ def capture(topic: int, groups: Groups, columns: Columns) -> dict[str, Any]:
     return {"groups": described, "columns": names}
 
 
-def restore(topic: int, described: dict[str, Any], columns: Columns) -> list[Group]:
-    """The groups, back from `capture`."""
+def _numbers(group: Group) -> NDArray[np.int64]:
+    """Four numbers for each of its places."""
+    numbers = np.zeros((len(group.partitions), _NUMBERS), dtype=np.int64)
+    numbers[:, :2] = group.offsets[:, None]
+    for number in group.partitions.numbers():
+        numbers[number] = group.partitions[number].numbers()
+    return numbers
+
+
+def restore(
+    topic: int,
+    described: dict[str, Any],
+    columns: Columns,
+    note: Callable[[int], None] = ignore,
+) -> list[Group]:
+    """The groups, back from `capture`; `note` is told of the places that are made."""
     listed = described.get("groups", [])
     if not listed:
         return []
     prefix = f"group.{topic}."
-    numbers = columns[prefix + "numbers"].reshape(-1, _NUMBERS).tolist()
+    numbers = columns[prefix + "numbers"].reshape(len(listed), -1, _NUMBERS)
     pieces: dict[str, list[NDArray[Any]]] = {}
     for name in described["columns"]:
         ends = np.cumsum(columns[f"{prefix}{name}.rows"])
         pieces[name] = np.split(columns[prefix + name], ends[:-1])
-    each = len(numbers) // len(listed)
-    groups = [Group(name, number, bool(ordered), [0] * each) for name, number, ordered in listed]
-    places = [place for group in groups for place in group.partitions]
-    for place, its in zip(places, numbers, strict=True):
-        place.restore_numbers(its)
+    groups = [
+        Group(name, number, bool(ordered), its[:, 0].copy(), note)
+        for (name, number, ordered), its in zip(listed, numbers, strict=True)
+    ]
+    for group, its in zip(groups, numbers, strict=True):
+        # Where nothing is out and nothing was lost, the offset says it all.
+        told = (its[:, 0] != its[:, 1]) | (its[:, 2:] != 0).any(axis=1)
+        for number in np.flatnonzero(told).tolist():
+            group.partitions[number].restore_numbers(its[number].tolist())
+    each = numbers.shape[1]
     for row, place in enumerate(columns[prefix + "busy"].tolist()):
-        places[place].restore(numbers[place], {name: parts[row] for name, parts in pieces.items()})
+        group, number = place // each, place % each
+        mine = {name: parts[row] for name, parts in pieces.items()}
+        groups[group].partitions[number].restore(numbers[group, number].tolist(), mine)
     for group in groups:
-        group.is_behind = any(place.behind for place in group.partitions)
+        group.is_behind = any(place.behind for place in group.partitions.made())
     return groups

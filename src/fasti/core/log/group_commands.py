@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fasti.core.commands import Purge, Redrive
 from fasti.core.log import group_events as ge
 from fasti.core.log.commands import CreateGroup, DeleteGroup, DescribeGroups, ListDead, ResetGroup
-from fasti.core.log.group import Group, GroupPartition, Groups
+from fasti.core.log.group import GROUP_BYTES, Group, GroupPartition, Groups
 from fasti.core.log.judging import explain, find_group, judge_dead, locate
 from fasti.core.replies import Done, Messages, Reply
 from fasti.core.state import Topic
@@ -44,6 +44,8 @@ def make_group(
     groups = _groups(topic)
     if len(groups) >= work.limits.groups_max:
         raise Overloaded(f"{topic.name!r} has {work.limits.groups_max} groups already")
+    needed = GROUP_BYTES + len(name) + offsets.nbytes
+    work.state.memory.require(needed, "one more consumer group")
     number = groups.free_number()
     work.emit(ge.GroupMade(work.now_us, topic.number, name, number, int(ordered), offsets))
     return groups.by_number[number]
@@ -51,7 +53,16 @@ def make_group(
 
 def earliest_offsets(topic: Topic) -> Int64s:
     """Where a group begins that nobody told where."""
-    return np.array([log.earliest for log in topic.body.partitions], dtype=np.int64)
+    return _ends(topic)[0]
+
+
+def _ends(topic: Topic) -> tuple[Int64s, Int64s]:
+    """Where each partition of the log begins, and where it ends."""
+    partitions = topic.body.partitions
+    earliest, end = np.zeros((2, len(partitions)), dtype=np.int64)
+    for log in partitions.made():
+        earliest[log.number], end[log.number] = log.earliest, log.next_offset
+    return earliest, end
 
 
 def check_name(work: Work, name: str) -> None:
@@ -98,23 +109,24 @@ def reset_group(work: Work, command: ResetGroup) -> Done:
 
 def _offsets(topic: Topic, wanted: Int64s | int, only: int = -1) -> Int64s:
     """An offset for each partition, checked: where the log has rows, or its end."""
-    logs = topic.body.partitions
+    earliest, end = _ends(topic)
     given = np.asarray(wanted, dtype=np.int64)
     if given.ndim == 0:
-        given = np.full(len(logs), int(given), dtype=np.int64)
-    if len(given) != len(logs):
-        raise InvalidArgument(f"{len(given)} offsets for {len(logs)} partitions", field="offset")
-    offsets = given.copy()
-    for number, log in enumerate(logs):
-        offset = int(given[number])
-        if offset in (EARLIEST, LATEST):
-            offsets[number] = log.earliest if offset == EARLIEST else log.next_offset
-        elif only in (-1, number) and not log.earliest <= offset <= log.next_offset:
-            raise InvalidArgument(
-                f"partition {number} has offsets {log.earliest} to {log.next_offset}, not {offset}",
-                field="offset",
-                limit=log.next_offset,
-            )
+        given = np.full(len(end), int(given), dtype=np.int64)
+    if len(given) != len(end):
+        raise InvalidArgument(f"{len(given)} offsets for {len(end)} partitions", field="offset")
+    offsets = np.where(given == EARLIEST, earliest, np.where(given == LATEST, end, given))
+    outside = (offsets < earliest) | (offsets > end)
+    if only >= 0:
+        outside &= np.arange(len(end)) == only
+    if outside.any():
+        number = int(outside.argmax())
+        raise InvalidArgument(
+            f"partition {number} has offsets {earliest[number]} to {end[number]}, not "
+            f"{given[number]}",
+            field="offset",
+            limit=int(end[number]),
+        )
     return offsets
 
 
@@ -173,7 +185,7 @@ def list_dead(work: Work, command: ListDead) -> Messages:
     number, offset = command.after_id >> SEQUENCE_BITS, (command.after_id & SEQUENCE_MASK) - 1
     if number >= len(group.partitions):
         return _page(work, topic, group, 0, np.zeros(0, dtype=np.int64))
-    dead = group.partitions[number].dead
+    dead = group.partitions.look(number).dead
     positions = dead.after(offset, limit + 1 if command.reason is None else _LOOKED_AT)
     looked_at_all = len(positions) < (limit + 1 if command.reason is None else _LOOKED_AT)
     last = int(dead.take("offset", positions[-1:])[0]) if len(positions) else offset
@@ -196,7 +208,7 @@ def _has_reason(work: Work, reasons: NDArray[Any], text: str) -> NDArray[np.bool
 
 
 def _page(work: Work, topic: Topic, group: Group, number: int, positions: Int64s) -> Messages:
-    dead, log = group.partitions[number].dead, topic.body.partitions[number]
+    dead, log = group.partitions.look(number).dead, topic.body.partitions.look(number)
     count = len(positions)
     none = np.zeros(count, dtype=np.int64)
     offsets = dead.take("offset", positions)

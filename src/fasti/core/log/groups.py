@@ -26,7 +26,7 @@ from fasti.core.lifecycle import Verb
 from fasti.core.log import commands as lo
 from fasti.core.log import group_capsule, group_commands, leasing
 from fasti.core.log import group_events as ge
-from fasti.core.log.group import GROUP_SHIFT, Group, GroupPartition, Groups
+from fasti.core.log.group import GROUP_SHIFT, PLACE_BYTES, Group, GroupPartition, Groups
 from fasti.core.log.turns import LogTurns
 from fasti.core.log.window import ACKED
 from fasti.core.timeline.corrupt import GiveUp
@@ -104,10 +104,13 @@ class LogGroups:
     def trimmed(self, topic: Topic, partition: int, first_offset: int, at_us: int) -> None:
         """A partition begins at this offset now."""
         for group in _groups(topic).by_number.values():
+            if group.partitions.get(partition) is None and group.offset(partition) >= first_offset:
+                continue
             place = group.partitions[partition]
             if place.committed >= first_offset and not place.strays and not place.dead.count:
                 continue
             self._end_leases(place.trim(first_offset, self.memory.reasons))
+            self._changed(group, place)
             if place.behind:
                 group.is_behind = True
                 self.turns.look(topic, group, partition)
@@ -117,12 +120,18 @@ class LogGroups:
     def _find(self, event: Any) -> tuple[Topic, Group, GroupPartition]:
         topic = self.state.topics[event.topic]
         group = _groups(topic).by_number[event.group]
-        return topic, group, group.partitions[event.partition]
+        place = group.partitions[event.partition]
+        if self.memory.undo.active:
+            # Noted first, done last: when all else of the event is taken back.
+            self.memory.undo.note(lambda: self._changed(group, place))
+        return topic, group, place
 
     def _made(self, event: ge.GroupMade, _: int) -> None:
         topic = self.state.topics[event.topic]
-        group = Group(event.group, event.number, bool(event.ordered), event.offsets.tolist())
+        ordered = bool(event.ordered)
+        group = Group(event.group, event.number, ordered, event.offsets, self._note_places)
         _groups(topic).add(group)
+        self.memory.groups_bytes += group.size_bytes
 
     def _dropped(self, event: ge.GroupDropped, _: int) -> None:
         topic = self.state.topics[event.topic]
@@ -145,9 +154,8 @@ class LogGroups:
         )
         tick = self.state.tick
         leases.arm(held, tick + event.length_us, tick + topic.settings.hold_us)
-        before = place.size_bytes
         place.hand_out(event.offset, held)
-        self._resized(place, before)
+        self._changed(group, place)
 
     def _resumed(self, event: ge.GroupResumed, _: int) -> None:
         place = self._find(event)[2]
@@ -178,9 +186,8 @@ class LogGroups:
     def _acked(self, event: ge.GroupAcked, _: int) -> None:
         topic, group, place = self._find(event)
         self._close_leases(place, event.offset)
-        before = place.size_bytes
         place.finish(event.offset, ACKED, self.memory.undo)
-        self._resized(place, before)
+        self._changed(group, place)
         self.turns.finished(topic, group, event.partition)
 
     def _returned(self, event: ge.GroupReturned, _: int) -> None:
@@ -188,6 +195,7 @@ class LogGroups:
         self._close_leases(place, event.offset)
         uncount = event.verb == Verb.RELEASE
         place.give_back(event.offset, event.due_us, uncount, self.memory.undo)
+        self._changed(group, place)
         self.turns.returned(topic, group, event.partition, lowest(event.due_us))
 
     def _died(self, event: ge.GroupDied, _: int) -> None:
@@ -195,30 +203,28 @@ class LogGroups:
         self._close_leases(place, event.offset)
         reasons = self.memory.reasons
         reason = reasons.number(event.reason)
-        before = place.size_bytes
         place.bury(event.offset, reason, event.at_us, reasons, self.memory.undo)
-        self._resized(place, before)
+        self._changed(group, place)
         self.turns.finished(topic, group, event.partition)
 
     def _set(self, event: ge.GroupSet, _: int) -> None:
         topic, group, place = self._find(event)
-        before = place.size_bytes
         self._end_leases(place.reset(event.offset, self.memory.reasons))
-        self._resized(place, before)
-        group.is_behind = any(each.behind for each in group.partitions)
+        self._changed(group, place)
+        group.is_behind = any(each.behind for each in group.partitions.made())
         self.turns.look(topic, group, event.partition)
 
     def _revived(self, event: ge.GroupRevived, _: int) -> None:
         topic, group, place = self._find(event)
         place.unbury(event.offset, self.memory.reasons, self.memory.undo)
-        before = place.size_bytes
         place.revive(event.offset, event.due_us)
-        self._resized(place, before)
+        self._changed(group, place)
         self.turns.returned(topic, group, event.partition, lowest(event.due_us))
 
     def _purged(self, event: ge.GroupPurged, _: int) -> None:
-        place = self._find(event)[2]
+        group, place = self._find(event)[1:]
         place.unbury(event.offset, self.memory.reasons, self.memory.undo)
+        self._changed(group, place)
 
     def _close_leases(self, place: GroupPartition, offsets: Int64s) -> None:
         leases, consumers = self.memory.leases, self.memory.consumers
@@ -241,13 +247,22 @@ class LogGroups:
             self.memory.consumers.unuse_all(self.memory.leases.consumer[held])
             self.memory.leases.close(held)
 
-    def _resized(self, place: GroupPartition, before: int) -> None:
-        self.memory.groups_bytes += place.size_bytes - before
+    def _changed(self, group: Group, place: GroupPartition) -> None:
+        """Counts what the place takes, and what it adds to the group's sums, anew."""
+        group.count(place)
+        size_bytes = place.size_bytes
+        self.memory.groups_bytes += size_bytes - place.counted_bytes
+        place.counted_bytes = size_bytes
+
+    def _note_places(self, count: int) -> None:
+        self.memory.groups_bytes += count * PLACE_BYTES
 
     def _forget(self, group: Group) -> None:
-        for place in group.partitions:
+        for place in group.partitions.made():
             place.forget_dead(self.memory.reasons)
-            self.memory.groups_bytes -= place.size_bytes
+            self.memory.groups_bytes -= place.counted_bytes
+        group.partitions.clear()
+        self.memory.groups_bytes -= group.size_bytes
 
     # A topic's life
 
@@ -269,7 +284,7 @@ class LogGroups:
 
     def counts(self, topic: Topic) -> dict[str, int]:
         """What `Count` tells besides the number of rows."""
-        places = [p for group in _groups(topic).by_number.values() for p in group.partitions]
+        places = [p for group in _groups(topic).by_number.values() for p in group.partitions.made()]
         return {
             "leased": sum(place.leased for place in places),
             "dead": sum(place.dead.count for place in places),
@@ -329,11 +344,13 @@ class LogGroups:
 
     def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
         """Back from `capture`."""
-        for group in group_capsule.restore(topic.number, described, columns):
+        captured = group_capsule.restore(topic.number, described, columns, self._note_places)
+        for group in captured:
             _groups(topic).add(group)
-            for place in group.partitions:
+            self.memory.groups_bytes += group.size_bytes
+            for place in group.partitions.made():
                 place.count_reasons(self.memory.reasons)
-                self._resized(place, 0)
+                self._changed(group, place)
 
     def start(self, tick: int) -> None:
         """Replay is over."""

@@ -68,8 +68,8 @@ def locate(topic: Topic, group: Group, ids: Int64s, reply: Reply) -> Iterator[Gr
             reply.status[rows] = Outcome.NOT_FOUND
             reply.versions[rows] = 0
         elif len(sequences):
-            log = topic.body.partitions[number]
-            yield GroupPiece(number, group.partitions[number], log, rows, sequences - 1)
+            place, log = group.partitions.look(number), topic.body.partitions.look(number)
+            yield GroupPiece(number, place, log, rows, sequences - 1)
 
 
 def judge_lease(leases: LeaseTable, piece: GroupPiece, tokens: Int64s) -> UInt8s:

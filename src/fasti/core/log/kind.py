@@ -24,11 +24,18 @@ from fasti.core.events import Event
 from fasti.core.kind import Apply, Columns, Handler, Kind
 from fasti.core.log import append, reading
 from fasti.core.log.body import Log, log_of, partition_of
-from fasti.core.log.commands import DescribeLog, FindOffset, LogsInstalled, ReadLog, Truncate
+from fasti.core.log.commands import (
+    DescribeLog,
+    FindOffset,
+    LogsInstalled,
+    ReadLog,
+    SumLog,
+    Truncate,
+)
 from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.log.group import GROUP_SHIFT
 from fasti.core.log.groups import LogGroups
-from fasti.core.log.partition import LogTail
+from fasti.core.log.partition import LOG_PARTITION_BYTES, NO_ROWS, LogPartition, LogTail
 from fasti.core.log.retention import Retention
 from fasti.core.replies import Counts, Done
 from fasti.core.state import Topic
@@ -61,6 +68,7 @@ class LogKind(Kind):
             ReadLog: reading.read,
             FindOffset: reading.find,
             DescribeLog: reading.describe,
+            SumLog: reading.sum_up,
             **self.groups.handlers(),
         }
 
@@ -96,7 +104,7 @@ class LogKind(Kind):
 
     def _count(self, work: Work, command: Count) -> Counts:
         topic = work.topic(command.topic)
-        rows = sum(len(partition) for partition in log_of(topic).partitions)
+        rows = sum(len(partition) for partition in log_of(topic).partitions.made())
         words = ("scheduled", "ready", "leased", "dead", "staged", "done", "cancelled")
         states = dict.fromkeys(words, 0) | {"ready": rows}
         return Counts(states | self.groups.counts(topic), work.state.next_frame - 1)
@@ -110,8 +118,14 @@ class LogKind(Kind):
         undo = self.state.memory.undo
         if undo.active:
             mark = partition.mark()
-            undo.note(lambda: partition.restore_mark(mark))
+
+            def take_back() -> None:
+                partition.restore_mark(mark)
+                self._changed(topic, partition)
+
+            undo.note(take_back)
         partition.append(frame, event.row, event.at_us, event.size_bytes, topic.settings)
+        self._changed(topic, partition)
         # Not taken back with a transaction: who looks finds nothing to do.
         self._retention.look_after(topic, partition)
         self.groups.grown(topic, event.partition)
@@ -121,13 +135,26 @@ class LogKind(Kind):
         partition = log_of(topic).partitions[event.partition]
         log_of(topic).dropped[event.why] += event.first_offset - partition.earliest
         self.trimmed_bytes += partition.trim(event.first_offset)
+        self._changed(topic, partition)
         self.groups.trimmed(topic, event.partition, event.first_offset, event.at_us)
+
+    def _changed(self, topic: Topic, partition: LogPartition) -> None:
+        """Counts what the partition takes, and what it adds to the log's sums, anew."""
+        log_of(topic).count(partition)
+        size_bytes = partition.size_bytes
+        self.state.memory.logs_bytes += size_bytes - partition.counted_bytes
+        partition.counted_bytes = size_bytes
 
     # A topic's life
 
     def make(self, topic: Topic) -> None:
         """Empty partitions."""
-        topic.body = Log(topic.settings.partitions)
+        memory = self.state.memory
+
+        def note(count: int) -> None:
+            memory.topics_bytes += count * LOG_PARTITION_BYTES
+
+        topic.body = Log(topic.settings.partitions, note)
         self.groups.make(topic)
 
     def changed(self, topic: Topic) -> None:
@@ -139,8 +166,10 @@ class LogKind(Kind):
         """The topic is being deleted."""
         self._retention.forget(topic)
         partitions = log_of(topic).partitions
-        self.trimmed_bytes += sum(partition.segments.size_bytes for partition in partitions)
+        self.trimmed_bytes += sum(p.segments.size_bytes for p in partitions.made())
         self.groups.drop(topic)
+        self.state.memory.logs_bytes -= sum(p.counted_bytes for p in partitions.made())
+        partitions.clear()
 
     def forget(self, topic: Topic) -> None:
         """Session state of groups."""
@@ -211,7 +240,7 @@ class LogKind(Kind):
         tails = {}
         for topic in self.state.topics.values():
             if topic.kind is self:
-                for partition in log_of(topic).partitions:
+                for partition in log_of(topic).partitions.made():
                     tail = partition.tail()
                     if tail is not None:
                         tails[topic.number, partition.number] = tail
@@ -222,21 +251,27 @@ class LogKind(Kind):
         if topic is not None:
             partition = log_of(topic).partitions[command.partition]
             partition.install(command.from_offset, command.upto_offset, command.blocks)
+            self._changed(topic, partition)
         return Done()
 
     def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
         """Where each partition begins and ends, its segments, and its groups."""
+        partitions = log_of(topic).partitions
+        described = [NO_ROWS] * len(partitions)
+        for partition in partitions.made():
+            described[partition.number] = partition.capture()
         return {
-            "partitions": [partition.capture() for partition in log_of(topic).partitions],
+            "partitions": described,
             "groups": self.groups.capture(topic, columns),
         }
 
     def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
         """Back from `capture`; where rows lie is told by the manifest."""
         partitions = log_of(topic).partitions
-        for partition, values in zip(partitions, described["partitions"], strict=True):
-            partition.restore(values)
-            self._retention.look_after(topic, partition)
+        for number, values in enumerate(described["partitions"]):
+            if values != NO_ROWS:
+                partitions[number].restore(values)
+                self._retention.look_after(topic, partitions[number])
         self.groups.restore(topic, described["groups"], columns)
 
     def start(self, tick: int) -> None:
@@ -244,4 +279,6 @@ class LogKind(Kind):
         for topic in self.state.topics.values():
             if topic.kind is self:
                 log_of(topic).dropped.clear()
+                for partition in log_of(topic).partitions.made():
+                    self._changed(topic, partition)
         self.groups.start(tick)

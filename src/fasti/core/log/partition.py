@@ -30,6 +30,15 @@ UInt16s = NDArray[np.uint16]
 WrittenBlock = tuple[int, int, int, int, int]
 
 PIECES_MAX = 1024
+# The objects that a partition is made of, about, before it has many pieces.
+LOG_PARTITION_BYTES = 3 << 10
+# What a piece takes at most, with room for more of them and its share of a segment; and each row of
+# one that is not a range of its frame.
+APPENDED_BYTES = 256
+SCATTERED_ROW_BYTES = 2
+_SEGMENT_BYTES = 256
+# What `capture` says of a partition that never had a row.
+NO_ROWS: dict[str, Any] = {"earliest": 0, "next": 0, "segments": []}
 _COLUMNS = ("first", "location", "from_us", "to_us")
 
 
@@ -46,11 +55,29 @@ class LogPartition:
         # What is not trimmed of the columns is [begin, end).
         self._columns = {name: np.zeros(16, dtype=np.int64) for name in _COLUMNS}
         self._begin = self._end = 0
+        # What it took when it was last counted into the memory budget; and its share of its log's
+        # sums: where it begins and ends, and its bytes.
+        self.counted_bytes = 0
+        self.counted = 0, 0, 0
+        self._scattered_rows = 0
         # By first offset, for pieces whose rows are not a range of their frame.
         self._scattered: dict[int, UInt16s] = {}
 
     def __len__(self) -> int:
         return self.next_offset - self.earliest
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes beside its objects: pieces and segments."""
+        pieces = len(_COLUMNS) * self._columns["first"].nbytes
+        scattered = self._scattered_rows * SCATTERED_ROW_BYTES + len(self._scattered) * 256
+        return pieces + scattered + len(self.segments) * _SEGMENT_BYTES
+
+    def _unscatter(self, first: int) -> None:
+        """A piece is gone."""
+        rows = self._scattered.pop(first, None)
+        if rows is not None:
+            self._scattered_rows -= len(rows)
 
     # Appending
 
@@ -60,6 +87,7 @@ class LogPartition:
         """Rows of a frame are the next offsets."""
         if not is_range(rows):
             self._scattered[self.next_offset] = rows.astype(np.uint16)
+            self._scattered_rows += len(rows)
         self.segments.grow(self.next_offset, at_us, size_bytes, settings)
         self._add_piece(self.next_offset, int(in_frame(frame, int(rows[0]))), at_us, at_us)
         self.next_offset += len(rows)
@@ -72,7 +100,7 @@ class LogPartition:
         """The append after `mark` never was."""
         self.next_offset, segments = mark
         self._end -= 1
-        self._scattered.pop(self.next_offset, None)
+        self._unscatter(self.next_offset)
         self.segments.restore_mark(segments)
 
     # Trimming
@@ -91,7 +119,7 @@ class LogPartition:
             gone = self._begin + self._piece_of(first_offset)
         if self._scattered:
             for first in self._columns["first"][self._begin : gone].tolist():
-                self._scattered.pop(first, None)
+                self._unscatter(first)
         self._begin = gone
         if self._begin == self._end:
             self._begin = self._end = 0
@@ -217,7 +245,7 @@ class LogPartition:
             begin = int(np.searchsorted(firsts, from_offset))
         end = int(np.searchsorted(firsts, upto_offset))
         for first in firsts[begin:end].tolist():
-            self._scattered.pop(first, None)
+            self._unscatter(first)
         alive = [block for block in blocks if block[0] + block[1] > self.earliest]
         written = dict(zip(_COLUMNS, _columns_of(alive), strict=True))
         for name in _COLUMNS:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fasti.core.commands import Get
 from fasti.core.log.body import log_of, partition_of
-from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, ReadLog
+from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, LogSums, ReadLog, SumLog
 from fasti.core.log.partition import LogPartition
 from fasti.core.replies import Done, Messages
 from fasti.core.timeline.reads import READY
@@ -55,6 +55,18 @@ def describe(work: Work, command: DescribeLog) -> Done:
     return Done([describe_partition(partition) for partition in partitions])
 
 
+def sum_up(work: Work, command: SumLog) -> Done:
+    """The log and its groups in sums, which are kept up with every event."""
+    topic = work.topic(command.topic)
+    log = log_of(topic)
+    groups = {
+        group.name: (log.end - group.sums.next + group.sums.unfinished, group.sums)
+        for group in log.groups.by_number.values()
+    }
+    numbers = log.earliest, log.end, log.size_bytes
+    return Done(LogSums(len(log.partitions), *numbers, dict(log.dropped), groups))
+
+
 def get(work: Work, command: Get) -> Messages:
     """Where rows lie now, by id: a delivery's may have moved."""
     topic = work.topic(command.topic)
@@ -70,7 +82,7 @@ def get(work: Work, command: Get) -> Messages:
     for number in np.unique(numbers).tolist():
         if not 0 <= number < len(partitions):
             continue
-        partition = partitions[number]
+        partition = partitions.look(number)
         mine = np.flatnonzero(numbers == number)
         wanted = offsets[mine]
         status[mine[(wanted >= 0) & (wanted < partition.earliest)]] = Outcome.GONE

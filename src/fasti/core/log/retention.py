@@ -44,12 +44,12 @@ class Retention:
     def changed(self, topic: Topic) -> None:
         """The topic has new settings: what was planned is void."""
         self.forget(topic)
-        for partition in log_of(topic).partitions:
+        for partition in log_of(topic).partitions.made():
             self.look_after(topic, partition)
 
     def forget(self, topic: Topic) -> None:
         """The topic goes."""
-        for partition in log_of(topic).partitions:
+        for partition in log_of(topic).partitions.made():
             self._planned.pop((topic.number, partition.number), None)
             self._grown.pop((topic.number, partition.number), None)
 

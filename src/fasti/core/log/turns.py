@@ -56,9 +56,9 @@ class _Waiters:
 
     __slots__ = ("line", "planned", "ready")
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: list[int]) -> None:
         self.line = Line()
-        self.ready: dict[int, None] = dict.fromkeys(range(partitions))
+        self.ready: dict[int, None] = dict.fromkeys(partitions)
         # By partition: when it will be ready by itself.
         self.planned: dict[int, int] = {}
 
@@ -100,7 +100,7 @@ class LogTurns:
         comes_new = join(work, topic, command, line)
         if group is None:
             group = make_group(work, topic, command.group, earliest_offsets(topic))
-        waiters = self._add(key, line, len(group.partitions))
+        waiters = self._add(key, line, topic.body.partitions.numbers())
         self._lines_of.setdefault(command.session, set()).add(key)
         if line.is_doubted(command.session):
             held = topic.kind.count_held(topic, command.consumer, key[1])
@@ -115,7 +115,7 @@ class LogTurns:
             self._due[key] = None
         return Done()
 
-    def _add(self, key: Key, line: Line, partitions: int) -> _Waiters:
+    def _add(self, key: Key, line: Line, partitions: list[int]) -> _Waiters:
         waiters = self._waiters.get(key)
         if waiters is None:
             waiters = self._waiters[key] = _Waiters(partitions)
@@ -254,8 +254,8 @@ class LogTurns:
         if topic is None:
             return Done()
         for group in topic.body.groups.by_number.values():
-            place = group.partitions[command.partition]
-            if place.order is not None:
+            place = group.partitions.get(command.partition)
+            if place is not None and place.order is not None:
                 place.order.load(command.first_offset, command.hashes, place.committed)
                 if len(command.hashes):
                     self.look(topic, group, command.partition)
@@ -424,7 +424,7 @@ def deleted(name: str) -> Gone:
 
 def _behind(topic: Topic, group: Group) -> Gone:
     """What consumers of a group are told that lost rows."""
-    number = next(n for n, place in enumerate(group.partitions) if place.behind)
+    number = next(n for n in group.partitions.numbers() if group.partitions[n].behind)
     place, earliest = group.partitions[number], topic.body.partitions[number].earliest
     return Gone(
         f"group {group.name!r} is behind: {place.behind} rows of partition {number} of "

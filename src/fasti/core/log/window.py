@@ -28,9 +28,9 @@ Slots = Int64s | slice
 WINDOW_ROWS = 1 << 20
 
 WAITING, LEASED, ACKED, DEAD, NOWHERE = (np.uint8(code) for code in range(5))
-_ROWS_MIN = 4_096
+_ROWS_MIN = 256
 # Columns longer than this are given back when nothing is out.
-_ROWS_KEPT = 65_536
+_ROWS_KEPT = 1_024
 _SCANNED_ROWS = 4_096
 _COLUMNS: dict[str, type[np.generic]] = {
     "state": np.uint8,
@@ -39,6 +39,13 @@ _COLUMNS: dict[str, type[np.generic]] = {
     # When a row that was given back may go out again. Says nothing about others.
     "due": np.int64,
 }
+# Nobody's slot alone: all windows without rows share it.
+_NOTHING = {
+    name: np.full(1, NOWHERE if name == "state" else 0, dtype=kind)
+    for name, kind in _COLUMNS.items()
+}
+for _column in _NOTHING.values():
+    _column.flags.writeable = False
 _ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 
 
@@ -71,8 +78,8 @@ class Window:
     def clear(self, offset: int) -> None:
         """Nothing is out, and nothing was: it begins here."""
         self.committed = self.next = self._base = offset
-        for name, kind in _COLUMNS.items():
-            setattr(self, name, np.full(1, NOWHERE if name == "state" else 0, dtype=kind))
+        for name, column in _NOTHING.items():
+            setattr(self, name, column)
         # Slots of strays, by offset; the window begins at slot `_room`.
         self.strays: dict[int, int] = {}
         self.free_strays: list[int] = []

@@ -212,11 +212,10 @@ class PriorityKind(TimelineKind):
 
     def make(self, topic: Topic) -> None:
         """Partitions that rank."""
-        settings = topic.settings
-        topic.partitions = [
-            PriorityPartition(self.state.memory, topic.number, number, settings.age_step_us)
-            for number in range(settings.partitions)
-        ]
+        memory, age_step_us = self.state.memory, topic.settings.age_step_us
+        topic.partitions = self.make_partitions(
+            topic, lambda topic, number: PriorityPartition(memory, topic, number, age_step_us)
+        )
 
     def handlers(self) -> dict[type, Handler]:
         """What a timeline understands, and other priorities."""

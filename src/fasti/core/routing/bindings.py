@@ -11,7 +11,7 @@ from fasti.core import events as ev
 from fasti.core.replies import Done
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 from fasti.core.routing.subjects import check_pattern
-from fasti.core.state import Topic
+from fasti.core.state import BINDING_BYTES, Topic
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, NotFound
 
@@ -46,6 +46,7 @@ def bind(work: Work, command: Bind) -> Done:
         raise InvalidArgument(
             f"a topic has at most {limit} bindings", field="bindings_max", limit=limit
         )
+    work.state.memory.require(BINDING_BYTES + len(command.pattern), "one more binding")
     _change(work, topic, [*topic.bindings, pair])
     return Done(True)
 

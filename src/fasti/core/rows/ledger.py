@@ -42,6 +42,10 @@ class LedgerView:
     next_sequence: int
 
 
+# Of a partition that never had any.
+NO_ROWS = LedgerView(0, np.zeros(1, dtype=np.int32), (), 1)
+
+
 class Ledger:
     """Sequences to slots. Slot 0 (of the null frame) stands for "no such row"."""
 

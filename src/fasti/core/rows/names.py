@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fasti.core.columns.reductions import every
 
 # What a name costs beside its own bytes, about.
-_NAME_BYTES = 128
+_NAME_BYTES = 192
 LEFT_OUT = "(not kept: there are too many different reasons)"
 
 
@@ -23,7 +23,7 @@ class Names:
     """Names to numbers and back. Numbers mean nothing outside this process."""
 
     def __init__(self, bytes_max: int | None = None) -> None:
-        self._bytes_max, self._bytes = bytes_max, 0
+        self._bytes_max, self.size_bytes = bytes_max, 0
         self._numbers: dict[str, int] = {"": 0}
         self._names: list[str | None] = [""]
         self._uses: list[int] = [0]
@@ -34,11 +34,11 @@ class Names:
         known = self._numbers.get(name)
         if known is not None:
             return known
-        if self._bytes_max is not None:
-            size = _size(name)
-            if self._bytes + size > self._bytes_max and name != LEFT_OUT:
+        size = _size(name)
+        if self._bytes_max is not None and self.size_bytes + size > self._bytes_max:
+            if name != LEFT_OUT:
                 return self.number(LEFT_OUT)
-            self._bytes += size
+        self.size_bytes += size
         if self._free:
             number = self._free.pop()
             self._names[number], self._uses[number] = name, 0
@@ -77,8 +77,7 @@ class Names:
         if number and not self._uses[number]:
             name = self.name(number)
             del self._numbers[name]
-            if self._bytes_max is not None:
-                self._bytes -= _size(name)
+            self.size_bytes -= _size(name)
             self._names[number] = None
             self._free.append(number)
 
@@ -97,8 +96,7 @@ class Names:
             self._uses.append(0)
             if name:
                 self._numbers[name] = number
-                if self._bytes_max is not None:
-                    self._bytes += _size(name)
+                self.size_bytes += _size(name)
             else:
                 self._free.append(number)
 

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 Int64s = NDArray[np.int64]
 
 _CHUNK_ROWS = 65_536
+_CHUNK_ROWS_MIN = 64
+# What is remembered of a message.
+_ROW_BYTES = 17
 
 
 class _Chunk:
@@ -62,7 +65,7 @@ class Outcomes:
         self.remembered += len(sequences)
         while len(sequences):
             if not self._chunks or self._chunks[-1].filled == _CHUNK_ROWS:
-                self._chunks.append(_Chunk(min(_CHUNK_ROWS, max(1024, self.remembered))))
+                self._chunks.append(_Chunk(min(_CHUNK_ROWS, max(_CHUNK_ROWS_MIN, self.remembered))))
             chunk = self._chunks[-1]
             room = len(chunk.sequence) - chunk.filled
             if not room:
@@ -82,6 +85,14 @@ class Outcomes:
             count -= removed
             if not chunk.filled:
                 self._chunks.pop()
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes: full chunks, and the last one, which grows."""
+        if not self._chunks:
+            return 0
+        room = len(self._chunks[-1].sequence) - self._chunks[-1].filled
+        return (self.remembered + room) * _ROW_BYTES
 
     def find(self, sequences: Int64s, since_us: int) -> tuple[NDArray[np.uint8], Int64s]:
         """State and time of each (0 where forgotten), counting only what finished since then."""

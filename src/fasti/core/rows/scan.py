@@ -37,7 +37,7 @@ class Scan:
         self, snapshot: Snapshot, topic: int, partition: int, first: int, until: int | None
     ) -> None:
         self._snapshot = snapshot
-        self._view = view = snapshot.ledgers[topic, partition]
+        self._view = view = snapshot.view(topic, partition)
         self._first = max(0, first)
         self._until = view.next_sequence if until is None else min(until, view.next_sequence)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fasti.core.delivery.leases import LeaseView
 from fasti.core.rows.arena import FRAME_BITS, FRAME_ROWS, PACKED_ID, STATE_MASK, Arena
-from fasti.core.rows.ledger import LedgerView
+from fasti.core.rows.ledger import NO_ROWS, LedgerView
 from fasti.errors import Gone
 from fasti.model import State, TopicSettings
 
@@ -58,6 +58,10 @@ class Snapshot:
         self._shared[self._frames] = True
         arena.pin(self, self._frames)
 
+    def view(self, topic: int, partition: int) -> LedgerView:
+        """Where a partition's rows stood; nowhere, if it had none yet."""
+        return self.ledgers.get((topic, partition), NO_ROWS)
+
     def shares(self, frame: int) -> bool:
         """Whether a write to this frame would change what the snapshot shows."""
         return bool(self._shared[frame])
@@ -80,7 +84,7 @@ class Snapshot:
         `last` promises that nobody reads them again: a frame that was read is let go at once, so
         that the sequencer needn't copy it any more.
         """
-        view = self.ledgers[topic, partition]
+        view = self.view(topic, partition)
         for page, frame in enumerate(view.frames.tolist(), start=view.base_page):
             if frame > 0:
                 first = page << FRAME_BITS
@@ -98,7 +102,7 @@ class Snapshot:
 
     def page(self, topic: int, partition: int, first: int, last: int) -> Columns:
         """The rows whose sequence lies in [first, last], in order."""
-        view = self.ledgers[topic, partition]
+        view = self.view(topic, partition)
         return read_range(view, self._live_rows, first, last)
 
     def copy(self, frames: Sequence[int], names: Sequence[str]) -> Columns:

@@ -143,6 +143,7 @@ class SinkBook:
 
     def _take(self, stage: Stage, event: Any, count: int) -> list[StagedRows]:
         taken = stage.take(count)
+        self._state.count_stage(stage)
         assert len(taken) == 1, "rows of one batch"
         assert taken[0].partition == event.partition, "the stage's next rows"
         return taken
@@ -150,6 +151,7 @@ class SinkBook:
     def _carried(self, event: SinkCarried, _: int) -> None:
         stage = self._state.stages[event.stage]
         stage.take(1)
+        self._state.count_stage(stage)
         partition = self._state.partition(event)
         sequence = np.array([event.sequence], dtype=np.int64)
         partition.finish(sequence, partition.ledger.slots(sequence), Verb.DROP, event.at_us)

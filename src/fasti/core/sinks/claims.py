@@ -147,7 +147,8 @@ def take_back(state: ShardState, claim: Claim, rows_max: int = CLAIMED_PER_CALL)
         made = claim._made.pop()
         rows_max -= len(made.hashes)
         topic = state.topics.get(made.partition.topic)
-        if topic is not None and made.partition in topic.partitions:
+        number = made.partition.number
+        if topic is not None and topic.partitions.get(number) is made.partition:
             given = made.hashes[:, 0] != 0
             made.partition.unclaim_keys(made.hashes[given], made.before[given])
     if claim._made:

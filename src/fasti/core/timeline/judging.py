@@ -68,7 +68,7 @@ def locate(topic: Topic, target: Target, reply: Reply) -> list[Piece]:
         if not 0 <= number < len(topic.partitions):
             reply.status[rows] = Outcome.NOT_FOUND
             continue
-        partition = topic.partitions[number]
+        partition = topic.partitions.look(number)
         slots = partition.ledger.slots(sequences)
         found.append(Piece(partition, rows, sequences, slots, partition.states(slots)))
     return found
@@ -80,14 +80,14 @@ def _find_keys(
     keys = target.keys
     assert keys is not None
     if len(topic.partitions) == 1:
-        sequences = topic.partitions[0].find_keys(keys.hashes)
+        sequences = topic.partitions.look(0).find_keys(keys.hashes)
         reply.ids[:] = sequences
         return [(0, slice(None), sequences)]
     numbers = keys.partitions(len(topic.partitions))
     pieces: list[tuple[int, NDArray[np.intp] | slice, Int64s]] = []
     for number in np.unique(numbers).tolist():
         rows = np.flatnonzero(numbers == number)
-        sequences = topic.partitions[number].find_keys(keys.hashes[rows])
+        sequences = topic.partitions.look(number).find_keys(keys.hashes[rows])
         reply.ids[rows] = np.where(sequences > 0, sequences | number << SEQUENCE_BITS, 0)
         pieces.append((number, rows, sequences))
     return pieces

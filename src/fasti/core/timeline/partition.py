@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasti.core import lifecycle
 from fasti.core.calendar.histogram import BUCKET_US, Histogram
-from fasti.core.calendar.ready import Ready
+from fasti.core.calendar.ready import ENTRY_BYTES, Ready
 from fasti.core.calendar.wheel import Calendar
 from fasti.core.columns import codes
 from fasti.core.columns.hashing import UInt64s
@@ -39,6 +39,8 @@ HandedOut = tuple[Int64s, Int64s, Int64s]
 Holds = Callable[[Int64s, Int64s], NDArray[np.bool_]]
 
 FOREVER = (1 << 62) - 1
+# The objects that a partition is made of, about, before they hold anything.
+PARTITION_BYTES = 6 << 10
 NOBODY = np.zeros(0, dtype=np.int64)
 _STALE_MIN = 65_536
 # What begins anew has no moment any more, and what is dead has that of its death.
@@ -58,7 +60,7 @@ class Partition:
         self.topic, self.number = topic, number
         self.ledger = Ledger(memory.arena)
         self.keys = HashIndex(self.keeps_key, wide=True)
-        self.calendar = Calendar()
+        self.calendar = Calendar(memory.epoch)
         self.ready = Ready()
         self.histogram = Histogram()
         self.outcomes = Outcomes()
@@ -73,6 +75,8 @@ class Partition:
         # Rows of runs due before this are in memory; the cursor never passes it.
         self.loaded_until_us = FOREVER
         self.loading = False
+        # What the time index and outcomes took when they were last counted into the memory budget.
+        self._index_bytes = self._outcomes_bytes = 0
 
     # Finding rows
 
@@ -136,7 +140,20 @@ class Partition:
         self._count(State.NONE, state, len(due))
         if state == State.SCHEDULED:
             self.schedule(sequences, slots, due)
+        self._resized()
         return sequences
+
+    def _resized(self) -> None:
+        """Counts what it takes anew: once a batch, so some more or less is not counted at once."""
+        entries = self.calendar.entries * 8 + self._line_entries() * ENTRY_BYTES
+        if self.expiries is not None:
+            entries += self.expiries.entries * 8
+        index = entries + self.histogram.size_bytes + self.ledger.size_bytes
+        outcomes = self.outcomes.size_bytes
+        memory = self._memory
+        memory.index_bytes += index - self._index_bytes
+        memory.outcomes_bytes += outcomes - self._outcomes_bytes
+        self._index_bytes, self._outcomes_bytes = index, outcomes
 
     def write(self, slots: Int64s, **values: Any) -> None:
         """Sets columns of rows."""
@@ -404,6 +421,11 @@ class Partition:
 
     def tidy(self) -> bool:
         """Gives memory back, a bounded piece a call; True if there may be more."""
+        more = self._tidy()
+        self._resized()
+        return more
+
+    def _tidy(self) -> bool:
         more = self.ledger.tidy()
         if self.keys.is_rebuilding:
             before_bytes = self.keys.size_bytes
@@ -471,6 +493,7 @@ class Partition:
             self.counts += np.bincount(states, minlength=8) * (np.arange(8) != State.NONE)
             self.histogram.add(self.arena.due[rows][states == State.SCHEDULED])
         self._memory.keys_bytes += self.keys.size_bytes
+        self._resized()
 
     def release(self) -> None:
         """The topic is gone: so are all its rows."""
@@ -484,6 +507,10 @@ class Partition:
             self._memory.reasons.unuse_all(self.arena.lease[rows][named])
         self.ledger.release()
         self._memory.keys_bytes -= self.keys.size_bytes
+        self._memory.index_bytes -= self._index_bytes
+        self._memory.outcomes_bytes -= self._outcomes_bytes
+        # It may still be noted as one that has memory to give back.
+        self._memory.untidy.discard(self)
 
     # The rules
 

@@ -16,9 +16,8 @@ from fasti.core import events as ev
 from fasti.core.columns.hashing import UInt64s, repeated_keys
 from fasti.core.commands import EndProducer, Expires, Produce, Staging
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced
-from fasti.core.producers import Producer
+from fasti.core.producers import PRODUCER_BYTES, Producer
 from fasti.core.replies import Done, Reply
-from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE
 from fasti.core.rows.location import ROWS_MAX
 from fasti.core.sinks.deciding import check_room
 from fasti.core.sinks.events import SinkStageOpened
@@ -27,7 +26,7 @@ from fasti.core.timeline.judging import Piece, blank, explain
 from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, NotFound, Overloaded, UnknownProducer
-from fasti.model import SECOND_US, SEQUENCE_BITS, OnConflict, Outcome, State
+from fasti.model import MINUTE_US, SEQUENCE_BITS, OnConflict, Outcome, State
 
 Int64s = NDArray[np.int64]
 UInt16s = NDArray[np.uint16]
@@ -96,13 +95,7 @@ def _check(work: Work, topic: Topic, command: Produce) -> None:
     if len(command.owner.encode()) > work.limits.name_bytes_max:
         raise InvalidArgument("the owner's name is too long", field="owner")
     # Half a batch must not be refused: there is room for all of it, on any partition, or none.
-    memory = work.state.memory
-    frames = (len(command.rows) >> FRAME_BITS) + 2 * len(topic.partitions) + FRAMES_SPARE
-    left_bytes = memory.budget_bytes - memory.used_bytes
-    if frames > min(memory.arena.frames_left, left_bytes // FRAME_BYTES):
-        raise Overloaded(
-            "the memory budget for pending messages is spent", retry_after_us=SECOND_US
-        )
+    work.state.memory.require_rows(len(command.rows), len(topic.partitions))
     if command.stage:
         _check_stage(work, topic, command)
 
@@ -168,6 +161,7 @@ def known_batch(work: Work, command: Produce) -> Reply | None:
                 "told from one that was sent before",
                 details={"producer": command.producer},
             )
+        _check_producers(work, command)
         return None
     if number == producer.last_sequence + 1:
         return None
@@ -183,13 +177,24 @@ def _duplicate(producer: Producer, number: int, count: int) -> Reply:
     reply = blank(count)
     reply.sent_before = True
     receipt = producer.find(number)
-    if receipt is None or len(receipt.ids) != count:
+    if receipt is None or receipt.rows != count:
         reply.status[:] = Outcome.DUPLICATE
         return reply
-    reply.status[:] = receipt.status
-    reply.ids[:] = receipt.ids
-    reply.versions[:] = receipt.versions
+    reply.status[:], reply.ids[:], reply.versions[:] = receipt.answers()
     return reply
+
+
+def _check_producers(work: Work, command: Produce) -> None:
+    """One more can be remembered."""
+    producers = work.state.producers
+    if not producers.has_room(work.now_us):
+        raise Overloaded(
+            f"{producers.count_max} producers sent batches within the last hour, and no more are "
+            "remembered (limits.producers_max); use one producer for many batches",
+            retry_after_us=MINUTE_US,
+            details={"producers": len(producers)},
+        )
+    work.state.memory.require(PRODUCER_BYTES + len(command.producer), "one more producer")
 
 
 def end_producer(work: Work, command: EndProducer) -> Done:

@@ -118,7 +118,7 @@ def count(work: Work, command: Count) -> Counts:
     totals = np.zeros(8, dtype=np.int64)
     ready = 0
     oldest: list[int] = []
-    for partition in topic.partitions:
+    for partition in topic.partitions.made():
         while work.change_hints(partition.advance, work.now_us):
             pass
         totals += partition.counts
@@ -158,7 +158,7 @@ def forecast(work: Work, command: Forecast) -> Buckets:
         )
     found = [
         partition.histogram.between(command.from_us, command.to_us, command.bucket_us)
-        for partition in topic.partitions
+        for partition in topic.partitions.made() or [topic.partitions.look(0)]
     ]
     starts = np.concatenate([start for start, _ in found])
     counts = np.concatenate([number for _, number in found])
@@ -182,12 +182,12 @@ def _read(
     """Rows from a sequence on, and where the reading ended (None: there is no more)."""
     last = (first | (FRAME_ROWS - 1)) + span - FRAME_ROWS
     if snapshot is None:
-        view = topic.partitions[partition].ledger.view()
+        view = topic.partitions.look(partition).ledger.view()
         columns = read_range(view, live_rows_of(work.state.memory.arena), first, last)
     else:
-        if (topic.number, partition) not in snapshot.ledgers:
+        if topic.number not in snapshot.topics:
             raise InvalidArgument("the topic is younger than the snapshot", field="snapshot")
-        view = snapshot.ledgers[topic.number, partition]
+        view = snapshot.view(topic.number, partition)
         columns = snapshot.page(topic.number, partition, first, last)
     return columns, last if last < view.next_sequence else None
 

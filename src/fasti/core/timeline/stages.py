@@ -21,6 +21,10 @@ from fasti.core.columns.hashing import UInt64s
 
 Int64s = NDArray[np.int64]
 
+# The objects that a stage, and a batch of its rows, are made of, about.
+_STAGE_BYTES = 1024
+_BATCH_BYTES = 384
+
 
 @dataclass(slots=True)
 class StagedRows:
@@ -32,6 +36,11 @@ class StagedRows:
     partition: int
     sequences: Int64s
     hashes: UInt64s | None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes."""
+        return self.sequences.nbytes + (0 if self.hashes is None else self.hashes.nbytes)
 
     def has(self, sequences: Int64s) -> NDArray[np.bool_]:
         """Which of these are its rows."""
@@ -60,6 +69,9 @@ class Stage:
     owner: str = ""
     # How many rows were ever put into it.
     total: int = 0
+    # What its rows take, and what was last counted into the memory budget: no durable state.
+    rows_bytes: int = 0
+    counted_bytes: int = 0
     # Its keys are being claimed: it must stay as it is. No durable state.
     claimed: bool = False
 
@@ -67,6 +79,11 @@ class Stage:
     def rows(self) -> int:
         """How many messages are still staged."""
         return sum(len(batch.sequences) for batch in self.batches)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes, about."""
+        return _STAGE_BYTES + len(self.batches) * _BATCH_BYTES + self.rows_bytes
 
     @property
     def has_keys(self) -> bool:
@@ -81,6 +98,7 @@ class Stage:
     def add(self, rows: StagedRows, count: int) -> None:
         """More rows, which stand for so many."""
         self.batches.append(rows)
+        self.rows_bytes += rows.size_bytes
         self.total += count
 
     def take(self, count: int) -> list[StagedRows]:
@@ -97,6 +115,7 @@ class Stage:
                     None if hashes is None else hashes[:part],
                 )
             )
+            self.rows_bytes -= taken[-1].size_bytes
             rest = None if hashes is None else hashes[part:]
             if part < len(batch.sequences):
                 self.batches[0] = StagedRows(batch.partition, batch.sequences[part:], rest)

@@ -149,7 +149,7 @@ def _taken(work: Work, stage: Stage) -> Int64s:
     """Ids of staged rows whose key is taken, or stood earlier in the same stage."""
     taken = []
     partitions = work.state.topics[stage.topic].partitions
-    for partition in partitions:
+    for partition in partitions.made():
         mine = [b for b in stage.batches if b.partition == partition.number]
         keyed = [b for b in mine if b.hashes is not None]
         if not keyed:
