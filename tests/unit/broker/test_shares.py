@@ -156,6 +156,9 @@ def test_one_caller_does_not_fill_the_inbox() -> None:
         anna = broker.service.intake(descriptor, ANNA)
         bert = broker.service.intake(descriptor, BERT)
         batch = pa.RecordBatch.from_pydict({"payload": [b"x"] * 100})
+        # The topic's bindings are asked for once.
+        bert.put({}, batch)
+        assert bert.next_receipt() is not None
         go_on = threading.Event()
         broker.shard.run(lambda: go_on.wait(60))
         for _ in range(8):
