@@ -34,6 +34,8 @@ _TICK_S = 0.05
 # While the process grows.
 _HURRY_S = 0.01
 _GLANCE_S = 0.5
+# While nobody waits for a first call.
+_CALM_GLANCE_S = 1.0
 _SWEEP_S = 5.0
 # Looking takes at most this share of the time, however many connections there are.
 _SHARE = 0.05
@@ -119,8 +121,8 @@ class Guard:
 
     def _look(self, now: float, everything: bool) -> None:
         assert self._sockets is not None, "started"
-        self._glance_at = now + _GLANCE_S
         strangers = self._connections.strangers.values()
+        self._glance_at = now + (_GLANCE_S if strangers else _CALM_GLANCE_S)
         found = self._sockets.look(None if everything else [s.descriptor for s in strangers])
         for connection, why in self._connections.judge(now, found):
             if self._sockets.shut(connection):
