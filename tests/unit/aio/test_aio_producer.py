@@ -170,7 +170,7 @@ def test_another_rule_for_conflicts_at_the_edge_of_the_buffer_does_not_block_eit
             await turns(100)
             assert not other.done()
             stream = await opened(transport)
-            stream.on_send = lambda _, batch: stream.answer(batch.num_rows)
+            stream.on_send = lambda _, batch: batch and stream.answer(batch.num_rows)
             await until(lambda: stream.sent)
             stream.answer(stream.sent[0][1].num_rows)
             await soon(other)
