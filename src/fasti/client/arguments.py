@@ -201,6 +201,8 @@ class EmbeddedOptions(TypedDict, total=False):
     feed_age_us: int
     feed_bytes: int
     stall_us: int
+    scrub_interval_us: int
+    scrub_bytes_per_s: int
     clock_leap_max_us: int
     clock_leap_lasts_us: int
     clock_behind_max_us: int
