@@ -233,13 +233,13 @@ def test_a_message_that_kills_its_worker_is_counted(
 def test_a_client_that_never_reads(
     broker: BrokerProcess, client: fasti.Client, tried: Tried
 ) -> None:
+    client.producer("work").send_batch([bytes(500_000)] * 20)
     with Client(f"{broker.host}:{broker.port}") as stranger:
         command = {"version": VERSION, "call": "consume", "topic": "work", "consumer": "deaf"}
         writer, reader = stranger.open_exchange(json.dumps(command).encode())
         writer.begin(RETURNED)
         writer.write_metadata(json.dumps({"op": "credit", "count": 1000}).encode())
-        client.producer("work").send_batch([bytes(500_000)] * 20)
-        eventually(lambda: states(client)["leased"] == 20)
+        eventually(lambda: metric(client, 'fasti_leases_unopened_total{topic="work"}') == 20)
         eventually(lambda: metric(client, "fasti_sessions ") == 0)
         assert connected(client) == set()
         eventually(lambda: states(client)["ready"] == 20)
