@@ -249,7 +249,7 @@ def test_a_broker_whose_starter_was_killed_ends_by_itself(tmp_path: Path) -> Non
 # A broker whose disk fails for good as soon as a file named BROKEN lies beside its data.
 _ON_A_BAD_DISK = """
 import os, pathlib, sys
-import fasti.doors.process as process
+import fasti.storage.directory as directory
 import fasti.storage.files as files
 from fasti.cli.main import app
 from fasti.errors import Corruption
@@ -269,7 +269,7 @@ class BadFiles(files.LocalFiles):
         return super().list(prefix)
 
 files._sync_data = bad_sync
-process.LocalFiles = BadFiles
+directory.LocalFiles = BadFiles
 app(["serve", *sys.argv[2:]])
 """
 

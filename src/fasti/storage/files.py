@@ -354,7 +354,9 @@ class LocalFiles:
         self._root = Path(root)
         with _translating(str(self._root)):
             if not self._root.is_dir():
-                self._root.parent.mkdir(parents=True, exist_ok=True)
+                # Where a file is in the way, making the folder says so.
+                with suppress(FileExistsError):
+                    self._root.parent.mkdir(parents=True, exist_ok=True)
                 make_folder(self._root)
             # Raises if it is a file, or a link to nowhere.
             with self._folder(""):
