@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -297,18 +299,11 @@ def test_what_a_bomb_in_a_stream_took_is_given_back(plain: BrokerProcess, tried:
 
 
 @pytest.mark.fault(
-    "bombs",
-    "the same with a bound on single buffers (deploy/fasti.service)",
-    "`overloaded`, not unpacked",
+    "bombs", "kilobytes that unpack to 512 MB, in a stream", "`overloaded`, not unpacked"
 )
-def test_arrow_can_be_told_not_to_make_large_buffers(tmp_path: Path, tried: Tried) -> None:
-    bounded = {
-        "MIMALLOC_RESERVE_OS_MEMORY": "16GiB",
-        "MIMALLOC_DISALLOW_OS_ALLOC": "1",
-        "MIMALLOC_ARENA_MAX_OBJECT_SIZE": "256MiB",
-    }
+def test_a_bomb_in_a_stream_is_not_unpacked(tmp_path: Path, tried: Tried) -> None:
     large = {**SMALL, "segment_size": "8MiB"}
-    with BrokerProcess(tmp_path / "data", env=bounded, settings=large) as broker:
+    with BrokerProcess(tmp_path / "data", settings=large) as broker:
         size = peak_from_now(broker)
         with pytest.raises(fl.FlightServerError, match="overloaded: there is no memory"):
             produce_bomb(broker, bomb(512))
@@ -317,6 +312,43 @@ def test_arrow_can_be_told_not_to_make_large_buffers(tmp_path: Path, tried: Trie
             client.create_topic("honest")
             client.producer("honest").send_batch([bytes(1 * MIB)] * 30)
             assert sum(client.topic("honest").counts.values()) == 30
+
+
+ALLOCATIONS = """
+import json, os, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+from fasti.doors.arrow_memory import load_arrow_bounded
+bounded = load_arrow_bounded(int(sys.argv[2]))
+import pyarrow as pa
+def fits(megabytes):
+    try:
+        return bool(pa.allocate_buffer(megabytes << 20))
+    except pa.ArrowMemoryError:
+        return False
+left = [name for name in os.environ if name.startswith("MIMALLOC_RESERVE")]
+print(json.dumps([bounded, [fits(size) for size in (64, 400, 900)], left]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("space", "batch", "environment", "expected"),
+    [
+        (-1, 64 * MIB, {}, [True, [True, False, False], []]),
+        # A larger batch may be taken, if the settings say so.
+        (-1, 128 * MIB, {}, [True, [True, True, False], []]),
+        # Without room for the reservation, or by the operator's own word, Arrow is left as it is.
+        (8 << 30, 64 * MIB, {}, [False, [True, True, True], []]),
+        (-1, 64 * MIB, {"MIMALLOC_VERBOSE": "0"}, [False, [True, True, True], []]),
+    ],
+)
+def test_arrow_is_bound_where_it_can_be(
+    space: int, batch: int, environment: dict[str, str], expected: list[Any]
+) -> None:
+    command = [sys.executable, "-c", ALLOCATIONS, str(space), str(batch)]
+    ended = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    assert json.loads(ended.stdout) == expected
 
 
 @pytest.mark.fault("strangers", "large bodies that are refused", "memory is given back")

@@ -47,7 +47,6 @@ def test_variables_are_settings_with_values_that_are_good(given: Any, tmp_path: 
         ours[name] = str(tmp_path / name)
     settings = load(environment=ours)
     assert settings.shard.memory_bytes == 4 << 30
-    assert environment["MIMALLOC_ARENA_MAX_OBJECT_SIZE"] == "256MiB"
 
 
 def test_compose_gives_what_the_image_lacks() -> None:

@@ -1,0 +1,59 @@
+"""A bound on the buffers that Arrow makes, for the process of a broker.
+
+Arrow unpacks a compressed batch of a stream before it shows it to anybody, and takes no limit for it: 66 kB
+become 2 GiB. Its allocator can be told to refuse large buffers, by variables of the environment, before it is loaded.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import sys
+from pathlib import Path
+
+# No batch that is taken has a buffer of more: four times `limits.batch_max`, and not below this.
+_BUFFER_BYTES_MIN = 256 << 20
+# All that Arrow may have at a time, reserved as address space: 4 MiB for each thread of a broker at its limits.
+_RESERVED_BYTES = 48 << 30
+_PREFIX = "MIMALLOC_"
+
+
+def load_arrow_bounded(batch_bytes_max: int) -> bool:
+    """Loads Arrow so that it refuses larger buffers than a batch of so many bytes can have.
+
+    False, and Arrow is loaded as ever: where the variables are set already, or address space is scarce. Processes
+    that this one starts don't inherit the bound.
+    """
+    names = {name for name in os.environ if name.startswith(_PREFIX)}
+    bounded = not names and "pyarrow" not in sys.modules and _is_space_free()
+    if bounded:
+        os.environ.update(_variables(max(_BUFFER_BYTES_MIN, 4 * batch_bytes_max)))
+    try:
+        import pyarrow  # noqa: F401
+    finally:
+        for name in _variables(0) if bounded else ():
+            del os.environ[name]
+    return bounded
+
+
+def _variables(buffer_bytes_max: int) -> dict[str, str]:
+    return {
+        f"{_PREFIX}RESERVE_OS_MEMORY": f"{_RESERVED_BYTES >> 20}MiB",
+        f"{_PREFIX}DISALLOW_OS_ALLOC": "1",
+        f"{_PREFIX}ARENA_MAX_OBJECT_SIZE": f"{buffer_bytes_max >> 20}MiB",
+    }
+
+
+def _is_space_free() -> bool:
+    """Whether the reservation costs nothing and succeeds: without it Arrow could allocate nothing at all."""
+    if sys.platform != "linux" or resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
+        return False
+    try:
+        if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+            return False
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        mmap.mmap(-1, 2 * _RESERVED_BYTES, flags=flags, prot=0).close()
+    except OSError:
+        return False
+    return True
