@@ -26,7 +26,7 @@ KILL_EVERY_S = 20.0
 GROWTH_MAX = 0.02
 _METRICS = {
     "memory_used_mb": "fasti_memory_used_bytes",
-    "topics": "fasti_topics",
+    "arena_mb": 'fasti_memory_bytes{part="rows"}',
     "sessions": "fasti_sessions",
     "leases": "fasti_leases",
 }
@@ -76,7 +76,7 @@ def judged(samples: list[Figures]) -> Figures:
 def _sample(pid: int, address: str) -> Figures:
     with fasti.connect(address) as client:
         text = client.metrics()
-    values = dict(re.findall(r"^(fasti_\w+) (\S+)$", text, re.MULTILINE))
+    values = dict(re.findall(r"^(fasti_\w+(?:\{part=\S+\})?) (\S+)$", text, re.MULTILINE))
     sample: Figures = {
         "resident_mb": memory_mb(pid),
         "threads": len(list(Path(f"/proc/{pid}/task").iterdir())),
