@@ -53,7 +53,7 @@ _QUEUES = ("timeline", "priority")
 _PARTITIONS_PER_CALL = 64
 _COUNT_TIMEOUT_S = 10.0
 # A scrape that has to wait longer for others is refused.
-_SCRAPE_WAIT_S = 2.0
+_SCRAPE_WAIT_S = 8.0
 
 States = dict[str, dict[str, int]]
 
