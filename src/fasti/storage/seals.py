@@ -20,8 +20,8 @@ The checksum keeps its place in every format. In format 1 there are no pieces: `
 zeros, and all behind the header is the content.
 
 Reading compares the checksum alone. Only when that fails are the pieces looked at (`damage_of`): what
-lies in a piece that is still as it was written can be relied on. Header and head, without which nothing
-could be found, stand twice; a damaged checksum of a piece costs that piece.
+lies in a piece that is still as it was written can be relied on, and where a single bit was flipped
+everything but its byte. Header and head, without which nothing could be found, stand twice.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 BLOCK_FORMAT_VERSION = 2
 # Larger ones cost more messages when one is damaged, smaller ones more time when all are written.
 PIECE_BYTES = 1024
+# In more damaged pieces than this no single bit is looked for: each takes milliseconds.
+_SEARCHED_MAX = 8
 
 _MAGIC = b"FASTIBLK"
 _HEADER = struct.Struct("<8sIIQQ")
@@ -61,20 +63,17 @@ class Damage:
     # The content, with a head that is good again if one of its two copies was.
     content: pa.Buffer
     head_bytes: int
-    # Of each piece whether it is damaged.
-    pieces: NDArray[np.bool_]
+    # Ranges of the content, in order.
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
     # Where in the file the first of them begins.
     offset: int
 
     def touches(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Of ranges behind the head, which touch a damaged piece. An empty one touches none."""
-        before = np.concatenate([[0], np.cumsum(self.pieces)])
-        heads = _count(self.head_bytes)
-        first = heads + (begin - self.head_bytes) // PIECE_BYTES
-        behind = heads + (end - self.head_bytes - 1) // PIECE_BYTES + 1
-        found: NDArray[np.bool_] = (end > begin) & (
-            before.take(behind, mode="clip") > before.take(first, mode="clip")
-        )
+        """Of ranges behind the head, which touch a damaged one. An empty one touches none."""
+        over = np.searchsorted(self.ends, begin, side="right")
+        begun = np.searchsorted(self.begins, end, side="left")
+        found: NDArray[np.bool_] = (end > begin) & (begun > over)
         return found
 
 
@@ -189,17 +188,52 @@ def damage_of(data: memoryview) -> Damage | None:
     content = np.zeros(length, dtype=np.uint8)
     there = np.frombuffer(data[begin : begin + length], dtype=np.uint8)
     content[: len(there)] = there
-    pieces = _checksums(content.data, head_bytes) != listed
-    damaged = np.flatnonzero(pieces)
-    offset = begin + int(damaged[0]) * PIECE_BYTES if len(damaged) else 0
     heads = _count(head_bytes)
     copy = data[begin + length : begin + length + head_bytes]
-    if pieces[:heads].any() and len(copy) == head_bytes:
+    head = _damaged(content.data[:head_bytes], listed[:heads])
+    if head and len(copy) == head_bytes:
         content[:head_bytes] = np.frombuffer(copy, dtype=np.uint8)
-        pieces[:heads] = _checksums(copy, head_bytes) != listed[:heads]
-    if pieces[:heads].any():
+        if _damaged(copy, listed[:heads]):
+            return None
+    elif head:
         return None
-    return Damage(pa.py_buffer(content), head_bytes, pieces, offset)
+    rest = _damaged(content.data[head_bytes:], listed[heads:])
+    ranges = head_bytes + np.array(rest, dtype=np.int64).reshape(-1, 2)
+    first = head[0][0] if head else int(ranges[0, 0]) if len(ranges) else -begin
+    return Damage(pa.py_buffer(content), head_bytes, ranges[:, 0], ranges[:, 1], begin + first)
+
+
+def _damaged(part: memoryview, listed: NDArray[np.uint64]) -> list[tuple[int, int]]:
+    """Ranges of a part that are not as they were written: pieces of it, or single bytes."""
+    found = _checksums(part, 0)
+    damaged = np.flatnonzero(found != listed).tolist()
+    ranges: list[tuple[int, int]] = []
+    for number in damaged:
+        begin = number * PIECE_BYTES
+        end = min(begin + PIECE_BYTES, len(part))
+        if int(found[number] ^ listed[number]).bit_count() == 1:
+            continue  # The flipped bit is in the checksum.
+        place = None
+        if len(damaged) <= _SEARCHED_MAX:
+            place = _flipped(part[begin:end], int(listed[number]))
+        ranges.append((begin, end) if place is None else (begin + place, begin + place + 1))
+    return ranges
+
+
+def _flipped(piece: memoryview, checksum: int) -> int | None:
+    """The byte of a piece in which one bit is wrong; None if there is more wrong than that.
+
+    Found by trying all of them. That another bit than the right one fits a checksum of 64 bits is as
+    unlikely as that damage fits it.
+    """
+    tried = bytearray(piece)
+    for place in range(len(tried)):
+        for bit in (1, 2, 4, 8, 16, 32, 64, 128):
+            tried[place] ^= bit
+            if xxh3_64_intdigest(tried) == checksum:
+                return place
+            tried[place] ^= bit
+    return None
 
 
 def _lengths(data: memoryview) -> tuple[int, int] | None:
