@@ -132,10 +132,12 @@ def test_readers_say_how_many_they_are_and_which(client: Client, make_topic: Mak
     for part in (0, 1):
         ticket = listing(topic, snapshot=first["snapshot"], part=part)
         assert client.read(ticket).num_rows == 2
-    # All have read it: it goes soon, and until then it is there.
+    # All have read it: it goes soon, and until then it is there. The broker may note the end of a
+    # stream after its reader has seen it.
     again = client.call("take_snapshot", name)
+    while again["deadline_us"] >= first["deadline_us"] - 500_000_000:
+        again = client.call("take_snapshot", name)
     assert again["snapshot"] == first["snapshot"]
-    assert again["deadline_us"] < first["deadline_us"] - 500_000_000
     client.call("drop_snapshot", {"snapshot": first["snapshot"]})
 
 

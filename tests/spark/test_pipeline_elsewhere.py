@@ -104,6 +104,7 @@ def in_two_rounds(
         assert rows_of(lake, name)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_on_a_cluster_of_two_workers(
     queue: tuple[BrokerProcess, Client], spark: SparkSession, tmp_path: Path
