@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from fasti.broker.caller import Caller
 from fasti.broker.shares import Bound, Share
+from fasti.errors import Closed
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
@@ -94,23 +95,27 @@ class LeaseShare(Share):
 
     def close(self, session: SessionCredit) -> None:
         """It has ended. May be called again."""
-        self.take_off(session, session.open)
         with self._lock:
+            self._take_off(session, session.open)
             sessions = self._sessions.get(session.caller.name, set())
             sessions.discard(session)
             if not sessions:
                 self._sessions.pop(session.caller.name, None)
 
     def admit(self, session: SessionCredit, count: int, refused: bool = True) -> int:
-        """Grants a session credit: `SessionCredit.admit`."""
+        """Grants a session credit: `SessionCredit.admit`. Raises `closed` when it has ended."""
         caller = session.caller
         if caller.is_local:
             return count
         share = self.bound.share_of(caller)
-        least = 0 if session.open else 1
         with self._lock:
+            sessions = self._sessions.get(caller.name, ())
+            if session not in sessions:
+                # Another thread has closed it: nobody would ever take this off.
+                raise Closed("the session has ended")
+            least = 0 if session.open else 1
             credit = self._credit[caller.name]
-            even = max(1, share // 2 // max(1, len(self._sessions.get(caller.name, ()))))
+            even = max(1, share // 2 // len(sessions))
             granted = max(least, min(count, even - session.open, share // 2 - credit))
             # Before the look: what is handed out meanwhile is counted at least once.
             self._credit[caller.name] += granted
@@ -129,16 +134,20 @@ class LeaseShare(Share):
 
     def take_off(self, session: SessionCredit, count: int, leased: bool = False) -> None:
         """A session has less credit, or has used some of it."""
-        name = session.caller.name
         with self._lock:
-            # Leases that it had before it was connected again come without credit.
-            count = min(count, session.open)
-            session.open -= count
-            self._credit[name] -= count
+            count = self._take_off(session, count)
             if leased:
-                self._since[name] += count
-            if not self._credit[name]:
-                del self._credit[name]
+                self._since[session.caller.name] += count
+
+    def _take_off(self, session: SessionCredit, count: int) -> int:
+        """How much it had of that. Leases from before it was connected again come without credit."""
+        name = session.caller.name
+        count = min(count, session.open)
+        session.open -= count
+        self._credit[name] -= count
+        if not self._credit[name]:
+            del self._credit[name]
+        return count
 
     def _held_by(self, caller: Caller) -> int:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from fasti.broker import lease_share
 from fasti.broker.caller import EMBEDDED, Caller, caller_from
 from fasti.broker.lease_share import LeaseShare
 from fasti.broker.shares import Bound, CountedShare, NameShare
-from fasti.errors import Overloaded
+from fasti.errors import Closed, Overloaded
 from fasti.testing import VirtualBroker
 from fasti.testing.virtual import _SETTINGS
 
@@ -178,3 +179,78 @@ def test_one_caller_does_not_fill_the_inbox() -> None:
             intake.finish()
             intake.end()
         assert broker.service.shares.intakes.held() == {}
+
+
+CONSUME = {"version": 1, "call": "consume", "topic": "t", "consumer": "c"}
+
+
+def test_credit_of_a_request_that_is_refused_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a session whose requests were refused for a while would be granted nothing any more."""
+    with VirtualBroker(settings=replace(_SETTINGS, leases_max=400)) as broker:
+        broker.client().create_topic("t")
+        session = broker.service.exchange(CONSUME, ANNA)
+        submit = broker.service.submit
+
+        def full(commands: Any) -> Any:
+            raise Overloaded("the inbox is full")
+
+        ack = pa.RecordBatch.from_pydict({"id": pa.array([1]), "token": pa.array([1])})
+        monkeypatch.setattr(broker.service, "submit", full)
+        for number in range(20):
+            session.take({"op": "ack", "request": number, "credit": 50}, ack)
+            header, _ = session.next() or ({}, None)
+            assert header["error"]["code"] == "overloaded"
+        assert not broker.service.leases._credit
+        monkeypatch.setattr(broker.service, "submit", submit)
+        session.take({"op": "credit", "count": 50}, None)
+        assert broker.service.leases._credit == {"anna": 50}
+        broker.service.leave(session)
+
+
+def test_a_session_that_was_closed_meanwhile_is_granted_nothing() -> None:
+    """A caller would have less for as long as the broker runs, each time that it happens."""
+    with VirtualBroker() as broker:
+        broker.client().create_topic("t")
+        shares = LeaseShare(broker.shard)
+        session = shares.open(ANNA, "t", "c")
+        session.close()
+        with pytest.raises(Closed):
+            session.admit(10)
+        assert not shares._credit
+
+
+def test_a_frame_that_comes_while_its_session_is_called_silent_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with VirtualBroker() as broker:
+        broker.client().create_topic("t")
+        session: Any = broker.service.exchange(CONSUME, ANNA)
+        session.take({"op": "credit", "count": 0}, None)
+        submit, say_heard = broker.shard.submit, session._say_heard
+        said: list[str] = []
+        at_the_lock, threads = threading.Event(), []
+
+        def take() -> None:
+            session.take({"op": "clock", "request": 1}, None)
+            at_the_lock.set()
+
+        def submitted(inputs: Any, engine: Any = None) -> Any:
+            said.append(type(inputs[0]).__name__)
+            if said == ["Unheard"]:
+                threads.append(threading.Thread(target=take))
+                threads[0].start()
+                assert at_the_lock.wait(10)
+            return submit(inputs, engine)
+
+        def heard(finished: bool) -> None:
+            at_the_lock.set()
+            say_heard(finished)
+
+        monkeypatch.setattr(broker.shard, "submit", submitted)
+        monkeypatch.setattr(session, "_say_heard", heard)
+        session.fall_silent(session.frames, hold_back=True)
+        threads[0].join()
+        assert said == ["Unheard", "Heard"]
+        broker.service.leave(session)

@@ -48,8 +48,9 @@ class _Answered:
 
     op: str
     request: int | None
-    # How many more messages were asked for with it, by the last command.
+    # How many more messages were asked for with it, and how many of them by its last command.
     credit: int
+    granted: int
     answer: Future[list[Any]]
 
 
@@ -151,6 +152,8 @@ class Subscription:
     def fall_silent(self, frames: int, hold_back: bool) -> None:
         """Nothing has come since so many frames. Raises what the shard says."""
         with self._changed:
+            # First: a frame that comes between the look and the word says behind it that it came.
+            self._unheard = True
             if self.frames == frames and not self._closed:
                 self._say_unheard(self._heard_token, hold_back)
 
@@ -161,9 +164,9 @@ class Subscription:
                 self._say_unheard(self._session.last_token, True)
 
     def _say_unheard(self, after_token: int, hold_back: bool) -> None:
+        self._unheard = True
         where = (self._topic, self._session.number, self._consumer)
         self._shard.submit([Unheard(*where, after_token, hold_back, self._group)])
-        self._unheard = True
 
     def _say_heard(self, finished: bool) -> None:
         """Before what came is carried out: the engine knows better again."""
@@ -259,14 +262,18 @@ class Subscription:
         return [Lease(*place, granted, group=self._group)] if granted or not count else []
 
     def _submit(self, op: str, request: int | None, commands: list[Any], credit: int) -> None:
+        granted = commands[-1].count if isinstance(commands[-1], Lease) else 0
         self._wait_for_room()
         try:
             answer = self._service.submit(commands)
         except FastiError:
+            self._credit.withdraw(granted)
             self._answered()
             raise
         # Called by the committer's thread, which must not do more than this.
-        answer.add_done_callback(lambda done: self._tell(_Answered(op, request, credit, done)))
+        answer.add_done_callback(
+            lambda done: self._tell(_Answered(op, request, credit, granted, done))
+        )
 
     def _wait_for_room(self) -> None:
         """One more answer will wait to be written. While there are too many, nothing is read."""
@@ -430,7 +437,7 @@ class Subscription:
             if found.credit and replies and replies[-1].error is None:
                 problem["credit"] = found.credit
             else:
-                self._credit.withdraw(found.credit)
+                self._credit.withdraw(found.granted)
             return self._stamped(problem), None
         except Exception as error:  # A future that failed in an unknown way is still answered.
             return self._stamped(_problem(found.request, OutcomeUnknown(repr(error)))), None
