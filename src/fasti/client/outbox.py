@@ -268,6 +268,7 @@ class Outbox:
         self.idle = self._sleeping = False
         self._thread = self._stream = self._schema = self._trouble = None
         self._abandoned, self._retry_at, self._lingers = [], 0.0, False
+        self._last_words = set()
         self._stream_number += 1
         self._name = uuid.uuid4().hex
 

@@ -641,3 +641,20 @@ def test_a_producer_whose_batches_may_still_arrive_does_not_say_so(
     producer.flush(5)
     producer.close()
     assert all(batch is not None for _, batch in first.sent + second.sent)
+
+
+def test_a_fork_has_no_last_words_of_its_parent(
+    transport: FakeTransport, producer: Producer
+) -> None:
+    """Another stream may have the number of one that was the parent's, and its batches linger."""
+    box = producer._box
+    producer.send(b"a")
+    written(transport.stream(), 1)
+    transport.stream().answer(1)
+    producer.flush(5)
+    with box.lock:
+        box._end_producer()
+    assert box._last_words
+    with box.lock:
+        box._forked()
+    assert not box._last_words
