@@ -28,7 +28,7 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
-from fasti.errors import Closed, InvalidArgument
+from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.model import DUE_MAX_US, OnConflict, Outcome
 from fasti.storage.files import LocalFiles
 
@@ -146,6 +146,29 @@ def test_a_slow_consumer_finds_what_checkpoints_moved() -> None:
         assert all(cancelled)
         shard.checkpoint()
         assert received(session, 10) == [(NOW_US, b"%d" % n * 500) for n in range(10, 20)]
+
+
+def test_who_waits_for_one_that_was_finished_before_it_came_gets_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer counts what it asked for: with one at a time it would wait for ever."""
+    with serving(SharedFiles(), clock=FakeClock()) as shard:
+        make_topic(shard)
+        produce(shard, b"first", b"second")
+        session = shard.open_session()
+        session.lease("t", "c", 1)
+        shown = session.arrived.get(timeout=60)
+        acked = shard.call(co.Ack("t", shown.leased.ids, int64s(shown.leased.token)))
+        assert acked.all_ok
+        gather = shard.store.payloads.gather
+
+        def moved(*_: Any) -> Any:
+            monkeypatch.setattr(shard.store.payloads, "gather", gather)
+            raise Gone("a checkpoint moved it")
+
+        monkeypatch.setattr(shard.store.payloads, "gather", moved)
+        assert not len(session.join(shown.leased).leased.ids)
+        assert received(session, 1) == [(NOW_US, b"second")]
 
 
 def test_readers_while_checkpoints_move_everything() -> None:

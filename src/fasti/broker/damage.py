@@ -44,17 +44,26 @@ class DamageControl:
         self.corrupt: dict[str, int] = {}
 
     def give_up_delivered(self, leased: Deliver, lost: NDArray[np.bool_], consumer: str) -> None:
-        """Of leased messages some can't be read: they die, and the session gets as many others."""
+        """Of leased messages some can't be read: they die, and the session gets as many others.
+
+        Raises what the shard says if nothing of that will be: the session would wait for ever.
+        """
         command = GiveUp(leased.topic, leased.ids[lost], leased.location[lost], leased.group)
         count = int(lost.sum())
         again = Lease(leased.topic, leased.session, consumer, count, group=leased.group)
-        self.give_up(command, again if consumer else None)
+        if consumer:
+            self._submit(command, again)
+        else:
+            self.give_up(command)
 
-    def give_up(self, command: GiveUp, then: Lease | None = None) -> None:
-        """These messages can't be read. `then` is decided right behind."""
+    def give_up(self, command: GiveUp) -> None:
+        """These messages can't be read."""
         with suppress(FastiError):  # It ends, or recovers, or has too much to do: they come again.
-            answer = self._shard.submit([command] if then is None else [command, then])
-            answer.add_done_callback(lambda done: self._note(command, done))
+            self._submit(command)
+
+    def _submit(self, command: GiveUp, *then: Lease) -> None:
+        answer = self._shard.submit([command, *then])
+        answer.add_done_callback(lambda done: self._note(command, done))
 
     def _note(self, command: GiveUp, done: Future[list[Any]]) -> None:
         if done.exception() is not None or done.result()[0].error is not None:

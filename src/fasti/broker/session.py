@@ -125,6 +125,11 @@ class Session:
         if lost.any():
             moved = replace(leased, location=found.columns["location"])
             self._shard.damage.give_up_delivered(moved, lost, self.consumer)
+        if self.consumer and not here.all():
+            # Whoever counts its credit waits for as many others. If that is refused, it is told.
+            count = int((~here).sum())
+            again = Lease(leased.topic, leased.session, self.consumer, count, group=leased.group)
+            self._shard.submit([again])
         rows = np.flatnonzero(here & ~lost)
         return Delivery(_rows_of(leased, rows), contents.take(pa.array(rows)))
 
