@@ -16,6 +16,7 @@ from fasti.broker.launch import BrokerProcess
 from fasti.errors import Corruption, FastiError, PermissionDenied
 from fasti.storage.directory import clone_directory
 from fasti.storage.files import LocalFiles
+from fasti.storage.inspect import inspect
 from fasti.storage.safe_open import tighten
 
 
@@ -242,6 +243,33 @@ def test_a_clone_keeps_its_new_name(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert _shard_name(client) not in names
         assert client.messages("t").count()["scheduled"] == 1
     assert "looks like a copy" not in caplog.text
+
+
+def test_a_copy_with_an_unfinished_checkpoint_is_cloned(tmp_path: Path) -> None:
+    _made(tmp_path / "data")
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "data", copy)
+    named = {path.name for path in (copy / "blocks").iterdir()}
+    for number in range(1, 10):
+        for suffix in ("payloads", "rows", "state"):
+            name = f"{number:012}.{suffix}"
+            if name not in named:
+                (copy / "blocks" / name).write_bytes(b"half")
+    with fasti.connect(f"embedded:{copy}", clone=True) as client:
+        assert client.messages("t").count()["scheduled"] == 1
+    assert inspect(LocalFiles(copy)).ok
+
+
+def test_a_copy_with_a_shorter_block_is_not_cloned_and_not_changed(tmp_path: Path) -> None:
+    _made(tmp_path / "data")
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "data", copy)
+    (payloads,) = (copy / "blocks").glob("*.payloads")
+    os.truncate(payloads, payloads.stat().st_size - 1)
+    before = (copy / "blocks" / "MANIFEST").read_bytes()
+    with pytest.raises(Corruption):
+        clone_directory(LocalFiles(copy))
+    assert (copy / "blocks" / "MANIFEST").read_bytes() == before
 
 
 def test_what_was_moved_or_put_back_is_no_copy(

@@ -27,7 +27,7 @@ from fasti.storage.journal_recovery import close_chain, read_chain
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.rebase import RESTORING_NAME
-from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover, replay
+from fasti.storage.recovery import TOOL_MEMORY_BYTES, check_sizes, delete_leftovers, recover, replay
 from fasti.storage.salvage import GappedJournal
 
 
@@ -126,12 +126,15 @@ def begin_life(files: Files) -> tuple[Manifest, int]:
     if found is None:
         raise Corruption("the backup has no manifest", file="blocks/MANIFEST", offset=0)
     version, manifest = found[0], Manifest.decode(found[1])
+    check_sizes(files, manifest)
     chain = read_chain(files, "journal", None)
     try:
         journal: Any = GappedJournal(files, chain)
         engine = Engine(TOOL_MEMORY_BYTES)
         recover(engine, blocks, manifest, version)
         replay(engine, journal, manifest)
+        # Of a checkpoint that was not finished, or of an earlier try: they would be in the way.
+        delete_leftovers(blocks, manifest)
         payloads = Payloads(journal, blocks)
         made = rebase.rebase(files, engine, payloads, manifest, version, keep_journal=False)
         return made, len(engine.state.topics)
