@@ -223,3 +223,21 @@ def test_one_caller_takes_all_the_leases(
         taken = list(busy.tokens)[:10]
         busy.use("ack", taken)
         tried.times = len(sessions)
+
+
+@pytest.mark.fault("limits", "one caller opens all stages by produce", "`overloaded` at its share")
+def test_stages_of_produce_streams_are_shared(
+    broker: BrokerProcess, tokens: dict[str, str], tried: Tried
+) -> None:
+    address = f"grpc://{broker.host}:{broker.port}"
+    clients = [Client(address, tokens[name]) for name in ("greedy", "modest")]
+    _prepare(clients[0])
+    batch = rows(payload=[b"x"])
+    for number, client in enumerate(clients):
+        stream = client.produce(batch.schema, topic="other")
+        receipts = [stream.ask(batch, {"stage": f"s-{number}-{n}"}) for n in range(5)]
+        assert [receipt.get("error", {}).get("code") for receipt in receipts] == [
+            *[None] * 4,
+            "overloaded",
+        ]
+    tried.times = 10

@@ -123,7 +123,7 @@ class LeaseShare(Share):
         # A caller has no more leases than there are.
         if self._shard.engine.memory.leases.active + credit + granted <= share:
             return granted
-        held = self._held_by(caller)
+        held = self._held_by(caller, share - credit - granted)
         fits = max(0, min(granted, share - held - credit))
         if held < share // 2 or not refused:
             fits = max(fits, least)
@@ -149,11 +149,15 @@ class LeaseShare(Share):
             del self._credit[name]
         return count
 
-    def _held_by(self, caller: Caller) -> int:
+    def _held_by(self, caller: Caller, enough: int) -> int:
+        """Looks again if it may be more than `enough`: what was handed out since may be finished."""
         with self._lock:
             looked_us, now_us = self._looked_us, self._shard.clock.tick()
             if looked_us is not None and 0 <= now_us - looked_us < _LOOK_US:
-                return self._counts.get(caller.name, 0) + self._since[caller.name]
+                since = self._since[caller.name]
+                held = self._counts.get(caller.name, 0) + since
+                if held <= enough or not since:
+                    return held
         return self.held().get(caller.name, 0)
 
     def held(self) -> dict[str, int]:

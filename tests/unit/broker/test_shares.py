@@ -254,3 +254,15 @@ def test_a_frame_that_comes_while_its_session_is_called_silent_is_heard(
         threads[0].join()
         assert said == ["Unheard", "Heard"]
         broker.service.leave(session)
+
+
+def test_what_was_finished_since_the_last_look_is_not_held() -> None:
+    """Another caller has many leases; this one finishes each message at once."""
+    settings = replace(_SETTINGS, leases_max=400)
+    with VirtualBroker(settings=settings) as broker:
+        shares = LeaseShare(broker.shard)
+        session = shares.open(ANNA, "t", "quick")
+        broker.shard.engine.memory.leases._free_count = 0
+        for _ in range(10):
+            assert session.admit(100) == 100
+            session.leased(100)

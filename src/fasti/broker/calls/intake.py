@@ -116,6 +116,8 @@ class Intake:
         )
         if fields["sequence"] and not self._producer:
             raise InvalidArgument("only a producer numbers its batches", field="sequence")
+        if fields["stage"]:
+            self._service.shares.stages.claim(self.caller, fields["stage"])
         shard = self._service.shard
         command = requests.produce(
             batch,
