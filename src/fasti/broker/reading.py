@@ -161,11 +161,17 @@ def _spread(batch: pa.RecordBatch, rows: NDArray[np.intp], count: int) -> pa.Rec
     """The batch's rows at these places among `count`; the others are null, or empty payloads."""
     if len(rows) == count:
         return batch
-    places: NDArray[Any] = np.full(count, -1, dtype=np.int64)
+    here = np.zeros(count, dtype=np.bool_)
+    here[rows] = True
+    places: NDArray[Any] = np.zeros(count, dtype=np.int64)
     places[rows] = np.arange(len(rows))
-    spread = batch.take(pa.array(places, mask=places < 0))
-    if "payload" not in spread.schema.names:
-        return spread
-    missing = pa.array(places < 0)
-    payloads = pc.if_else(missing, pa.scalar(b"", pa.binary()), spread.column("payload"))
-    return spread.set_column(0, FIELDS["payload"], payloads)
+    mask, taken = pa.array(here), pa.array(places, mask=~here)
+    columns = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if pa.types.is_binary(field.type) or pa.types.is_string(field.type):
+            # `take` would set aside as much as if every row were there.
+            rest = pa.repeat(b"", count) if field.name == "payload" else pa.nulls(count, field.type)
+            columns.append(pc.replace_with_mask(rest, mask, column))
+        else:
+            columns.append(column.take(taken))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
