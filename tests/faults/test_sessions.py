@@ -106,7 +106,9 @@ def test_silent_sessions_take_no_message_to_its_death(
             stranger = open_ones.enter_context(Client(f"{broker.host}:{broker.port}"))
             sessions.append(stranger.consume("work", f"silent-{number}"))
             sessions[-1].write({"op": "credit", "count": 100_000})
-        sessions[0].leased(MESSAGES)
+            if number == 0:
+                # All of them are its own before a slow machine has opened the others.
+                sessions[0].leased(MESSAGES)
         came = []
         with client.consumer("work", name="living") as consumer:
             while len(came) < MESSAGES:
