@@ -67,14 +67,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def table(stats: dict[str, list[pytest.TestReport]]) -> list[str]:
     """The table of docs/reliability.md, from the reports of a run. Repeated cases are added up."""
     lines: dict[tuple[str, ...], list[tuple[int, str]]] = {}
-    for outcome in ("passed", "failed", "skipped"):
-        for report in stats.get(outcome, []):
-            told = dict(report.user_properties)
-            if "fault" not in told or (report.when != "teardown" and outcome == "passed"):
-                continue
-            seen = str(told.get("seen", "")) if outcome == "passed" else outcome
-            case = tuple(str(word) for word in told["fault"])  # type: ignore[attr-defined]
-            lines.setdefault(case, []).append((int(str(told.get("times", 1))), seen))
+    wrong = {
+        report.nodeid: word for word in ("failed", "skipped") for report in stats.get(word, [])
+    }
+    # What a test recorded is complete when it was torn down; such reports have no word.
+    for report in stats.get("", []):
+        told = dict(report.user_properties)
+        if report.when != "teardown" or "fault" not in told:
+            continue
+        seen = wrong.get(report.nodeid, str(told.get("seen", "as expected")))
+        case = tuple(str(word) for word in told["fault"])  # type: ignore[attr-defined]
+        lines.setdefault(case, []).append((int(str(told.get("times", 1))), seen))
     made = ["| area | fault | times | expected | seen |", "| --- | --- | --- | --- | --- |"]
     for (area, fault, expected), cases in sorted(lines.items()):
         times = sum(count for count, _ in cases)
