@@ -113,6 +113,7 @@ def test_on_a_cluster_of_two_workers(
         in_two_rounds(queue, spark, tmp_path, master, **SMALL, **QUICK)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_through_connect(
     queue: tuple[BrokerProcess, Client], spark: SparkSession, tmp_path: Path
