@@ -1,8 +1,8 @@
 """Watches what the port's connections bring, and ends those that bring more than they may.
 
-One thread. It wakes 20 times a second and reads one line of /proc: only if the process has grown does it
-look at all connections, else at new ones and strangers' now and then, and at all of them every few
-seconds. What is too much is decided in strangers.py. Between two looks a stranger can bring as
+One thread. While connections bring something it wakes 20 times a second and reads one line of /proc: only
+if the process has grown does it look at all connections, else at new ones and strangers' now and then,
+and at all of them every few seconds. While they bring nothing it rests. What is too much is decided in strangers.py. Between two looks a stranger can bring as
 much as the network carries in 50 ms: that remains, and a memory limit of the service manager bounds it.
 
 When the process has grown, and is calm again, it has the allocators give back what they hold.
@@ -22,7 +22,7 @@ from fasti.broker.logs import fields
 from fasti.broker.memory import MemoryReturn, anonymous_bytes
 from fasti.broker.threads import Threads, Worker
 from fasti.config import GuardSettings
-from fasti.doors.sockets import Accepted, AcceptedSockets
+from fasti.doors.sockets import Accepted, AcceptedSockets, Activity
 from fasti.doors.strangers import Connections, Line, Why
 
 if TYPE_CHECKING:
@@ -34,8 +34,11 @@ _TICK_S = 0.05
 # While the process grows.
 _HURRY_S = 0.01
 _GLANCE_S = 0.5
-# While nobody waits for a first call.
+# While no connection waits for its first call.
 _CALM_GLANCE_S = 1.0
+# After this time without anything new it rests, for as long at most.
+_LINGER_S = 0.2
+_REST_S_MAX = 1.0
 _SWEEP_S = 5.0
 # Looking takes at most this share of the time, however many connections there are.
 _SHARE = 0.05
@@ -65,10 +68,11 @@ class Guard:
         self._memory = MemoryReturn(anonymous_bytes())
         self._give_memory_back = give_memory_back
         self._sockets: AcceptedSockets | None = None
+        self._activity: Activity | None = None
         self._stopping = threading.Event()
         self._worker: Worker | None = None
         self._calm_bytes = anonymous_bytes()
-        self._glance_at = self._sweep_at = self._rest_until = 0.0
+        self._glance_at = self._sweep_at = self._rest_until = self._active_until = 0.0
         self._logged_at = -_LOG_EVERY_S
 
     def line(self, peer: str) -> Line:
@@ -82,27 +86,48 @@ class Guard:
         if not AcceptedSockets.are_visible():
             _log.warning("this system doesn't tell what connections bring: they are not watched")
             return
-        self._sockets = AcceptedSockets(port)
+        self._sockets, self._activity = AcceptedSockets(port), Activity()
         self._worker = threads.worker("fasti-guard", self._run)
         self._worker.start()
 
     def stop(self) -> None:
         """Ends the watch."""
         self._stopping.set()
-        if self._worker is not None:
+        if self._worker is not None and self._activity is not None:
+            self._activity.wake()
             self._worker.join()
+            self._activity.close()
 
     def _run(self) -> None:
         pause, worker = _TICK_S, self._worker
         assert worker is not None, "started"
         while not self._stopping.wait(pause):
             try:
+                rested = self._rest()
                 worker.busy()
                 pause = self.poll(time.monotonic())
+                if rested:
+                    pause = 0.0
             except Exception:  # It must live as long as the port.
                 _log.exception("watching connections")
                 pause = _GLANCE_S
             worker.idle()
+
+    def _rest(self) -> bool:
+        """Waits while connections bring nothing; whether they brought nothing all the time."""
+        assert self._sockets is not None, "started"
+        assert self._activity is not None, "started"
+        now = time.monotonic()
+        if now < self._active_until or self._connections.strangers:
+            return False
+        # A connection that is new by now must wake it, too.
+        self._look(now, everything=now >= self._sweep_at)
+        if self._connections.strangers:
+            return False
+        if not self._activity.wait(self._sockets.ours(), _REST_S_MAX):
+            return True
+        self._active_until = time.monotonic() + _LINGER_S
+        return False
 
     def poll(self, now: float) -> float:
         """One look; how long to wait for the next. For the guard's thread, or a test instead of it."""
@@ -112,6 +137,8 @@ class Guard:
             self._give_memory_back()
         self._calm_bytes = min(self._calm_bytes, size)
         grown = size - self._calm_bytes > _GROWN_BYTES
+        if grown:
+            self._active_until = now + _LINGER_S
         if now >= self._rest_until and (grown or now >= self._glance_at):
             self._look(now, everything=grown or now >= self._sweep_at)
             self._calm_bytes = size

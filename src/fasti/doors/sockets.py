@@ -12,11 +12,13 @@ before a connection is shut down it is duplicated and compared.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import stat
 import struct
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -24,6 +26,8 @@ _RECEIVED = struct.Struct("=Q")
 # Where the bytes received stand in struct tcp_info, since Linux 4.1.
 _RECEIVED_AT = 128
 _INFO_BYTES = _RECEIVED_AT + _RECEIVED.size
+# Stands for a peer: the socket that listens.
+_LISTENS = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class AcceptedSockets:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        # By descriptor: its inode, and the peer if it is a connection to our port.
+        # By descriptor: its inode, and the peer if it belongs to our port.
         self._known: dict[int, tuple[int, str | None]] = {}
 
     @staticmethod
@@ -72,7 +76,7 @@ class AcceptedSockets:
                 self._known[descriptor] = status.st_ino, None
                 return None
             inode, peer = self._known.get(descriptor, (0, None))
-            if inode == status.st_ino and peer is None:
+            if inode == status.st_ino and not peer:
                 return None
             borrowed = socket.socket(fileno=descriptor)
         except OSError:
@@ -81,7 +85,7 @@ class AcceptedSockets:
             if inode != status.st_ino:
                 peer = self._peer(borrowed)
                 self._known[descriptor] = status.st_ino, peer
-            if peer is None:
+            if not peer:
                 return None
             (received,) = _RECEIVED.unpack_from(_info(borrowed), _RECEIVED_AT)
             return Accepted(descriptor, status.st_ino, peer, received)
@@ -92,16 +96,23 @@ class AcceptedSockets:
             borrowed.detach()
 
     def _peer(self, connection: socket.socket) -> str | None:
-        """Who is at the other end, if it is a connection to our port."""
+        """Who is at the other end, if it is a connection to our port or the socket that listens."""
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         try:
             if connection.getsockname()[1] != self._port:
                 return None
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return _LISTENS
             return peer_name(*connection.getpeername()[:2])
         except OSError:
-            # The socket that listens, or one whose other end is gone.
+            # Its other end is gone.
             return None
+
+    def ours(self) -> dict[int, tuple[int, bool]]:
+        """By descriptor, as of the last look: the inode, and whether it listens."""
+        items = self._known.items()
+        return {fd: (inode, peer == _LISTENS) for fd, (inode, peer) in items if peer is not None}
 
     def hang_up(self, peer: str) -> bool:
         """Ends the connection of a peer: gRPC ends every call on it. False if it is not seen."""
@@ -123,6 +134,50 @@ class AcceptedSockets:
             except OSError:
                 return False
         return True
+
+
+class Activity:
+    """Wakes a thread when a port is called or a connection brings something. `wake` is for any thread.
+
+    A connection tells once, and is armed again by the next `wait`, so that traffic costs as little as the
+    caller's pauses allow. Who was accepted between two waits is not told: look before a wait.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._waker, select.EPOLLIN)
+        # By descriptor: the inode that was armed.
+        self._armed: dict[int, int] = {}
+
+    def wait(self, sockets: dict[int, tuple[int, bool]], timeout_s: float) -> bool:
+        """Whether one of these has something new, or it was woken; False after this time."""
+        for descriptor, (inode, listens) in sockets.items():
+            if self._armed.get(descriptor) != inode:
+                self._arm(descriptor, select.EPOLLET if listens else select.EPOLLONESHOT)
+                self._armed[descriptor] = inode
+        events = self._epoll.poll(timeout_s)
+        for descriptor, _ in events:
+            if not sockets.get(descriptor, (0, False))[1]:
+                self._armed.pop(descriptor, None)
+        return bool(events)
+
+    def _arm(self, descriptor: int, how: int) -> None:
+        # A connection that was closed meanwhile has nothing to tell.
+        with suppress(OSError):
+            try:
+                self._epoll.register(descriptor, select.EPOLLIN | how)
+            except FileExistsError:
+                self._epoll.modify(descriptor, select.EPOLLIN | how)
+
+    def wake(self) -> None:
+        """Ends the wait, and every later one at once."""
+        os.eventfd_write(self._waker, 1)
+
+    def close(self) -> None:
+        """For when no thread waits any more."""
+        self._epoll.close()
+        os.close(self._waker)
 
 
 def peer_name(host: str, port: int) -> str:

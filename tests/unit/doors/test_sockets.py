@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fasti.doors.sockets import AcceptedSockets, peer_name
+from fasti.doors.sockets import AcceptedSockets, Activity, peer_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
@@ -83,3 +83,35 @@ def test_addresses_are_written_as_grpc_does() -> None:
     assert peer_name("10.0.0.7", 5) == "10.0.0.7:5"
     assert peer_name("::ffff:10.0.0.7", 5) == "10.0.0.7:5"
     assert peer_name("fe80::1%eth0", 5) == "[fe80::1]:5"
+
+
+def test_a_thread_rests_until_a_connection_brings_something(listener: socket.socket) -> None:
+    sockets, activity = AcceptedSockets(listener.getsockname()[1]), Activity()
+    client, server = connect(listener)
+    sockets.look()
+    with client, server:
+        # The call itself may have come before the listening socket was watched.
+        activity.wait(sockets.ours(), 0)
+        assert not activity.wait(sockets.ours(), 0)
+        client.sendall(b"1")
+        assert activity.wait(sockets.ours(), 10)
+        assert activity.wait(sockets.ours(), 10), "armed again, and not read yet"
+        server.recv(10)
+        activity.wait(sockets.ours(), 0)
+        assert not activity.wait(sockets.ours(), 0)
+        client.sendall(b"2")
+        assert activity.wait(sockets.ours(), 10)
+    activity.close()
+
+
+def test_a_thread_rests_until_the_port_is_called(listener: socket.socket) -> None:
+    sockets, activity = AcceptedSockets(listener.getsockname()[1]), Activity()
+    sockets.look()
+    assert not activity.wait(sockets.ours(), 0)
+    host = "127.0.0.1" if listener.getsockname()[0] != "::1" else "::1"
+    with socket.create_connection((host, listener.getsockname()[1])):
+        assert activity.wait(sockets.ours(), 10)
+        assert not activity.wait(sockets.ours(), 0), "told once"
+    activity.wake()
+    assert activity.wait(sockets.ours(), 10)
+    activity.close()
