@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -60,8 +60,7 @@ _SLOT_BYTES = 512
 _FILE_BYTES = 2 * _SLOT_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class SyncedEnd:
+class SyncedEnd(NamedTuple):
     """How far a journal was synced: up to ``last_sequence``, which ends at ``offset``."""
 
     epoch: int
@@ -83,17 +82,7 @@ def end_name(directory: str) -> str:
 
 def encode_end(end: SyncedEnd, serial: int) -> bytes:
     """The content of a slot."""
-    fields = _FIELDS.pack(
-        _MAGIC,
-        _FORMAT_VERSION,
-        end.epoch,
-        end.incarnation,
-        end.first_sequence,
-        end.last_sequence,
-        end.offset,
-        end.nonce,
-        serial,
-    )
+    fields = _FIELDS.pack(_MAGIC, _FORMAT_VERSION, *end, serial)
     return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
 
 
@@ -166,13 +155,15 @@ class EndFile:
         """The journal was synced up to there; durable after `sync`. Raises nothing of the disk's."""
         if self._file is None:
             return
-        self._serial += 1
         try:
-            slot = self._serial % 2 * _SLOT_BYTES
-            self._file.write_at(slot, [encode_end(end, self._serial)])
+            self._write_slot(self._file, end)
             self._is_synced = False
         except FastiError as error:
             self._give_up(error)
+
+    def _write_slot(self, file: File, end: SyncedEnd) -> None:
+        self._serial += 1
+        file.write_at(self._serial % 2 * _SLOT_BYTES, [encode_end(end, self._serial)])
 
     def sync(self) -> bool:
         """Make the last `write` durable; False if that was done. Raises nothing of the disk's."""
@@ -193,9 +184,7 @@ class EndFile:
             self._open()
             assert self._file is not None
             for _ in range(2):
-                self._serial += 1
-                slot = self._serial % 2 * _SLOT_BYTES
-                self._file.write_at(slot, [encode_end(end, self._serial)])
+                self._write_slot(self._file, end)
             self._file.sync()
         except FastiError as error:
             self._give_up(error)
