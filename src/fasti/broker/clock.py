@@ -59,6 +59,7 @@ _NEVER_NS = 1 << 80
 
 _AHEAD = "the wall clock was set ahead"
 _BACK = "the wall clock was set back: the broker's clock goes on, slowed until it has caught up"
+_RETURNED = "the wall clock was set back after a leap that was not believed"
 _BEHIND = (
     "the wall clock is behind the last event: the broker's clock goes on from there, slowed until "
     "the wall has caught up"
@@ -303,7 +304,8 @@ class EngineClock:
         self._since = elapsed
         self.last_step_us = by // 1000
         self.steps["forward" if by > 0 else "backward"] += 1
-        self._note(_AHEAD if by > 0 else _BACK, by)
+        back = _RETURNED if self._state is ClockState.DOUBTING else _BACK
+        self._note(_AHEAD if by > 0 else back, by)
 
     def _note(self, text: str, ns: int) -> None:
         self._notes.append((text, round(ns / 1e9, 3)))

@@ -104,7 +104,7 @@ def _check_stage(work: Work, topic: Topic, command: Produce) -> None:
     stage = work.state.stages.get(command.stage)
     if stage is None:
         if len(work.state.stages) >= work.limits.stages_max:
-            raise InvalidArgument("too many stages are open", field="stage")
+            raise Overloaded(f"{work.limits.stages_max:,} stages are open, and no more may be")
         if command.staging is not None:
             check_room(work, command.staging.sink)
             work.topic(command.staging.target)
