@@ -317,7 +317,7 @@ def test_a_bomb_in_a_stream_is_not_unpacked(tmp_path: Path, tried: Tried) -> Non
 ALLOCATIONS = """
 import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
-from fasti.doors.arrow_memory import load_arrow_bounded
+from fasti.doors.allocators import load_arrow_bounded
 bounded = load_arrow_bounded(int(sys.argv[2]))
 import pyarrow as pa
 def fits(megabytes):

@@ -45,8 +45,9 @@ def run(
 
 def _serve(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool) -> None:
     # Imported late: looking at settings should not take half a second.
-    from fasti.doors.arrow_memory import load_arrow_bounded
+    from fasti.doors.allocators import bound_heaps, load_arrow_bounded
 
+    bound_heaps()
     load_arrow_bounded(settings.shard.limits.batch_bytes_max)
     from fasti.doors.without_pandas import hide_pandas_from_arrow
 

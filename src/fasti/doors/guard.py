@@ -86,9 +86,13 @@ class Guard:
         if not AcceptedSockets.are_visible():
             _log.warning("this system doesn't tell what connections bring: they are not watched")
             return
-        self._sockets, self._activity = AcceptedSockets(port), Activity()
+        self.look_at(port)
         self._worker = threads.worker("fasti-guard", self._run)
         self._worker.start()
+
+    def look_at(self, port: int) -> None:
+        """Which port. A test does so instead of `start`."""
+        self._sockets, self._activity = AcceptedSockets(port), Activity()
 
     def stop(self) -> None:
         """Ends the watch."""
@@ -103,7 +107,7 @@ class Guard:
         assert worker is not None, "started"
         while not self._stopping.wait(pause):
             try:
-                rested = self._rest()
+                rested = self.rest()
                 worker.busy()
                 pause = self.poll(time.monotonic())
                 if rested:
@@ -113,8 +117,11 @@ class Guard:
                 pause = _GLANCE_S
             worker.idle()
 
-    def _rest(self) -> bool:
-        """Waits while connections bring nothing; whether they brought nothing all the time."""
+    def rest(self) -> bool:
+        """Waits while connections bring nothing; whether they brought nothing all the time.
+
+        For the guard's thread, or a test instead of it.
+        """
         assert self._sockets is not None, "started"
         assert self._activity is not None, "started"
         now = time.monotonic()

@@ -1,11 +1,15 @@
-"""A bound on the buffers that Arrow makes, for the process of a broker.
+"""How a broker's process allocates memory: set before anything large is loaded.
 
 Arrow unpacks a compressed batch of a stream before it shows it to anybody, and takes no limit for it: 66 kB
 become 2 GiB. Its allocator can be told to refuse large buffers, by variables of the environment, before it is loaded.
+
+The C library gives threads up to eight heaps for each core. gRPC's threads come and go and free what others
+allocated, so that each heap is full of holes: with as many heaps as cores there are fewer of them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import resource
@@ -17,6 +21,17 @@ _BUFFER_BYTES_MIN = 256 << 20
 # All that Arrow may have at a time, reserved as address space: 4 MiB for each thread of a broker at its limits.
 _RESERVED_BYTES = 48 << 30
 _PREFIX = "MIMALLOC_"
+# Of glibc's malloc.h.
+_M_ARENA_MAX = -8
+_HEAPS_MIN = 2
+
+
+def bound_heaps() -> None:
+    """Fewer heaps of the C library, where it has several and the environment says nothing of them."""
+    if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
+        set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+        if set_option is not None:
+            set_option(_M_ARENA_MAX, max(_HEAPS_MIN, os.cpu_count() or 0))
 
 
 def load_arrow_bounded(batch_bytes_max: int) -> bool:
