@@ -154,3 +154,20 @@ def test_a_deleted_topic_gives_everything_back(shard: Shard) -> None:
     shard.do(commands.CreateTopic("t", TopicSettings()))
     assert words(shard.produce(b"1", keys=["k1000"])) == ["ok"]
     assert listed(shard) == [1]
+
+
+def test_pages_with_few_survivors_are_packed_when_they_are_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger, "_THIN_PAGES_KEPT", 4)
+    shard = Shard(leases_max=10)
+    page = 4_096
+    for number in range(10):
+        when = When(due_us=NOW_US + MINUTE_US + np.arange(page, dtype=np.int64))
+        sent = shard.do(commands.Produce("t", Rows.of([b"x"] * page), when))
+        left = 1 if number < 3 else 0
+        shard.do(commands.Cancel("t", Target(ids=sent.ids[left:])))
+        shard.step()
+    assert len(listed(shard)) == 3
+    # One for the three that are left, and the one that is being filled.
+    assert shard.engine.memory.arena.frames_used == 2

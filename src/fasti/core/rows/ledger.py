@@ -27,8 +27,8 @@ Int64s = NDArray[np.int64]
 _PACKED = -1
 _PACK_AT = FRAME_ROWS // 8
 _PAGES_PER_TIDY = 8
-# Mostly finished pages that are left alone: in busy traffic their last rows will finish too, and
-# moving them would be work for nothing. This is the memory that it may cost: 33 MB.
+# Mostly finished pages are left alone while they are among the newest, so many at most: in busy traffic
+# their last rows will finish too, and moving them would be work for nothing. It may cost 33 MB.
 _THIN_PAGES_KEPT = 256
 
 
@@ -154,17 +154,22 @@ class Ledger:
         self._free_packed()
         done = [page for page in islice(self._empty, _PAGES_PER_TIDY) if not self._is_filling(page)]
         self._empty.difference_update(done)
-        if len(self._thin) > _THIN_PAGES_KEPT:
-            spare = min(_PAGES_PER_TIDY, len(self._thin) - _THIN_PAGES_KEPT)
-            thin = [page for page in islice(self._thin, spare) if not self._is_filling(page)]
-            for page in thin:
-                del self._thin[page]
-            done += thin
-        for page in done:
+        thin = self._thin_to_pack()
+        for page in thin:
+            del self._thin[page]
+        for page in [*done, *thin]:
             self._drop(page)
-        if done:
+        if done or thin:
             self._advance_base()
-        return len(self._empty) > 1 or len(self._thin) > _THIN_PAGES_KEPT + 1
+        return len(self._empty) > 1 or len(thin) == _PAGES_PER_TIDY
+
+    def _thin_to_pack(self) -> list[int]:
+        """Mostly finished pages that are too many or too old."""
+        surplus = len(self._thin) - _THIN_PAGES_KEPT
+        old = (self.next_sequence >> FRAME_BITS) - _THIN_PAGES_KEPT
+        first = enumerate(islice(self._thin, _PAGES_PER_TIDY))
+        wanted = [page for number, page in first if number < surplus or page < old]
+        return [page for page in wanted if not self._is_filling(page)]
 
     def _is_filling(self, page: int) -> bool:
         """Whether the next sequences still go to this page."""
