@@ -1,10 +1,12 @@
 """The clients of the soak: each lives for seconds, does one kind of work, leaves nothing and goes.
 
-A crowd is one process with many of them; the soak kills it in the middle and starts another.
+A crowd is one process with many of them; the soak kills it in the middle, clears away what it had made
+under names of its own, and starts another.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -37,6 +39,26 @@ def make_topics(client: fasti.Client) -> None:
     client.create_topic(CRON, kind="cron")
 
 
+def _own_name(draw: random.Random) -> str:
+    """Of something that one client makes: it tells of which process it is."""
+    return f"own-{os.getpid()}-{draw.getrandbits(64):x}"
+
+
+def clear(client: fasti.Client, process: int) -> None:
+    """Removes what clients of a killed process would have removed themselves."""
+    prefix = f"own-{process}-"
+    made: list[tuple[list[str], Callable[[str], Any]]] = [
+        ([topic.name for topic in client.topics()], client.delete_topic),
+        ([group.name for group in client.groups(EVENTS).list()], client.groups(EVENTS).delete),
+        ([each.name for each in client.schedules(CRON).list()], client.schedules(CRON).delete),
+    ]
+    for names, delete in made:
+        for name in names:
+            if name.startswith(prefix):
+                with suppress(fasti.errors.NotFound):
+                    delete(name)
+
+
 def _produce(client: fasti.Client, draw: random.Random) -> int:
     with client.producer(WORK) as producer:
         keys = [uuid.UUID(int=draw.getrandbits(128)).hex for _ in range(_BATCH)]
@@ -61,9 +83,10 @@ def _consume(client: fasti.Client, draw: random.Random) -> int:
 
 def _change(client: fasti.Client, draw: random.Random) -> int:
     with client.producer(WORK) as producer:
-        sent = producer.send_batch([_PAYLOAD] * _BATCH, delay="1h")
+        sent = producer.send_batch([_PAYLOAD] * _BATCH, delay="30s")
     messages = client.messages(WORK)
-    messages.move(id=sent.ids, delay="2h")
+    # If it is killed now, consumers get them in a minute.
+    messages.move(id=sent.ids, delay="1m")
     messages.get(id=sent.ids)
     messages.cancel(id=sent.ids)
     return _BATCH
@@ -87,7 +110,7 @@ def _answer(client: fasti.Client, draw: random.Random) -> int:
 
 
 def _log(client: fasti.Client, draw: random.Random) -> int:
-    group = f"group-{draw.getrandbits(64):x}"
+    group = _own_name(draw)
     client.groups(EVENTS).create(group, start="latest")
     with client.producer(EVENTS) as producer:
         producer.send_batch([_PAYLOAD] * _BATCH)
@@ -114,7 +137,7 @@ def _entries(client: fasti.Client, draw: random.Random) -> int:
 
 
 def _topic(client: fasti.Client, draw: random.Random) -> int:
-    name = f"own-{draw.getrandbits(64):x}"
+    name = _own_name(draw)
     client.create_topic(name, partitions=4)
     try:
         with client.producer(name) as producer:
@@ -126,7 +149,7 @@ def _topic(client: fasti.Client, draw: random.Random) -> int:
 
 def _schedule(client: fasti.Client, draw: random.Random) -> int:
     schedules = client.schedules(CRON)
-    name = f"often-{draw.getrandbits(64):x}"
+    name = _own_name(draw)
     schedules.put(name, every="500ms", target=WORK, payload=_PAYLOAD)
     time.sleep(2)
     schedules.delete(name)

@@ -35,6 +35,11 @@ class ClientProcess:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._line()
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def go(self) -> None:
         """Lets it begin."""
         assert self._process.stdin is not None
