@@ -284,9 +284,9 @@ def test_the_inbox_of_a_client_that_died_goes_after_a_while() -> None:
             assert inboxes(client) == [inbox], "its owner waits for answers"
             # As if its process had been killed: nobody waits, nobody deletes it.
             caller.calls.inbox()._consumer.close()
-            broker.advance("59m")
+            broker.advance("9m")
             assert inboxes(client) == [inbox]
-            broker.advance("2h")
+            broker.advance("20m")
             assert inboxes(client) == []
 
 
