@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -31,6 +32,7 @@ class Holding:
         self.lock = lock
         self._clock = clock
         self._changed = threading.Condition(lock)
+        self._left: deque[Run] = deque()
         self._heap: list[tuple[int, int, Run]] = []
         self._serial = 0
         # Due times beyond this belong to another run than the one that is being taken from.
@@ -131,6 +133,7 @@ class Holding:
 
     def due_run(self) -> tuple[Run | None, float]:
         """The run whose first held message is due, or how long to sleep before looking again."""
+        self._collect()
         if not self._heap or self.void:
             self.ran_out()
             return None, _SLEEP_MAX_S
@@ -173,8 +176,22 @@ class Holding:
                 self._takers -= 1
 
     def put_back(self, run: Run) -> None:
-        """What was not taken of a run waits on."""
-        with self.lock:
+        """What was not taken of a run waits on.
+
+        It never waits for the lock: an iterator that is thrown away puts back wherever Python collects
+        it, in the middle of the session's own work, too. Then the next call that takes does it.
+        """
+        self._left.append(run)
+        if self.lock.acquire(blocking=False):
+            try:
+                self._collect()
+            finally:
+                self.lock.release()
+
+    def _collect(self) -> None:
+        """Runs that were put back while the lock was held."""
+        while self._left:
+            run = self._left.popleft()
             if not self._ended:
                 self.add(run)
 
@@ -182,6 +199,7 @@ class Holding:
         """The first message if it is due, as its run and row. For any thread: nobody waits here."""
         heap = self._heap
         with self.lock:
+            self._collect()
             while heap and not (self.void or self._ended or self._fault):
                 turn_us, serial, run = heap[0]
                 row = run.next
