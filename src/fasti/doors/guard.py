@@ -2,8 +2,9 @@
 
 One thread. While connections bring something it wakes 20 times a second and reads one line of /proc: only
 if the process has grown does it look at all connections, else at new ones and strangers' now and then,
-and at all of them every few seconds. While they bring nothing it rests. What is too much is decided in strangers.py. Between two looks a stranger can bring as
-much as the network carries in 50 ms: that remains, and a memory limit of the service manager bounds it.
+and at all of them every few seconds. While they bring nothing it rests. What is too much is decided in
+strangers.py. Between two looks a stranger can bring as much as the network carries in 50 ms: that
+remains, and a memory limit of the service manager bounds it.
 
 When the process has grown, and is calm again, it has the allocators give back what they hold.
 """
@@ -36,7 +37,7 @@ _HURRY_S = 0.01
 _GLANCE_S = 0.5
 # While no connection waits for its first call.
 _CALM_GLANCE_S = 1.0
-# After this time without anything new it rests, for as long at most.
+# It rests when nothing has come for this long, and for at most so long at a time.
 _LINGER_S = 0.2
 _REST_S_MAX = 1.0
 _SWEEP_S = 5.0
