@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasti.broker.machine_clock import Ticking
-from fasti.core.commands import Detach, Transaction
-from fasti.core.sinks.commands import Carry
+from fasti.core.command import Command
+from fasti.core.commands import Detach
 from fasti.core.work import Fault
 from fasti.errors import InternalError
 
@@ -146,8 +146,8 @@ def _described(command: Any) -> str:
     return f"{_name(command)} on {topic!r}" if topic else f"a {_name(command)}"
 
 
-def _key(command: Any) -> Key:
+def _key(command: Command) -> Key:
     """What commands have in common that meet the same fault."""
-    if isinstance(command, (Transaction, Carry)):
-        return (_name(command), frozenset(_key(part) for part in command.commands))
+    if command.parts:
+        return (_name(command), frozenset(_key(part) for part in command.parts))
     return (_name(command), getattr(command, "topic", None) or getattr(command, "name", ""))

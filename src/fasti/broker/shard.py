@@ -55,6 +55,7 @@ from fasti.broker.threads import Queue, Threads
 from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
+from fasti.core.command import Command
 from fasti.core.engine import Engine, internal_error
 from fasti.core.keys import Rows
 from fasti.core.replies import (
@@ -67,7 +68,7 @@ from fasti.core.replies import (
     SessionDoubted,
     Step,
 )
-from fasti.core.sinks.commands import Carry, SinkChanged
+from fasti.core.sinks.commands import SinkChanged
 from fasti.core.work import StepFailed
 from fasti.errors import (
     Closed,
@@ -204,7 +205,7 @@ class Shard:
 
     # For callers: any thread
 
-    def submit(self, inputs: Sequence[Any], engine: Engine | None = None) -> Future[list[Any]]:
+    def submit(self, inputs: Sequence[Command], engine: Engine | None = None) -> Future[list[Any]]:
         """Hands commands over; the future holds their replies once they are durable."""
         for command in inputs:
             self._route(command)
@@ -224,15 +225,13 @@ class Shard:
             self._wakeup.notify()
         return request.answer
 
-    def _route(self, command: Any) -> None:
+    def _route(self, command: Command) -> None:
         """Works keys' partitions out here, by the caller's thread: the sequencer finds them."""
-        if isinstance(command, (commands.Transaction, Carry)):
-            for part in command.commands:
-                self._route(part)
-        elif isinstance(command, commands.Produce) and command.keys is not None:
-            topic = self.engine.state.by_name.get(command.topic)
-            if topic is not None and topic.settings.partitions > 1:
-                command.keys.prepare(topic.settings)
+        for produce in command.produces():
+            if produce.keys is not None:
+                topic = self.engine.state.by_name.get(produce.topic)
+                if topic is not None and topic.settings.partitions > 1:
+                    produce.keys.prepare(topic.settings)
 
     def call(self, command: Any, timeout: float | None = None) -> Any:
         """One command's reply, durable."""
@@ -480,8 +479,8 @@ class Shard:
         for request in requests:
             request.reruns += 1
             request.suspect |= suspect
-            asks = any(isinstance(command, commands.Lease) for command in request.inputs)
-            if asks or request.reruns > _RERUNS_MAX:
+            lost = any(command.needs_session for command in request.inputs)
+            if lost or request.reruns > _RERUNS_MAX:
                 unknown = OutcomeUnknown("the engine failed on something else: ask again")
                 request.answer.set_exception(unknown)
             else:

@@ -7,14 +7,17 @@ resolved on the engine's `now`), as one number for all rows or a column. A versi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.command import ByIds, BySequences, ByTarget, Command, Compound, WithPayloads
 from fasti.core.keys import Keys, Rows
 from fasti.core.routing.commands import Routes
+from fasti.errors import InvalidArgument
 from fasti.model import OnConflict, TopicSettings
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ class When:
 
 
 @dataclass(slots=True)
-class CreateTopic:
+class CreateTopic(Command):
     """Makes a topic. Again with equal settings: fine; with others: `topic_mismatch`."""
 
     name: str
@@ -52,7 +55,7 @@ class CreateTopic:
 
 
 @dataclass(slots=True)
-class ChangeTopic:
+class ChangeTopic(Command):
     """New settings for a topic. Kind and partition count can't change."""
 
     name: str
@@ -60,7 +63,7 @@ class ChangeTopic:
 
 
 @dataclass(slots=True)
-class PauseTopic:
+class PauseTopic(Command):
     """Nothing more is handed out of the topic, or again; all else goes on."""
 
     name: str
@@ -68,14 +71,14 @@ class PauseTopic:
 
 
 @dataclass(slots=True)
-class EndProducer:
+class EndProducer(Command):
     """A producer is over, and everything it sent has been answered: it need not be remembered."""
 
     producer: str
 
 
 @dataclass(slots=True)
-class DeleteTopic:
+class DeleteTopic(Command):
     """Removes a topic and everything in it."""
 
     name: str
@@ -105,9 +108,10 @@ class Expires:
 
 
 @dataclass(slots=True)
-class Produce:
+class Produce(WithPayloads):
     """New messages. With `stage`, they stay invisible until that stage is published."""
 
+    is_bulk: ClassVar[bool] = True
     topic: str
     rows: Rows
     when: When = field(default_factory=When)
@@ -128,9 +132,19 @@ class Produce:
     # With `stage`: of a sink.
     staging: Staging | None = None
 
+    def produces(self) -> Iterator[Produce]:
+        """Itself."""
+        yield self
+
+    def encode(self) -> int:
+        """Raises if keys are missing: replay hashes those that lie beside the payloads."""
+        if (self.keys is not None) != ("key" in self.rows.batch.schema.names):
+            raise InvalidArgument("keys stand in the command and beside its payloads", field="key")
+        return WithPayloads.encode(self)
+
 
 @dataclass(slots=True)
-class Update:
+class Update(WithPayloads):
     """New payloads, headers and content types; row i of `rows` for row i of the target.
 
     Payloads are replaced whole, with the key that lies beside them: whoever sends this has put
@@ -149,7 +163,7 @@ class Update:
 
 
 @dataclass(slots=True)
-class Reprioritise:
+class Reprioritise(ByTarget):
     """New priorities and nothing else, in priority topics."""
 
     topic: str
@@ -162,7 +176,7 @@ class Reprioritise:
 
 
 @dataclass(slots=True)
-class Move:
+class Move(ByTarget):
     """New due times."""
 
     topic: str
@@ -177,7 +191,7 @@ class Move:
 
 
 @dataclass(slots=True)
-class Cancel:
+class Cancel(ByTarget):
     """The messages will never be delivered again."""
 
     topic: str
@@ -189,7 +203,7 @@ class Cancel:
 
 
 @dataclass(slots=True)
-class Lease:
+class Lease(Command):
     """Up to `count` messages for a consumer, in order; what is missing comes when it is due.
 
     With `wait`, the rest is remembered as credit of the session, first come first served, until
@@ -198,6 +212,7 @@ class Lease:
     name the one with the higher number has it.
     """
 
+    needs_session: ClassVar[bool] = True
     topic: str
     session: int
     consumer: str
@@ -208,21 +223,21 @@ class Lease:
 
 
 @dataclass(slots=True)
-class Detach:
+class Detach(Command):
     """A session ends: its credit is gone. Its leases stay until they are used or expire."""
 
     session: int
 
 
 @dataclass(slots=True)
-class Withdraw:
+class Withdraw(Command):
     """A session takes no more for now: its credit is gone, its name and its leases stay."""
 
     session: int
 
 
 @dataclass(slots=True)
-class Unheard:
+class Unheard(Command):
     """Nothing came from a session's peer since the lease `after_token` was written to it.
 
     With `hold_back` it gets nothing more until it is `Heard`.
@@ -237,7 +252,7 @@ class Unheard:
 
 
 @dataclass(slots=True)
-class Heard:
+class Heard(Command):
     """Something came from the peer of a session that was unheard; or, with `finished`, one that let
     leases run out has finished messages.
     """
@@ -250,7 +265,7 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Heartbeat:
+class Heartbeat(Command):
     """Renews all leases that a consumer has on a topic, up to the longest hold."""
 
     topic: str
@@ -259,14 +274,14 @@ class Heartbeat:
 
 
 @dataclass(slots=True)
-class DescribeConsumers:
+class DescribeConsumers(Command):
     """Who waits and who holds leases, on all topics or on one."""
 
     topic: str = ""
 
 
 @dataclass(slots=True)
-class ReleaseLeases:
+class ReleaseLeases(Command):
     """Gives leased messages back without their token: those of a consumer, or named ones.
 
     The attempt doesn't count; whoever had them finds the lease stale.
@@ -277,9 +292,13 @@ class ReleaseLeases:
     ids: Int64s | None = None
     group: str = ""
 
+    def count_rows(self) -> int:
+        """Those that it names."""
+        return 1 if self.ids is None else len(self.ids)
+
 
 @dataclass(slots=True)
-class Extend:
+class Extend(ByIds):
     """Longer leases: each runs `length_us` from now."""
 
     topic: str
@@ -290,7 +309,7 @@ class Extend:
 
 
 @dataclass(slots=True)
-class Ack:
+class Ack(ByIds):
     """Done. `started_us` is when user code got the message, on the broker's clock (0: unknown)."""
 
     topic: str
@@ -301,7 +320,7 @@ class Ack:
 
 
 @dataclass(slots=True)
-class Release:
+class Release(ByIds):
     """Given back, to any time; the attempt doesn't count."""
 
     topic: str
@@ -313,7 +332,7 @@ class Release:
 
 
 @dataclass(slots=True)
-class Nack:
+class Nack(ByIds):
     """Failed: due again after the topic's retry delay, or `when`; dead after its last attempt."""
 
     topic: str
@@ -326,7 +345,7 @@ class Nack:
 
 
 @dataclass(slots=True)
-class Reject:
+class Reject(ByIds):
     """Failed for good: dead, with a reason."""
 
     topic: str
@@ -338,7 +357,7 @@ class Reject:
 
 
 @dataclass(slots=True)
-class Redrive:
+class Redrive(ByIds):
     """Dead messages live again, with no attempts counted.
 
     The engine doesn't keep the keys of the dead: `keys` (a row each, null where there is none) is
@@ -353,7 +372,7 @@ class Redrive:
 
 
 @dataclass(slots=True)
-class Purge:
+class Purge(ByIds):
     """Dead messages are removed."""
 
     topic: str
@@ -362,7 +381,7 @@ class Purge:
 
 
 @dataclass(slots=True)
-class Publish:
+class Publish(Command):
     """Makes staged messages live, by one event. A taken key refuses all, or skips its row."""
 
     stage: str
@@ -372,14 +391,14 @@ class Publish:
 
 
 @dataclass(slots=True)
-class DropStage:
+class DropStage(Command):
     """Staged messages are dropped unpublished."""
 
     stage: str
 
 
 @dataclass(slots=True)
-class Get:
+class Get(ByTarget):
     """Metadata and payload locations of messages."""
 
     topic: str
@@ -387,7 +406,7 @@ class Get:
 
 
 @dataclass(slots=True)
-class List:
+class List(Command):
     """A page of messages in id order, from `after_id` on, that fit every filter given.
 
     With a target, only those it names are looked at, in its order, and there is one page.
@@ -409,16 +428,20 @@ class List:
     # Of leased messages: those that this consumer has.
     consumer: str | None = None
 
+    def count_rows(self) -> int:
+        """Those that it names."""
+        return 1 if self.target is None else len(self.target)
+
 
 @dataclass(slots=True)
-class Count:
+class Count(Command):
     """How many messages are in each state."""
 
     topic: str
 
 
 @dataclass(slots=True)
-class Forecast:
+class Forecast(Command):
     """How many scheduled messages fall due in each bucket of time."""
 
     topic: str
@@ -428,28 +451,28 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class TakeSnapshot:
+class TakeSnapshot(Command):
     """Pins the state as it is now, until the deadline (on the clock that `now` comes from)."""
 
     deadline_us: int
 
 
 @dataclass(slots=True)
-class DropSnapshot:
+class DropSnapshot(Command):
     """Lets a snapshot go."""
 
     number: int
 
 
 @dataclass(slots=True)
-class Transaction:
+class Transaction(Compound):
     """Mutations that happen whole or not at all, in this order."""
 
     commands: list[Any]
 
 
 @dataclass(slots=True)
-class SliceLoaded:
+class SliceLoaded(BySequences):
     """Storage answers `LoadSlice`: entries of runs in [from_us, through_us), in due order."""
 
     topic: int
@@ -461,7 +484,7 @@ class SliceLoaded:
 
 
 @dataclass(slots=True)
-class RowsInstalled:
+class RowsInstalled(BySequences):
     """A checkpoint wrote these rows to a run: their payloads lie there now."""
 
     topic: int
@@ -473,7 +496,7 @@ class RowsInstalled:
 
 
 @dataclass(slots=True)
-class RunsInstalled:
+class RunsInstalled(Command):
     """A checkpoint is complete: its manifest is in force. `first_due_us` of runs per partition."""
 
     version: int

@@ -165,8 +165,7 @@ def _carry_out(
     """One try at each group; what did not happen is to be tried again, otherwise."""
     commands: list[Any] = [answers.command(places) for places in groups]
     for command in commands:
-        if isinstance(command.commands[-1], co.Produce):
-            service.routes.route(command.commands[-1])
+        service.routes.route(command)
     if any(answers.late[places[0]] for places in groups):
         # Made when it is needed. One that exists with other settings is as good.
         commands.insert(0, co.CreateTopic(REPLIES, _SETTINGS))

@@ -13,10 +13,9 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from fasti.core.commands import Produce, Transaction
+from fasti.core.command import Command
 from fasti.core.routing.commands import ReadBindings
 from fasti.core.routing.matching import Matcher, routes_of
-from fasti.core.sinks.commands import Carry
 from fasti.errors import FastiError, NotFound, Overloaded
 
 if TYPE_CHECKING:
@@ -34,17 +33,14 @@ class RouteBook:
         self._lock = threading.Lock()
         self._is_read = False
 
-    def route(self, command: Any) -> None:
+    def route(self, command: Command) -> None:
         """Gives what a command produces its routes, where a topic is known to have bindings."""
-        if isinstance(command, (Transaction, Carry)):
-            for part in command.commands:
-                self.route(part)
-        elif isinstance(command, Produce):
+        for produce in command.produces():
             if not self._is_read:
                 self._read_all()
-            matcher = self._matchers.get(command.topic)
+            matcher = self._matchers.get(produce.topic)
             if matcher is not None:
-                command.routes = routes_of(matcher, command, self._shard.settings.limits)
+                produce.routes = routes_of(matcher, produce, self._shard.settings.limits)
 
     def _read_all(self) -> None:
         """All bindings that there are, at the first use; from then on who changes them tells."""
@@ -93,17 +89,16 @@ class RouteBook:
                 self.refresh(topic)
         return True
 
-    def call(self, command: Any) -> Any:
+    def call(self, command: Command) -> Any:
         """A command's reply; what it produces is routed, anew if the bindings were others.
 
         A few times, should somebody change them all the while; then the refusal is the reply.
         """
-        parts = command.commands if isinstance(command, Transaction) else [command]
-        produced = [part for part in parts if isinstance(part, Produce)]
+        produces = any(True for _ in command.produces())
         tries = 0
         while True:
             tries += 1
             self.route(command)
             reply = self._shard.call(command)
-            if not produced or tries == _TRIES or not self.learn(reply.error):
+            if not produces or tries == _TRIES or not self.learn(reply.error):
                 return reply

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.command import Command, WithPayloads
 from fasti.core.keys import Rows
 
 Int64s = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class PutSchedules:
+class PutSchedules(Command):
     """Makes or changes schedules: (name, definition as JSON), checked by who sends this.
 
     Done(value=[(outcome, version), ...]), a row each.
@@ -26,7 +27,7 @@ class PutSchedules:
 
 
 @dataclass(slots=True)
-class DeleteSchedule:
+class DeleteSchedule(Command):
     """Removes one, and cancels what it has emitted ahead."""
 
     topic: str
@@ -34,7 +35,7 @@ class DeleteSchedule:
 
 
 @dataclass(slots=True)
-class PauseSchedule:
+class PauseSchedule(Command):
     """Rests, or goes on."""
 
     topic: str
@@ -43,7 +44,7 @@ class PauseSchedule:
 
 
 @dataclass(slots=True)
-class RunSchedule:
+class RunSchedule(WithPayloads):
     """One message now, beside the occurrences; the overlap policy holds."""
 
     topic: str
@@ -52,7 +53,7 @@ class RunSchedule:
 
 
 @dataclass(slots=True)
-class ReadSchedules:
+class ReadSchedules(Command):
     """Done(value=SchedulesPage): one by name, all by number, or those that changed since.
 
     `after_change` is the page's own count of changes, from before; then those that are gone stand
@@ -86,7 +87,7 @@ class SchedulesPage:
 
 
 @dataclass(slots=True)
-class Fire:
+class Fire(WithPayloads):
     """Occurrences of schedules as messages of one target, a row each, at most 5,000.
 
     Each must be later than the schedule's last one. `due_us` is the occurrence and its jitter;

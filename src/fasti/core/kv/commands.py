@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.command import ByIds, ByKeys, BySequences, Command, WithPayloads
 from fasti.core.commands import When
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Asked
@@ -17,9 +19,10 @@ ANY_VERSION = -1
 
 
 @dataclass(slots=True)
-class KvPut:
+class KvPut(WithPayloads):
     """Values by key. A version: -1 any, 0 must not exist, else must be equal."""
 
+    is_bulk: ClassVar[bool] = True
     topic: str
     rows: Rows
     keys: Keys
@@ -29,17 +32,25 @@ class KvPut:
 
 
 @dataclass(slots=True)
-class KvDelete:
-    """Entries go. `rows` bring the keys' bytes into the journal (they don't count as payload)."""
+class KvDelete(ByKeys):
+    """Entries go. `rows` bring the keys' bytes into the journal.
+
+    They take space only for a while, so they don't count: entries go when the disk is full, too.
+    """
 
     topic: str
     rows: Rows
     keys: Keys
     versions: Int64s | int = ANY_VERSION
 
+    def encode(self) -> int:
+        """Encodes the keys."""
+        self.rows.encoded  # noqa: B018
+        return 0
+
 
 @dataclass(slots=True)
-class KvGet:
+class KvGet(ByKeys):
     """Entries by key: `KvFound`."""
 
     topic: str
@@ -47,7 +58,7 @@ class KvGet:
 
 
 @dataclass(slots=True)
-class KvRows:
+class KvRows(ByIds):
     """The same by ids: of a scan's candidates those that are there."""
 
     topic: str
@@ -55,7 +66,7 @@ class KvRows:
 
 
 @dataclass(slots=True)
-class KvDescribe:
+class KvDescribe(Command):
     """How many entries there are, and the position as of which that holds."""
 
     topic: str
@@ -87,7 +98,7 @@ class KvFound:
 
 
 @dataclass(slots=True)
-class KvExpire:
+class KvExpire(BySequences):
     """Storage answers LoadRemoved. Without rows reading failed: they are asked for again."""
 
     topic: int
@@ -95,6 +106,12 @@ class KvExpire:
     sequences: Int64s
     versions: NDArray[np.uint32]
     rows: Rows | None = None
+
+    def encode(self) -> int:
+        """Encodes the keys, which don't count, as those of `KvDelete`."""
+        if self.rows is not None:
+            self.rows.encoded  # noqa: B018
+        return 0
 
 
 @dataclass(slots=True)

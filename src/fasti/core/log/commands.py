@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.columns.hashing import UInt64s
+from fasti.core.command import Command
 from fasti.errors import FastiError
 
 Int64s = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Truncate:
+class Truncate(Command):
     """Rows below the offset are gone."""
 
     topic: str
@@ -24,7 +25,7 @@ class Truncate:
 
 
 @dataclass(slots=True)
-class ReadLog:
+class ReadLog(Command):
     """Where the next rows lie, from an offset on."""
 
     topic: str
@@ -55,7 +56,7 @@ class LogPage:
 
 
 @dataclass(slots=True)
-class FindOffset:
+class FindOffset(Command):
     """A LogPage with the piece that holds the first row at or after the time, if there is one."""
 
     topic: str
@@ -64,14 +65,14 @@ class FindOffset:
 
 
 @dataclass(slots=True)
-class DescribeLog:
+class DescribeLog(Command):
     """Done(value=list of dicts, one per partition)."""
 
     topic: str
 
 
 @dataclass(slots=True)
-class LogsInstalled:
+class LogsInstalled(Command):
     """A checkpoint wrote rows to blocks: (first offset, rows, block, first_us, last_us) each."""
 
     topic: int
@@ -82,7 +83,7 @@ class LogsInstalled:
 
 
 @dataclass(slots=True)
-class KeysLoaded:
+class KeysLoaded(Command):
     """Storage answers LoadKeys: the first 64 bits of each row's key hash, 0 for none."""
 
     topic: int
@@ -92,7 +93,7 @@ class KeysLoaded:
 
 
 @dataclass(slots=True)
-class CreateGroup:
+class CreateGroup(Command):
     """A group that begins at these offsets, one per partition (-1: the earliest, -2: the end)."""
 
     topic: str
@@ -102,7 +103,7 @@ class CreateGroup:
 
 
 @dataclass(slots=True)
-class DeleteGroup:
+class DeleteGroup(Command):
     """Forgets a group."""
 
     topic: str
@@ -110,7 +111,7 @@ class DeleteGroup:
 
 
 @dataclass(slots=True)
-class ResetGroup:
+class ResetGroup(Command):
     """Goes on elsewhere: offsets as for CreateGroup; one partition, or all (-1)."""
 
     topic: str
@@ -120,7 +121,7 @@ class ResetGroup:
 
 
 @dataclass(slots=True)
-class SumLog:
+class SumLog(Command):
     """A log as a whole, and each of its groups, without a look at partitions.
 
     Done(value=`LogSums`).
@@ -142,7 +143,7 @@ class LogSums:
 
 
 @dataclass(slots=True)
-class DescribeGroups:
+class DescribeGroups(Command):
     """Done(value=list of dicts)."""
 
     topic: str
@@ -150,7 +151,7 @@ class DescribeGroups:
 
 
 @dataclass(slots=True)
-class ListDead:
+class ListDead(Command):
     """Dead rows of a group, in id order."""
 
     topic: str

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.command import Command
+
 Int64s = NDArray[np.int64]
 
 
@@ -20,7 +22,7 @@ class Routes:
 
 
 @dataclass(slots=True)
-class Bind:
+class Bind(Command):
     """What a topic gets under subjects that fit the pattern goes to the target too."""
 
     topic: str
@@ -29,7 +31,7 @@ class Bind:
 
 
 @dataclass(slots=True)
-class Unbind:
+class Unbind(Command):
     """Ends a binding; `not_found` if there is none."""
 
     topic: str
@@ -38,7 +40,7 @@ class Unbind:
 
 
 @dataclass(slots=True)
-class ReadBindings:
+class ReadBindings(Command):
     """Done(value=(version, [(pattern, target), ...]))."""
 
     topic: str

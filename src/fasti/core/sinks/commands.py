@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from fasti.core.command import Command, Compound
 from fasti.errors import FastiError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ PARCELS = "_sinks"
 
 
 @dataclass(slots=True)
-class PublishBatch:
+class PublishBatch(Command):
     """A batch has happened, by one event; not above the last one: nothing happens (`SinkAnswer`).
 
     Without `skip` all keys of the batch must be free. `claim` has claimed them piece by piece;
@@ -32,7 +33,7 @@ class PublishBatch:
 
 
 @dataclass(slots=True)
-class DropStages:
+class DropStages(Command):
     """Stages of a sink that are not published are dropped; those that are not there are fine."""
 
     sink: str
@@ -40,14 +41,14 @@ class DropStages:
 
 
 @dataclass(slots=True)
-class ForgetSink:
+class ForgetSink(Command):
     """The sink is forgotten and its stages are dropped."""
 
     sink: str
 
 
 @dataclass(slots=True)
-class DescribeSinks:
+class DescribeSinks(Command):
     """What is known of sinks by name, from `after` on: a list of `SinkView`."""
 
     sink: str = ""
@@ -56,13 +57,14 @@ class DescribeSinks:
 
 
 @dataclass(slots=True)
-class Carry:
+class Carry(Compound):
     """The next parcel of a published stage: its commands and its end, in one step.
 
     `outcomes` are those of rows that no command stands for. The value is False if the parcel is not
     the next one (any more): then nothing happens.
     """
 
+    is_bulk: ClassVar[bool] = True
     stage: str
     sequence: int
     commands: list[Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fasti.core import events as ev
+from fasti.core.command import WithPayloads
 from fasti.core.commands import Produce
 from fasti.core.keys import Rows
 from fasti.core.replies import Reply
@@ -18,7 +19,7 @@ from fasti.errors import InvalidArgument
 
 
 @dataclass(slots=True)
-class Bury:
+class Bury(WithPayloads):
     """Puts messages into a topic as dead ones. They have no key: the dead hold none."""
 
     topic: str

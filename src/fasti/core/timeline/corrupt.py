@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.columns import codes
+from fasti.core.command import ByIds
 from fasti.core.commands import Target
 from fasti.core.replies import Reply
 from fasti.core.timeline.judging import blank, locate, mark_repeated
@@ -26,7 +27,7 @@ CORRUPT = "corrupt"
 
 
 @dataclass(slots=True)
-class GiveUp:
+class GiveUp(ByIds):
     """The payloads of these messages, at these places, are lost."""
 
     topic: str
