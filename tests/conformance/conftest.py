@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.conformance.protocol_client import Client
 
 from fasti.broker.launch import BrokerProcess
+from tests.conformance.protocol_client import Client
 
 _numbers = itertools.count(1)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
 from tests.conformance.protocol_client import Client, Header, Refused, rows, statuses
 
 MakeTopic = Callable[..., str]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
+from fasti.broker.launch import BrokerProcess
 from tests.conformance.protocol_client import (
     Client,
     Refused,
@@ -18,8 +20,6 @@ from tests.conformance.protocol_client import (
     rows,
     statuses,
 )
-
-from fasti.broker.launch import BrokerProcess
 
 MakeTopic = Callable[..., str]
 HOUR_US = 3_600_000_000

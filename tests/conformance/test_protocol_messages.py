@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
 from tests.conformance.protocol_client import (
     Client,
     Outcome,

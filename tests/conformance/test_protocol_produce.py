@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+
 from tests.conformance.protocol_client import (
     Client,
     ProduceStream,

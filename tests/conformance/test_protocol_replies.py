@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tests.conformance.protocol_client import Client, Refused, expand, returned, rows, statuses
 
 MakeTopic = Callable[..., str]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tests.conformance.protocol_client import Client, Refused
 
 MakeTopic = Callable[..., str]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
 from tests.conformance.protocol_client import Client, Refused, rows
 
 MakeTopic = Callable[..., str]

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tests.crash.photographs import START_US, Op, PhasedShard, Sight
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
@@ -33,6 +32,7 @@ from fasti.model import (
     sequence_of,
 )
 from fasti.storage.files import Files
+from tests.crash.photographs import START_US, Op, PhasedShard, Sight
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=4096, feed_bytes=0)
 LONG_US = 24 * 60 * MINUTE_US

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from tests.crash.photographs import PhotographedFiles
-from tests.properties.cron_rig import START, SteppedShard
 
 from fasti.broker.cron.scheduler import Scheduler
 from fasti.core import commands as co
@@ -24,6 +22,8 @@ from fasti.core.cron import commands as cc
 from fasti.core.cron.schedule import Schedule
 from fasti.model import SECOND_US, TopicSettings
 from fasti.testing.disk import SimulatedFiles
+from tests.crash.photographs import PhotographedFiles
+from tests.properties.cron_rig import START, SteppedShard
 
 BEGIN_US = START * SECOND_US + SECOND_US // 2
 TEXT = b"{{schedule}} {{occurrence}}"

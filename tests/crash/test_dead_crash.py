@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.crash.photographs import START_US, PhotographedFiles
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
@@ -24,6 +23,7 @@ from fasti.core.replies import Deliver
 from fasti.core.timeline.bury import Bury
 from fasti.model import SECOND_US, SEQUENCE_BITS, State, TopicSettings
 from fasti.testing.disk import SimulatedFiles
+from tests.crash.photographs import START_US, PhotographedFiles
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=256)
 Seen = dict[str, dict[bytes, tuple[int, str]]]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.crash.photographs import PhotographedFiles
-from tests.properties.fanout_rig import Rig, words
 
 from fasti.testing.disk import SimulatedFiles
-from fasti.testing.model_fanout import Row
+from tests.crash.photographs import PhotographedFiles
+from tests.models.fanout import Row
+from tests.properties.fanout_rig import Rig, words
 
 BOUND = ("orders", "emails", "audit", "events")
 STEPS = 24

@@ -15,13 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.crash.photographs import (
-    START_US,
-    PhasedShard,
-    PhotographedFiles,
-    differences,
-    moment,
-)
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
@@ -34,6 +27,13 @@ from fasti.core.replies import Deliver
 from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
 from fasti.storage.files import Files
 from fasti.testing.disk import SimulatedFiles
+from tests.crash.photographs import (
+    START_US,
+    PhasedShard,
+    PhotographedFiles,
+    differences,
+    moment,
+)
 
 LONG_US = 24 * 3_600 * SECOND_US
 SETTINGS = ShardSettings(segment_bytes=16_384, memory_bytes=16 << 20, leases_max=256)

@@ -13,12 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.crash.photographs import (
-    Op,
-    ToldShard,
-    compact_as_if_after_years,
-    crash_everywhere,
-)
 
 from fasti.broker.kv.requests import SEPARATOR, KvKeys
 from fasti.config import ShardSettings
@@ -28,6 +22,12 @@ from fasti.core.kv import kind as kv
 from fasti.core.kv.commands import ANY_VERSION, KvDelete, KvDescribe, KvGet, KvPut
 from fasti.model import DUE_MAX_US, SECOND_US, Outcome, TopicSettings
 from fasti.storage.files import Files
+from tests.crash.photographs import (
+    Op,
+    ToldShard,
+    compact_as_if_after_years,
+    crash_everywhere,
+)
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=256)
 TOPICS = {

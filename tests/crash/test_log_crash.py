@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.crash.photographs import Op, ToldShard, crash_everywhere
 
 from fasti.config import ShardSettings
 from fasti.core import commands as co
@@ -22,6 +21,7 @@ from fasti.model import SECOND_US, TopicSettings
 from fasti.storage import log_blocks
 from fasti.storage.files import Files
 from fasti.storage.log_rows import read_piece
+from tests.crash.photographs import Op, ToldShard, crash_everywhere
 
 SETTINGS = ShardSettings(segment_bytes=16_384, memory_bytes=16 << 20, leases_max=256)
 TOPICS = {

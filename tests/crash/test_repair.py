@@ -13,13 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.crash.photographs import moment
-from tests.crash.shard_workload import Driven, Workload
-from tests.crash.test_cron_crash import BEGIN_US, SCHEDULES, Believed, Told
-from tests.crash.test_groups_crash import Story as GroupsStory
-from tests.crash.test_sinks_crash import SinksShard
-from tests.crash.test_sinks_crash import story as sinks_story
-from tests.properties import mixed_rig
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
@@ -47,6 +40,13 @@ from fasti.storage.rebase import MARKER
 from fasti.storage.repair import repair_directory
 from fasti.storage.store import ShardStore
 from fasti.testing.disk import Crashed, SimulatedFiles
+from tests.crash.photographs import moment
+from tests.crash.shard_workload import Driven, Workload
+from tests.crash.test_cron_crash import BEGIN_US, SCHEDULES, Believed, Told
+from tests.crash.test_groups_crash import Story as GroupsStory
+from tests.crash.test_sinks_crash import SinksShard
+from tests.crash.test_sinks_crash import story as sinks_story
+from tests.properties import mixed_rig
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=64 << 20, leases_max=4096)
 LATER_US = moment(100_000)

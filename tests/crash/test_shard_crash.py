@@ -12,6 +12,8 @@ import random
 from typing import Any
 
 import pytest
+
+from fasti.testing.disk import Crashed, SimulatedFiles
 from tests.crash.photographs import (
     Op,
     PhotographedFiles,
@@ -30,8 +32,6 @@ from tests.crash.shard_workload import (
     without_tokens,
     write_story,
 )
-
-from fasti.testing.disk import Crashed, SimulatedFiles
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.shard_worker import SETTINGS
 
 from fasti.broker.local import LocalShard
 from fasti.config import Durability
 from fasti.core import commands as co
 from fasti.model import State
 from fasti.storage.files import LocalFiles
+from tests.crash.shard_worker import SETTINGS
 
 WORKER = Path(__file__).with_name("shard_worker.py")
 

@@ -15,12 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.crash.photographs import (
-    Op,
-    ToldShard,
-    compact_as_if_after_years,
-    crash_everywhere,
-)
 
 from fasti.config import ShardSettings
 from fasti.core import commands as co
@@ -30,6 +24,12 @@ from fasti.core.sinks.commands import PARCELS
 from fasti.core.timeline import staging
 from fasti.model import SECOND_US, TopicSettings
 from fasti.storage.files import Files
+from tests.crash.photographs import (
+    Op,
+    ToldShard,
+    compact_as_if_after_years,
+    crash_everywhere,
+)
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=256)
 TOPICS = {

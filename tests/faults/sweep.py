@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as fl
+
+from fasti.broker.launch import BrokerProcess
 from tests.conformance.protocol_client import Refused, refusal, rows, statuses
 from tests.faults.shim import Calls, MachineFaults
 from tests.integration.serve_rig import ask, client_of
-
-from fasti.broker.launch import BrokerProcess
 
 # Segments and checkpoints come and go with every few sends.
 ROLLING = {

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import pytest
 import trustme
-from tests.faults.conftest import Tried
-from tests.integration.serve_rig import SMALL, ask
 from typer.testing import CliRunner
 
 import fasti
@@ -22,6 +20,8 @@ from fasti.broker.launch import BrokerProcess
 from fasti.cli.main import app as commands
 from fasti.doors.credentials import create
 from fasti.errors import FastiError, InvalidArgument, Unavailable
+from tests.faults.conftest import Tried
+from tests.integration.serve_rig import SMALL, ask
 
 
 class Certified(NamedTuple):

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.faults.conftest import Tried
-from tests.faults.shim import MachineFaults
-from tests.integration.serve_rig import SMALL, ask
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.errors import ClockBehind
+from tests.faults.conftest import Tried
+from tests.faults.shim import MachineFaults
+from tests.integration.serve_rig import SMALL, ask
 
 HOUR_S = 3600.0
 MONTH_S = 30 * 86_400.0

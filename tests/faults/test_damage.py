@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.conftest import Tried
-from tests.integration.serve_rig import SMALL
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import Corruption
 from fasti.storage.files import LocalFiles
 from fasti.storage.scrub import scrub_directory
+from tests.faults.conftest import Tried
+from tests.integration.serve_rig import SMALL
 
 COUNT = 1_000
 

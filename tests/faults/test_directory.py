@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.conftest import Tried
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -18,6 +17,7 @@ from fasti.storage.directory import clone_directory
 from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect
 from fasti.storage.safe_open import tighten
+from tests.faults.conftest import Tried
 
 
 def _mode(path: Path) -> int:

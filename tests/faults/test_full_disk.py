@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.conftest import Tried
-from tests.faults.shim import Calls, MachineFaults
-from tests.faults.sweep import PATIENCE_S, ROLLING, Sweep
-from tests.integration.serve_rig import ask
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import StorageFull
+from tests.faults.conftest import Tried
+from tests.faults.shim import Calls, MachineFaults
+from tests.faults.sweep import PATIENCE_S, ROLLING, Sweep
+from tests.integration.serve_rig import ask
 
 BATCH = [b"x" * 4000] * 10
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.protocol_client import Client, ProduceStream, Refused, Session, rows
-from tests.faults.conftest import Tried
-from tests.integration.serve_rig import SMALL, ask
 
 from fasti.broker.launch import BrokerProcess
 from fasti.doors.credentials import create
 from fasti.doors.without_pandas import hide_pandas_from_arrow
+from tests.conformance.protocol_client import Client, ProduceStream, Refused, Session, rows
+from tests.faults.conftest import Tried
+from tests.integration.serve_rig import SMALL, ask
 
 BOUNDS = {
     "sessions_max": 12,

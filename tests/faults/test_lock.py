@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.conftest import Tried
-from tests.faults.shim import Calls, MachineFaults
-from tests.integration.serve_rig import SMALL
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -21,6 +18,9 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.errors import DataDirLocked, FastiError, StorageFailed
 from fasti.storage.files import LocalFiles
+from tests.faults.conftest import Tried
+from tests.faults.shim import Calls, MachineFaults
+from tests.integration.serve_rig import SMALL
 
 
 @pytest.mark.fault(

@@ -11,10 +11,6 @@ from pathlib import Path
 
 import pyarrow.flight as fl
 import pytest
-from tests.conformance.protocol_client import Client
-from tests.faults.conftest import Tried
-from tests.faults.shim import Calls, MachineFaults
-from tests.integration.serve_rig import SMALL, ask
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -22,6 +18,10 @@ from fasti.client.address import parse_address
 from fasti.client.flight_transport import FlightTransport
 from fasti.doors.credentials import create
 from fasti.errors import PermissionDenied, TimedOut, Unauthenticated
+from tests.conformance.protocol_client import Client
+from tests.faults.conftest import Tried
+from tests.faults.shim import Calls, MachineFaults
+from tests.integration.serve_rig import SMALL, ask
 
 # What stands behind `Authorization:`, as bytes on the wire.
 ODD = (

@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.conformance.protocol_client import expand, rows
-from tests.faults.conftest import Tried
-from tests.integration.serve_rig import SEGMENTS, ask, client_of
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.doors.link import BrokerLink
 from fasti.errors import Overloaded, Unavailable
+from tests.conformance.protocol_client import expand, rows
+from tests.faults.conftest import Tried
+from tests.integration.serve_rig import SEGMENTS, ask, client_of
 
 MIB = 1 << 20
 Run = Callable[..., BrokerProcess]

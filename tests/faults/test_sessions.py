@@ -16,13 +16,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+import fasti
+from fasti.broker.launch import BrokerProcess
 from tests.conformance.protocol_client import RETURNED, VERSION, Client
 from tests.faults.conftest import Tried
 from tests.integration.serve_rig import SEGMENTS
 from tests.integration.trouble.proxy import Proxy
-
-import fasti
-from fasti.broker.launch import BrokerProcess
 
 PATIENCE_S = 60.0
 MESSAGES = 500

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.conftest import Tried
 from typer.testing import CliRunner
 
 import fasti
@@ -19,6 +18,7 @@ from fasti.errors import Corruption
 from fasti.storage.files import LocalFiles
 from fasti.storage.frames import ALIGNMENT, MARK, Header, decode_header
 from fasti.storage.inspect import stats
+from tests.faults.conftest import Tried
 
 # Small, so that several segments come to be.
 _SETTINGS = {"segment_size": "1MiB"}

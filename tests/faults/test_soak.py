@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import fasti
-from fasti.bench.soak import judged, soak
-from fasti.bench.soak_jobs import CRON, EVENTS, WORK, clear, make_topics
-from fasti.bench.wire import broker
+from benchmarks.soak import judged, soak
+from benchmarks.soak_jobs import CRON, EVENTS, WORK, clear, make_topics
+from benchmarks.wire import broker
 
 
 def test_clients_come_and_go_and_the_broker_is_sampled(tmp_path: Path) -> None:

@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pyarrow.ipc
 import pytest
-from tests.faults.conftest import Tried
-from tests.faults.http2 import answer, closed, greeting, hello, padding
-from tests.integration.serve_rig import SMALL
 
 import fasti
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.launch import BrokerProcess
 from fasti.doors.credentials import create
 from fasti.protocol.envelope import dump, pack, unpack
+from tests.faults.conftest import Tried
+from tests.faults.http2 import answer, closed, greeting, hello, padding
+from tests.integration.serve_rig import SMALL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of connections")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.conftest import Tried
-from tests.faults.sabotage import Sabotage
-from tests.faults.shim import Calls, MachineFaults
-from tests.integration.serve_rig import SMALL, ask, children
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import FastiError
+from tests.faults.conftest import Tried
+from tests.faults.sabotage import Sabotage
+from tests.faults.shim import Calls, MachineFaults
+from tests.integration.serve_rig import SMALL, ask, children
 
 PATIENCE_S = 40.0
 SPARES = "fasti.broker.housekeeper:Housekeeper._prepare"

@@ -11,16 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.golden.bodies import (
-    AT_US,
-    body_of,
-    check_read,
-    check_written,
-    content_of,
-    int64s,
-    joined,
-    same,
-)
 
 from fasti.core.capsule import Capsule
 from fasti.core.cron.book import Ahead, CronBook
@@ -36,6 +26,16 @@ from fasti.core.cron.schedule import Schedule
 from fasti.core.events import Event
 from fasti.core.replies import Frame
 from fasti.storage.state_block import decode_state, encode_state
+from tests.golden.bodies import (
+    AT_US,
+    body_of,
+    check_read,
+    check_written,
+    content_of,
+    int64s,
+    joined,
+    same,
+)
 
 BODY = Path(__file__).parent / "frame-body-2-cron"
 STATE = Path(__file__).parent / "block-2-cron.state"

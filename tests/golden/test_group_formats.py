@@ -11,15 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.golden.bodies import (
-    AT_US,
-    body_of,
-    check_read,
-    check_written,
-    content_of,
-    int64s,
-    joined,
-)
 
 from fasti.core.capsule import Capsule
 from fasti.core.events import Event
@@ -32,6 +23,15 @@ from fasti.core.replies import Frame
 from fasti.core.rows.names import Names
 from fasti.core.undo import Undo
 from fasti.storage import state_block
+from tests.golden.bodies import (
+    AT_US,
+    body_of,
+    check_read,
+    check_written,
+    content_of,
+    int64s,
+    joined,
+)
 
 HERE = Path(__file__).parent
 BODY = HERE / "frame-body-2-groups"

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.golden.bodies import AT_US, SEED, body_of, check_read, check_written, int64s
-
 from fasti.core.events import Event, Replaced
 from fasti.core.keys import Rows
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.replies import Frame
 from fasti.model import DUE_MAX_US
 from fasti.storage import event_codec
+from tests.golden.bodies import AT_US, SEED, body_of, check_read, check_written, int64s
 
 BODY = Path(__file__).parent / "frame-body-2-kv"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-from tests.golden.bodies import AT_US, SEED, body_of, check_read, check_written, int64s, joined
 
 from fasti.core.events import Event
 from fasti.core.keys import Rows
@@ -20,6 +19,7 @@ from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
 from fasti.storage.runs import Block
 from fasti.storage.seals import seal, unseal
+from tests.golden.bodies import AT_US, SEED, body_of, check_read, check_written, int64s, joined
 
 HERE = Path(__file__).parent
 BODY = HERE / "frame-body-2-log"

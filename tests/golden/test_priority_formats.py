@@ -10,6 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
+from fasti.core.events import Event
+from fasti.core.keys import Rows
+from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
+from fasti.core.replies import Frame
+from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns
+from fasti.storage.seals import seal, unseal
 from tests.golden.bodies import (
     AT_US,
     SEED,
@@ -21,13 +28,6 @@ from tests.golden.bodies import (
     same,
 )
 from tests.golden.test_shard_formats import columns
-
-from fasti.core.events import Event
-from fasti.core.keys import Rows
-from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
-from fasti.core.replies import Frame
-from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns
-from fasti.storage.seals import seal, unseal
 
 BODY = Path(__file__).parent / "frame-body-2-priority"
 ROWS = Path(__file__).parent / "block-2-priority.rows"

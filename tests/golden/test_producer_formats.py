@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.golden.bodies import AT_US, body_of, check_read, check_written
-
 from fasti.core import events as ev
 from fasti.core.replies import Frame
+from tests.golden.bodies import AT_US, body_of, check_read, check_written
 
 BODY = Path(__file__).parent / "frame-body-2-producers"
 

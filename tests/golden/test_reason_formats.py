@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tests.golden.bodies import AT_US, content_of, int64s, joined, same
-from tests.golden.test_shard_formats import STATE as OLD_STATE
-from tests.golden.test_shard_formats import columns
 
 from fasti.core.capsule import Capsule
 from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns
 from fasti.storage.seals import seal, unseal
 from fasti.storage.state_block import decode_state, encode_state
+from tests.golden.bodies import AT_US, content_of, int64s, joined, same
+from tests.golden.test_shard_formats import STATE as OLD_STATE
+from tests.golden.test_shard_formats import columns
 
 ROWS = Path(__file__).parent / "block-2-moments.rows"
 STATE = Path(__file__).parent / "block-2-leases.state"

@@ -13,17 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.golden.bodies import (
-    AT_US,
-    SEED,
-    body_of,
-    check_read,
-    check_written,
-    content_of,
-    int64s,
-    joined,
-    same,
-)
 
 from fasti.core import events as ev
 from fasti.core.capsule import Capsule
@@ -35,6 +24,17 @@ from fasti.storage.damaged_rows import salvage
 from fasti.storage.manifest import Manifest
 from fasti.storage.runs import ROW_SCHEMA, Block, rows_batch, rows_columns
 from fasti.storage.seals import seal, unseal
+from tests.golden.bodies import (
+    AT_US,
+    SEED,
+    body_of,
+    check_read,
+    check_written,
+    content_of,
+    int64s,
+    joined,
+    same,
+)
 
 HERE = Path(__file__).parent
 BODY = HERE / "frame-body-1"

@@ -11,16 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.golden.bodies import (
-    AT_US,
-    body_of,
-    check_read,
-    check_written,
-    content_of,
-    int64s,
-    joined,
-    same,
-)
 
 from fasti.core.capsule import Capsule, _capture_stage, _restore_stage
 from fasti.core.events import Event
@@ -38,6 +28,16 @@ from fasti.core.sinks.events import (
 from fasti.core.state import ShardState
 from fasti.core.timeline.stages import Stage, StagedRows
 from fasti.storage.state_block import decode_state, encode_state
+from tests.golden.bodies import (
+    AT_US,
+    body_of,
+    check_read,
+    check_written,
+    content_of,
+    int64s,
+    joined,
+    same,
+)
 
 BODY = Path(__file__).parent / "frame-body-2-sinks"
 STATE = Path(__file__).parent / "block-2-sinks.state"

@@ -6,9 +6,8 @@ import os
 import time
 from typing import Any
 
-from tests.integration.app_rig import await_line, tell
-
 import fasti
+from tests.integration.app_rig import await_line, tell
 
 app = fasti.App()
 hooks: list[str] = []

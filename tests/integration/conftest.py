@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.serve_rig import SEGMENTS
 
 
 @pytest.fixture(scope="module")

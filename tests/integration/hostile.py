@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.conformance.protocol_client import HEADERS, Client, Refused, rows, status_as_error
 
 from fasti.broker.calls import actions, requests
 from fasti.broker.calls.actions import ACTIONS
@@ -28,6 +27,7 @@ from fasti.broker.calls.subscription import Subscription
 from fasti.broker.service import Service
 from fasti.errors import error_codes
 from fasti.model import DUE_MAX_US, Limits
+from tests.conformance.protocol_client import HEADERS, Client, Refused, rows, status_as_error
 
 Header = dict[str, Any]
 Parts = list[pa.RecordBatch]

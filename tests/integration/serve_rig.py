@@ -13,10 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tests.conformance.protocol_client import Client
-
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.conformance.protocol_client import Client
 
 WAIT_S = 60.0
 # Files of a broker that starts and ends sooner: segments are filled with zeros in advance.

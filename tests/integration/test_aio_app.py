@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 import fasti.aio
@@ -25,6 +24,7 @@ from fasti.app.handler import OnOptions
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import InvalidArgument, NotFound
 from fasti.testing.virtual import VirtualBroker
+from tests.integration.serve_rig import SEGMENTS
 
 WAIT_S = 60.0
 

@@ -18,10 +18,10 @@ from typing import Any
 import fastapi
 import pytest
 import uvicorn
-from tests.unit.aio.stories import no_threads_left, until
 
 import fasti.aio
 from fasti.broker.launch import BrokerProcess
+from tests.unit.aio.stories import no_threads_left, until
 
 
 def test_from_end_to_end(broker: BrokerProcess) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.serve_rig import SMALL, ask
 
 import fasti
 from fasti import errors
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import NotFound
+from tests.integration.serve_rig import SMALL, ask
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # What Prometheus says of every target.

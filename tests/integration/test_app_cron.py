@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import AlreadyExists, InvalidArgument, NotFound
 from fasti.testing.virtual import VirtualBroker
+from tests.integration.serve_rig import SEGMENTS
 
 WAIT_S = 60.0
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.app_in_processes import answer, app, hang, spin, work
-from tests.integration.app_rig import WAIT_S, Mailbox
-from tests.integration.serve_rig import Watched, emptied
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.app_in_processes import answer, app, hang, spin, work
+from tests.integration.app_rig import WAIT_S, Mailbox
+from tests.integration.serve_rig import Watched, emptied
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.app_rig import WAIT_S, Mailbox
-from tests.integration.serve_rig import Watched, children, emptied
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.cli.exits import ERROR_EXITS
+from tests.integration.app_rig import WAIT_S, Mailbox
+from tests.integration.serve_rig import Watched, children, emptied
 
 ROOT = Path(__file__).parents[2]
 MODULE = """

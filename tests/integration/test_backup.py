@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SMALL
 from typer.testing import CliRunner
 
 import fasti
@@ -40,6 +39,7 @@ from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect
 from fasti.storage.restore import restore
 from fasti.testing.virtual import VirtualBroker
+from tests.integration.serve_rig import SMALL
 
 
 def fill(client: fasti.Client) -> None:

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS, WAIT_S
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.serve_rig import SEGMENTS, WAIT_S
 
 
 class Lines(logging.Handler):

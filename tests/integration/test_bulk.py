@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import FastiError, InvalidArgument
 from fasti.testing import VirtualBroker
+from tests.integration.serve_rig import SEGMENTS
 
 FAR_US = 4_102_444_800_000_000
 ROWS = 10_000

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import emptied
 
 import fasti
 import fasti.aio
@@ -17,6 +16,7 @@ from fasti.broker.launch import BrokerProcess
 from fasti.client.changes import Position
 from fasti.client.client import Client
 from fasti.errors import InvalidArgument
+from tests.integration.serve_rig import emptied
 
 
 @pytest.fixture

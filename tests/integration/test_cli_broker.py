@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.cli.exits import BROKEN_PIPE, ERROR_EXITS, TERMINATED
+from tests.integration.serve_rig import SEGMENTS
 
 
 @pytest.fixture(scope="module")

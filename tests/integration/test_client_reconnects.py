@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import RowsFailed, TimedOut
+from tests.integration.serve_rig import SEGMENTS
 
 PATIENCE_S = 60.0
 

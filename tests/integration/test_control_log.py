@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SMALL
 
 import fasti
 from fasti.broker.calls import control
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import NotFound
+from tests.integration.serve_rig import SMALL
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SMALL
-from tests.integration.test_backup import Traffic, numbers
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -17,6 +15,8 @@ from fasti.errors import Corruption
 from fasti.storage.copies import OPEN_NAME
 from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect
+from tests.integration.serve_rig import SMALL
+from tests.integration.test_backup import Traffic, numbers
 
 COPY = "looks like a copy of"
 

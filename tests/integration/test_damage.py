@@ -6,16 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.shard_rig import (
-    NOW_US,
-    FakeClock,
-    SharedFiles,
-    int64s,
-    make_topic,
-    produce,
-    serving,
-    shown,
-)
 
 from fasti.broker.shard import Shard
 from fasti.core import commands as co
@@ -26,6 +16,16 @@ from fasti.model import Outcome
 from fasti.storage.backup import back_up, directory_source
 from fasti.storage.files import LocalFiles
 from fasti.storage.restore import restore
+from tests.integration.shard_rig import (
+    NOW_US,
+    FakeClock,
+    SharedFiles,
+    int64s,
+    make_topic,
+    produce,
+    serving,
+    shown,
+)
 
 DAY_US = 86_400_000_000
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import InvalidArgument, NotFound
 from fasti.testing import VirtualBroker
+from tests.integration.serve_rig import SEGMENTS
 
 
 @pytest.fixture(scope="module", params=["process", "embedded"])

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import TopicMismatch
+from tests.integration.serve_rig import SEGMENTS
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.address import DEFAULT_ADDRESS
+from tests.integration.serve_rig import SEGMENTS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

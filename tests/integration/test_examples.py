@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 from fasti.broker.launch import BrokerProcess
+from tests.integration.serve_rig import SEGMENTS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Not an example: what they share.

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from tests.integration.app_rig import WAIT_S
-from tests.integration.serve_rig import emptied
 
 import fasti
 import fasti.aio
 from fasti.broker.launch import BrokerProcess
+from tests.integration.app_rig import WAIT_S
+from tests.integration.serve_rig import emptied
 
 QUICK = 3_000
 # So that neither an end of a lease nor its renewal frees anything meanwhile.

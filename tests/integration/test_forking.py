@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.serve_rig import SEGMENTS
 
 PRELUDE = """
 import os, signal, sys, threading

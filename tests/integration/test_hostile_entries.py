@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+
 from tests.conformance.protocol_client import Client, pack, rows, status_as_error, unpack
 from tests.integration.test_hostile_input import (
     EXPECTED,

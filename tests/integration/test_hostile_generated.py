@@ -19,6 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from fasti.broker.calls.actions import ACTIONS
+from fasti.broker.launch import BrokerProcess
+from fasti.broker.metrics.counts import Metrics
+from fasti.broker.service import Service
+from fasti.broker.shard import Shard
+from fasti.config import ShardSettings
+from fasti.core.engine import Engine
+from fasti.doors.flight import FlightDoor
+from fasti.storage.files import LocalFiles
 from tests.conformance.protocol_client import Client, Session, returned
 from tests.integration import hostile
 from tests.integration.hostile import (
@@ -32,16 +42,6 @@ from tests.integration.hostile import (
     may_answer,
 )
 from tests.integration.serve_rig import SEGMENTS
-
-from fasti.broker.calls.actions import ACTIONS
-from fasti.broker.launch import BrokerProcess
-from fasti.broker.metrics.counts import Metrics
-from fasti.broker.service import Service
-from fasti.broker.shard import Shard
-from fasti.config import ShardSettings
-from fasti.core.engine import Engine
-from fasti.doors.flight import FlightDoor
-from fasti.storage.files import LocalFiles
 
 SETTINGS = ShardSettings(
     segment_bytes=1 << 18, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0, limits=LIMITS

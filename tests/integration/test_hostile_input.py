@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pyarrow.ipc
 import pytest
+
+from fasti.broker.launch import BrokerProcess
 from tests.conformance.protocol_client import (
     Client,
     ProduceStream,
@@ -33,8 +35,6 @@ from tests.conformance.protocol_client import (
     unpack,
 )
 from tests.integration.serve_rig import SEGMENTS
-
-from fasti.broker.launch import BrokerProcess
 
 MIB = 1 << 20
 WAIT_S = 60.0

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from tests.conformance.protocol_client import Client, Refused, rows
-from tests.integration.serve_rig import SEGMENTS
 
 from fasti.broker.launch import BrokerProcess
+from tests.conformance.protocol_client import Client, Refused, rows
+from tests.integration.serve_rig import SEGMENTS
 
 Header = dict[str, Any]
 Parts = list[pa.RecordBatch]

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+
 from tests.conformance.protocol_client import VERSION, Client, statuses
 from tests.conformance.test_protocol_kv import entries
 from tests.integration.test_hostile_input import (  # noqa: F401  (fixtures)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.integration.serve_rig import SEGMENTS
-from tests.unit.aio.stories import no_threads_left
 
 import fasti
 import fasti.aio
@@ -25,6 +23,8 @@ from fasti.errors import (
     TransactionAborted,
 )
 from fasti.testing import VirtualBroker
+from tests.integration.serve_rig import SEGMENTS
+from tests.unit.aio.stories import no_threads_left
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.integration.shard_rig import SETTINGS, SharedFiles, serving
 
 from fasti.broker.kv import order as kv_order
 from fasti.broker.kv import reads as kv_reads
@@ -22,6 +21,7 @@ from fasti.broker.service import Service
 from fasti.config import Durability
 from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded
 from fasti.storage.memory_files import MemoryFiles
+from tests.integration.shard_rig import SETTINGS, SharedFiles, serving
 
 SMALL = replace(SETTINGS, segment_bytes=8192)
 HEAD = {"version": 1, "topic": "t"}

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+
+from fasti.broker.launch import BrokerProcess
 from tests.conformance.protocol_client import Client, Refused, refusal
 from tests.conformance.test_protocol_kv import Watcher, entries
 from tests.integration.serve_rig import SMALL, client_of
-
-from fasti.broker.launch import BrokerProcess
 
 TOPIC = "profiles"
 LOST = (fl.FlightError, pa.ArrowException, OSError, Refused)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.log_rig import fill
-from tests.integration.serve_rig import emptied
 
 import fasti
 import fasti.aio
@@ -28,6 +26,8 @@ from fasti.errors import (
     TransactionAborted,
 )
 from fasti.testing import VirtualBroker
+from tests.integration.log_rig import fill
+from tests.integration.serve_rig import emptied
 
 QUICK = fasti.Backoff("1ms", factor=1, limit="1ms")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.log_rig import fill
-from tests.integration.serve_rig import emptied
 
 import fasti
 import fasti.aio
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.errors import Closed, Gone, InvalidArgument, NotFound
+from tests.integration.log_rig import fill
+from tests.integration.serve_rig import emptied
 
 
 @pytest.fixture

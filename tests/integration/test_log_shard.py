@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.integration.shard_rig import FakeClock, SharedFiles, serving
 
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
@@ -19,6 +18,7 @@ from fasti.core.log.commands import DescribeLog, ReadLog, Truncate
 from fasti.errors import Gone, NotFound, StorageFull
 from fasti.model import HOUR_US, TopicSettings
 from fasti.storage.log_rows import read_piece
+from tests.integration.shard_rig import FakeClock, SharedFiles, serving
 
 SETTINGS = ShardSettings(
     segment_bytes=1 << 16,

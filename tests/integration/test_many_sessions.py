@@ -7,10 +7,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.protocol_client import Client, rows, statuses
-
 from fasti.broker.launch import BrokerProcess
 from fasti.doors.without_pandas import hide_pandas_from_arrow
+from tests.conformance.protocol_client import Client, rows, statuses
 
 SESSIONS = 1000
 PROCESSES = 2

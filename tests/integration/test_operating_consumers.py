@@ -8,13 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 import fasti.aio
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import InvalidArgument, NotFound
 from fasti.testing.virtual import START, VirtualBroker
+from tests.integration.serve_rig import SEGMENTS
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.serve_rig import emptied
 
 import fasti
 import fasti.aio
@@ -15,6 +14,7 @@ from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.errors import NotFound
 from fasti.testing import VirtualBroker
+from tests.integration.serve_rig import emptied
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -26,6 +25,7 @@ from fasti.errors import (
     TimedOut,
 )
 from fasti.testing import VirtualBroker
+from tests.integration.serve_rig import SEGMENTS
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 import fasti.aio
 from fasti.broker.launch import BrokerProcess
 from fasti.client.bindings import Binding
 from fasti.errors import InvalidArgument, NotFound, TransactionAborted
+from tests.integration.serve_rig import SEGMENTS
 
 
 @pytest.fixture

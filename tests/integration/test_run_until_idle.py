@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.integration import app_in_idle
 
 import fasti
 from fasti.errors import InvalidArgument, TimedOut
 from fasti.testing.virtual import START, VirtualBroker
+from tests.integration import app_in_idle
 
 
 @pytest.fixture

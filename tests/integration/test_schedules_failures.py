@@ -6,14 +6,13 @@ import threading
 from collections import Counter
 from datetime import datetime
 
-from tests.integration.shard_rig import SharedFiles
-
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.client.client import Client
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import ShardSettings
+from tests.integration.shard_rig import SharedFiles
 
 SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=16 << 20, leases_max=4096)
 PATIENCE_S = 60

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from fasti.broker import scrubber
+from fasti.broker.shard import Shard
+from fasti.core import commands as co
+from fasti.storage.inspect import inspect
+from fasti.storage.scrub import scrub_directory
 from tests.integration.shard_rig import (
     NOW_US,
     SETTINGS,
@@ -17,12 +23,6 @@ from tests.integration.shard_rig import (
     shown,
 )
 from tests.integration.test_damage import counts, dead, find, payloads_of
-
-from fasti.broker import scrubber
-from fasti.broker.shard import Shard
-from fasti.core import commands as co
-from fasti.storage.inspect import inspect
-from fasti.storage.scrub import scrub_directory
 
 LATER_US = NOW_US + 86_400_000_000
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.conformance.protocol_client import rows
-from tests.integration.serve_rig import SMALL, WAIT_S, Watched, ask, children, client_of
 
 from fasti.broker.launch import BrokerProcess
+from tests.conformance.protocol_client import rows
+from tests.integration.serve_rig import SMALL, WAIT_S, Watched, ask, children, client_of
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pyarrow.flight as fl
 import pytest
-from tests.conformance.protocol_client import Client, Refused, rows
-from tests.integration.serve_rig import SMALL, WAIT_S, Watched, children, client_of
 
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import (
@@ -29,6 +27,8 @@ from fasti.errors import (
 )
 from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import stats
+from tests.conformance.protocol_client import Client, Refused, rows
+from tests.integration.serve_rig import SMALL, WAIT_S, Watched, children, client_of
 
 
 def send(broker: BrokerProcess, *payloads: bytes) -> None:

@@ -16,8 +16,6 @@ from urllib.error import URLError
 import pyarrow.flight as fl
 import pytest
 import trustme
-from tests.conformance.protocol_client import Client, Refused
-from tests.integration.serve_rig import SMALL, ask, children
 from typer.testing import CliRunner
 
 import fasti
@@ -27,6 +25,8 @@ from fasti.client.address import known_address
 from fasti.doors.credentials import create, revoke
 from fasti.doors.link import BrokerLink
 from fasti.errors import InvalidArgument, Unauthenticated, Unavailable
+from tests.conformance.protocol_client import Client, Refused
+from tests.integration.serve_rig import SMALL, ask, children
 
 
 class Secured(NamedTuple):

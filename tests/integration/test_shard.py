@@ -10,6 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from fasti.broker import session as sessions
+from fasti.broker.shard import Shard
+from fasti.config import ShardSettings
+from fasti.core import commands as co
+from fasti.core.keys import Keys, Rows
+from fasti.errors import Closed, Gone, InvalidArgument
+from fasti.model import DUE_MAX_US, OnConflict, Outcome
+from fasti.storage.files import LocalFiles
 from tests.integration.shard_rig import (
     NOW_US,
     SETTINGS,
@@ -22,15 +31,6 @@ from tests.integration.shard_rig import (
     serving,
     shown,
 )
-
-from fasti.broker import session as sessions
-from fasti.broker.shard import Shard
-from fasti.config import ShardSettings
-from fasti.core import commands as co
-from fasti.core.keys import Keys, Rows
-from fasti.errors import Closed, Gone, InvalidArgument
-from fasti.model import DUE_MAX_US, OnConflict, Outcome
-from fasti.storage.files import LocalFiles
 
 MINUTE_US = 60_000_000
 

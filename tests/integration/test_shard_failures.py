@@ -15,18 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.shard_rig import (
-    NOW_US,
-    SETTINGS,
-    FakeClock,
-    SharedFiles,
-    cancel,
-    int64s,
-    make_topic,
-    produce,
-    serving,
-    shown,
-)
 
 from fasti.broker.shard import Shard
 from fasti.config import Durability, ShardSettings
@@ -42,6 +30,18 @@ from fasti.errors import (
     StorageFull,
 )
 from fasti.storage.files import LocalFiles
+from tests.integration.shard_rig import (
+    NOW_US,
+    SETTINGS,
+    FakeClock,
+    SharedFiles,
+    cancel,
+    int64s,
+    make_topic,
+    produce,
+    serving,
+    shown,
+)
 
 
 @pytest.mark.parametrize("kind", ["write", "sync"])

@@ -10,17 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.integration.shard_rig import (
-    NOW_US,
-    FakeClock,
-    SharedFiles,
-    cancel,
-    int64s,
-    make_topic,
-    produce,
-    serving,
-    shown,
-)
 
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.shard import Shard
@@ -36,6 +25,17 @@ from fasti.core.timeline.kind import TimelineKind
 from fasti.core.work import Work
 from fasti.errors import Closed, InternalError, OutcomeUnknown
 from fasti.storage.store import ShardStore
+from tests.integration.shard_rig import (
+    NOW_US,
+    FakeClock,
+    SharedFiles,
+    cancel,
+    int64s,
+    make_topic,
+    produce,
+    serving,
+    shown,
+)
 
 Handler = Callable[[Work, Any], Any]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.app_rig import WAIT_S, Mailbox
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.app_rig import WAIT_S, Mailbox
+from tests.integration.serve_rig import SEGMENTS
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
 ANN = {"email": "ann@example.org"}

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
-from tests.integration.trouble.proxy import Proxy
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import TimedOut
+from tests.integration.serve_rig import SEGMENTS
+from tests.integration.trouble.proxy import Proxy
 
 PATIENCE_S = 120.0
 

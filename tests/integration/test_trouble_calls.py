@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.integration.serve_rig import SEGMENTS
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import TimedOut
+from tests.integration.serve_rig import SEGMENTS
 
 WAIT_S = 60.0
 

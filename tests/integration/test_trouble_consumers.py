@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import fasti
+from fasti.broker.launch import BrokerProcess
 from tests.integration.serve_rig import SMALL
 from tests.integration.trouble.facts import Fact
 from tests.integration.trouble.rig import Crew, crew
 from tests.integration.trouble.verdict import Ledger
-
-import fasti
-from fasti.broker.launch import BrokerProcess
 
 # Three times between two heartbeats: a machine that is busy elsewhere for a second ends no lease.
 LEASE_S = 2.0

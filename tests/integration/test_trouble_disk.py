@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+import fasti
+from fasti.broker.launch import BrokerProcess
+from fasti.errors import StorageFull
 from tests.integration.serve_rig import ask
 from tests.integration.trouble.disk import SmallDisk, small_disk
 from tests.integration.trouble.load import SMALL, TOPIC, await_drained
 from tests.integration.trouble.rig import crew
 from tests.integration.trouble.verdict import Ledger
-
-import fasti
-from fasti.broker.launch import BrokerProcess
-from fasti.errors import StorageFull
 
 HOUR_US = 3_600_000_000
 KEYS = [f"key-{n}" for n in range(1500)]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.trouble.facts import Book
-from tests.integration.trouble.load import SMALL, TOPIC, finish, go_on, start_all
-from tests.integration.trouble.rig import crew
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.trouble.facts import Book
+from tests.integration.trouble.load import SMALL, TOPIC, finish, go_on, start_all
+from tests.integration.trouble.rig import crew
 
 HELD = 10
 CANCELS = 5

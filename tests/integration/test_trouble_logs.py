@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.trouble.load import SMALL
-from tests.integration.trouble.proxy import Proxy
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import RowsFailed
+from tests.integration.trouble.load import SMALL
+from tests.integration.trouble.proxy import Proxy
 
 PATIENCE_S = 90.0
 PARTITIONS = 2

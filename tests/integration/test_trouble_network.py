@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.integration.trouble.load import SMALL, TOPIC, finish, go_on, start_all
-from tests.integration.trouble.proxy import Proxy
-from tests.integration.trouble.rig import crew
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.trouble.load import SMALL, TOPIC, finish, go_on, start_all
+from tests.integration.trouble.proxy import Proxy
+from tests.integration.trouble.rig import crew
 
 HOUR_S = 3600
 LATE_S = 0.08

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
-
 from fasti.core import commands as co
 from fasti.testing.virtual import VirtualBroker
+from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
 
 
 def test_leases_that_are_given_again_come_before_the_answer_to_a_heartbeat() -> None:

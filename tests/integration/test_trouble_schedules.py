@@ -8,11 +8,10 @@ from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
-from tests.integration.serve_rig import SEGMENTS
-
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.schedules import Schedules
+from tests.integration.serve_rig import SEGMENTS
 
 EVERY_US = 100_000
 ALL = {"every": "100ms", "misfire": "all", "misfire_max": 10_000, "target": "t"}

@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.integration.trouble.load import SMALL
-from tests.integration.trouble.rig import crew
 
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.trouble.load import SMALL
+from tests.integration.trouble.rig import crew
 
 
 def names_of(client: fasti.Client, topic: str) -> list[str]:

@@ -22,7 +22,7 @@ from fasti.core.replies import Deliver, SchedulesChanged, Step
 from fasti.model import SECOND_US, Outcome, TopicSettings
 from fasti.storage.files import Files
 from fasti.storage.memory_files import MemoryFiles
-from fasti.testing.model_cron import CronModel, Emitted
+from tests.models.cron import CronModel, Emitted
 
 START = 1_800_000_000
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=4096)

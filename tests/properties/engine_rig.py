@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tests.properties.fake_runs import FakeRuns
 
 from fasti.core import commands as co
 from fasti.core.engine import Engine
@@ -37,8 +36,9 @@ from fasti.core.timeline.partition import FOREVER, Partition
 from fasti.core.timeline.reads import READY, STATE_WORDS
 from fasti.errors import FastiError
 from fasti.model import MINUTE_US, Outcome, State, make_id, partition_of
-from fasti.testing.model import Model
-from fasti.testing.model_state import Answer, Message
+from tests.models.state import Answer, Message
+from tests.models.timeline import Model
+from tests.properties.fake_runs import FakeRuns
 
 SEED = (7, 11)
 Op = tuple[str, dict[str, Any]]

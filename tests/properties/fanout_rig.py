@@ -20,7 +20,7 @@ from fasti.core.routing.matching import Matcher
 from fasti.errors import NotFound, Overloaded
 from fasti.model import SECOND_US, OnConflict, Outcome, State, TopicSettings
 from fasti.storage.files import Files
-from fasti.testing.model_fanout import Fanout, Holder, Row
+from tests.models.fanout import Fanout, Holder, Row
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=64 << 20, leases_max=4096)
 START_US = 1_700_000_000 * SECOND_US

@@ -23,7 +23,7 @@ from fasti.core.replies import ConsumerReplaced, Deliver, SessionDoubted, Step
 from fasti.errors import FastiError
 from fasti.model import SECOND_US, SEQUENCE_BITS, SEQUENCE_MASK, Outcome, TopicSettings
 from fasti.storage.memory_files import MemoryFiles
-from fasti.testing.model_groups import GroupsModel
+from tests.models.groups import GroupsModel
 
 TOPIC = "log"
 START_US = 1_700_000_000 * SECOND_US

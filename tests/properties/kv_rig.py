@@ -25,7 +25,7 @@ from fasti.core.replies import Frame, Reply, Step
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome, TopicSettings
 from fasti.storage.files import Files
 from fasti.storage.memory_files import MemoryFiles
-from fasti.testing.model_kv import Answer, KvModel
+from tests.models.kv import Answer, KvModel
 
 TOPIC = "entries"
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=64)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from tests.properties.cron_rig import START, CronRig
 
 from fasti.core.cron.schedule import Schedule
 from fasti.model import SECOND_US
+from tests.properties.cron_rig import START, CronRig
 
 NAMES = ("a", "b", "c")
 TIMINGS = st.sampled_from(

@@ -19,7 +19,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.properties.engine_rig import Op, Rig
 
 from fasti.core import commands as co
 from fasti.core.calendar import histogram, ready, slices
@@ -40,7 +39,8 @@ from fasti.model import (
     TopicSettings,
     make_id,
 )
-from fasti.testing.model import Model
+from tests.models.timeline import Model
+from tests.properties.engine_rig import Op, Rig
 
 LANDED_PER_STEP = 3
 TOPICS = ("one", "three")

@@ -7,10 +7,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.properties.fanout_rig import KEYS, PATTERNS, SOURCES, TARGETS, Rig
 
 from fasti.core.routing import fanout
 from fasti.storage.memory_files import MemoryFiles
+from tests.properties.fanout_rig import KEYS, PATTERNS, SOURCES, TARGETS, Rig
 
 WORK = {
     "produce": 10,

@@ -10,9 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.properties.fault_rig import InjectedFault, Injection
-from tests.properties.mixed_rig import GROUP, SHARD, TOPICS, MixedShard
-from tests.properties.test_mixed_transactions import same
 
 from fasti.broker.local import LocalShard
 from fasti.core import commands as co
@@ -21,6 +18,9 @@ from fasti.core.routing.commands import Bind, Unbind
 from fasti.core.work import StepFailed
 from fasti.errors import InternalError
 from fasti.model import SECOND_US
+from tests.properties.fault_rig import InjectedFault, Injection
+from tests.properties.mixed_rig import GROUP, SHARD, TOPICS, MixedShard
+from tests.properties.test_mixed_transactions import same
 
 
 class Faulty(MixedShard):

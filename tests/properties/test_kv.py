@@ -13,7 +13,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.properties.kv_rig import KvRig, Op
 
 from fasti.core.calendar import slices
 from fasti.core.calendar import wheel as calendar
@@ -22,7 +21,8 @@ from fasti.core.kv import kind as kv
 from fasti.core.rows import marks
 from fasti.core.timeline import partition
 from fasti.model import DAY_US, MINUTE_US, SECOND_US
-from fasti.testing.model_kv import ANY, Put
+from tests.models.kv import ANY, Put
+from tests.properties.kv_rig import KvRig, Op
 
 KEYS = ["a", "b", "c", "d", "a\0x", "a\0y", "b\0x", "é"]
 SPANS_US = st.sampled_from([1, 1_000, 16_384, SECOND_US, MINUTE_US, 10 * MINUTE_US, DAY_US])

@@ -32,7 +32,7 @@ from fasti.model import DAY_US, SECOND_US, SEQUENCE_BITS, TopicSettings
 from fasti.storage import log_blocks
 from fasti.storage.log_rows import offset_at, read_piece
 from fasti.storage.memory_files import MemoryFiles
-from fasti.testing.model_log import LogModel, Topic
+from tests.models.log import LogModel, Topic
 
 START_US = 1_700_000_000 * SECOND_US
 SHARD = ShardSettings(segment_bytes=1 << 16, memory_bytes=16 << 20, leases_max=256)

@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.properties.groups_rig import TOPIC, Rig, int64s, words
 
 from fasti.core import commands as co
 from fasti.core.log import commands as lo
@@ -30,6 +29,7 @@ from fasti.core.log import serving as log_serving
 from fasti.core.log import turns as log_turns
 from fasti.core.log import window as log_window
 from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
+from tests.properties.groups_rig import TOPIC, Rig, int64s, words
 
 WINDOW_ROWS = 12
 DEAD_MAX = 6

@@ -8,10 +8,10 @@ would keep; and everything is the same again after a restart, from the journal o
 from __future__ import annotations
 
 import pytest
-from tests.properties.mixed_rig import MixedShard
 
 from fasti.core import commands as co
 from fasti.model import SECOND_US
+from tests.properties.mixed_rig import MixedShard
 
 
 def differences(was: object, now: object, path: str = "") -> list[str]:

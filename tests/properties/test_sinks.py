@@ -14,10 +14,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.properties.sinks_rig import KEYS, TOPICS, Row, SinksRig
 
 from fasti.core.timeline import staging
 from fasti.model import DAY_US, MINUTE_US
+from tests.properties.sinks_rig import KEYS, TOPICS, Row, SinksRig
 
 SINKS = ["a", "b", "c/1", "d"]
 TOPIC = st.sampled_from(sorted(TOPICS))

@@ -7,9 +7,8 @@ Prints a line for each micro-batch that is finished.
 
 import sys
 
-from tests.spark.conftest import QUICK
-
 import fasti.spark
+from tests.spark.conftest import QUICK
 
 
 def main(address: str, topic: str, files: str, checkpoint: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.clusters import ALL_WORKERS
 
 import fasti.spark
+from tests.spark.clusters import ALL_WORKERS
 
 _SMALL = {
     "spark.executor.memory": "512m",

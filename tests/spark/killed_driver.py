@@ -11,9 +11,9 @@ import os
 import sys
 
 from pyspark.sql import functions as F
-from tests.spark import weak_source
 
 import fasti.spark
+from tests.spark import weak_source
 
 QUICK = {
     "spark.sql.shuffle.partitions": "2",

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
-from tests.spark.gold_lives import BEGIN, MESSAGES, SHARD, TRANSITIONS, World, frame
 
 from fasti.pipeline import audit
+from tests.spark.gold_lives import BEGIN, MESSAGES, SHARD, TRANSITIONS, World, frame
 
 CREATED = {
     "shard": SHARD,

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from fasti.bench.spark import PARTS, judged, phases
-from fasti.bench.spark import spark as measure
+from benchmarks.spark import PARTS, judged, phases
+from benchmarks.spark import spark as measure
 from fasti.cli.main import app
 
 ROWS = 20_000

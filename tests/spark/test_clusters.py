@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.clusters import connect, standalone
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from tests.spark.clusters import connect, standalone
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+
 from tests.integration.test_docs_snippets import DOCS, blocks_of
 
 DUMP = Path(__file__).with_name("celery_on_redis.json")

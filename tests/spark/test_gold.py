@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.spark.gold_lives import BEGIN, SHARD, TRANSITIONS, World, a_world, frame
 
 from fasti.pipeline import gold
+from tests.spark.gold_lives import BEGIN, SHARD, TRANSITIONS, World, a_world, frame
 
 GRAINS = {
     "minute": timedelta(minutes=1),

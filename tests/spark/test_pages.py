@@ -20,11 +20,11 @@ from types import ModuleType
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.integration.serve_rig import SEGMENTS
-from tests.integration.test_docs_snippets import ABOUT_SPARK, DOCS, ROOT, Block, blocks_of
 
 from fasti.broker.launch import BrokerProcess
 from fasti.client.address import DEFAULT_ADDRESS
+from tests.integration.serve_rig import SEGMENTS
+from tests.integration.test_docs_snippets import ABOUT_SPARK, DOCS, ROOT, Block, blocks_of
 
 PAGES = [*sorted(ABOUT_SPARK), *sorted((DOCS / "cookbook").glob("*.md"))]
 # Only a list of the others.

@@ -11,8 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.lives import Row
-from tests.spark.test_pipeline_silver import assert_equal
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -23,6 +21,8 @@ from fasti.pipeline.lake import Lake
 from fasti.pipeline.runner import Done, Pipeline, Progress, run
 from fasti.pipeline.silver_stage import silver_messages
 from fasti.spark.views import View
+from tests.spark.lives import Row
+from tests.spark.test_pipeline_silver import assert_equal
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,11 +12,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.clusters import ALL_WORKERS, connect, standalone
-from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
-from tests.spark.test_pipeline_bronze import feed, in_lake
-from tests.spark.test_pipeline_silver import assert_equal
-from tests.spark.test_pipeline_whole import consume, produce, rows_of
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -26,6 +21,11 @@ from fasti.pipeline import runner, shared
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.stages import pipeline
 from fasti.pipeline.state import State
+from tests.spark.clusters import ALL_WORKERS, connect, standalone
+from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
+from tests.spark.test_pipeline_bronze import feed, in_lake
+from tests.spark.test_pipeline_silver import assert_equal
+from tests.spark.test_pipeline_whole import consume, produce, rows_of
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -9,15 +9,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.killed_pipeline import PLACES, break_at
-from tests.spark.plain_delta import (
-    as_the_broker_says,
-    assert_every_version_is_true,
-    assert_tables_are_true,
-    states,
-)
-from tests.spark.test_pipeline_bronze import feed, in_lake
-from tests.spark.test_pipeline_silver import assert_equal
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -28,6 +19,15 @@ from fasti.pipeline.lake import Lake
 from fasti.pipeline.runner import Pipeline, run
 from fasti.pipeline.silver_stage import silver_messages
 from fasti.pipeline.tables import Format, Table
+from tests.spark.killed_pipeline import PLACES, break_at
+from tests.spark.plain_delta import (
+    as_the_broker_says,
+    assert_every_version_is_true,
+    assert_tables_are_true,
+    states,
+)
+from tests.spark.test_pipeline_bronze import feed, in_lake
+from tests.spark.test_pipeline_silver import assert_equal
 
 pytestmark = pytest.mark.timeout(900)
 STEP = 60

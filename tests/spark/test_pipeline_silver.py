@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.lives import SHARD, Feed, Row, as_expected, as_table, at, folded, stories
-from tests.spark.plain_delta import assert_every_version_is_true, assert_tables_are_true
-from tests.spark.plain_delta import states as plain_states
 
 from fasti.pipeline import silver, silver_open, silver_stage, topics
 from fasti.pipeline.bronze import remember_shard, transaction
 from fasti.pipeline.files import DataFile
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.runner import Pipeline, run
+from tests.spark.lives import SHARD, Feed, Row, as_expected, as_table, at, folded, stories
+from tests.spark.plain_delta import assert_every_version_is_true, assert_tables_are_true
+from tests.spark.plain_delta import states as plain_states
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
 
 import fasti
 from fasti.broker.launch import BrokerProcess
@@ -25,6 +24,7 @@ from fasti.pipeline.lake import Lake
 from fasti.pipeline.report import write
 from fasti.pipeline.stages import pipeline
 from fasti.pipeline.state import State
+from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
 
 BATCH = 50_000
 FAR_US = 3_600_000_000

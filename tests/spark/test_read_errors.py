@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import trustme
 from pyspark.sql import SparkSession
-from tests.spark.reading import Reading, why
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.doors.credentials import create
+from tests.spark.reading import Reading, why
 
 MakeTopic = Callable[..., str]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.spark.reading import Reading
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from tests.spark.reading import Reading
 
 MakeTopic = Callable[..., str]
 DAY = datetime(2100, 1, 1, tzinfo=UTC)

@@ -7,10 +7,10 @@ from threading import Event
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.reading import Reading
 
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from tests.spark.reading import Reading
 
 MakeTopic = Callable[..., str]
 FAR_US = 4_102_444_800_000_000

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.reading import Reading, why
 
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.client.durations import as_datetime
+from tests.spark.reading import Reading, why
 
 MakeTopic = Callable[..., str]
 FAR = datetime(2100, 1, 1, tzinfo=UTC)

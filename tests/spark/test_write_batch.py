@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.spark import weak_source
 
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from tests.spark import weak_source
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
-from tests.spark import weak_source
 
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from tests.spark import weak_source
 
 pytestmark = pytest.mark.timeout(300)
 

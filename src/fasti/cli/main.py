@@ -29,9 +29,10 @@ class Commands(LazyGroup):
             "forecast",
         ),
         "demo": Lazy(
-            "demo",
+            "command",
             "See a broker deliver on time, be killed in the middle, and lose nothing.",
             "demo",
+            checkout="examples/demo",
         ),
         "topics": Lazy("topics", "Make topics, look at them, change and delete them."),
         "messages": Lazy("messages", "Look at what is pending, and change it."),
@@ -65,7 +66,11 @@ class Commands(LazyGroup):
         "restore": Lazy("restore", "Make a data directory from a backup.", "restore"),
         "storage": Lazy("storage", "Look into a data directory, and repair it."),
         "token": Lazy("token", "Make, list and revoke the tokens of a broker."),
-        "bench": Lazy("bench", "Measure Fasti on this machine, beside the machine's own limits."),
+        "bench": Lazy(
+            "command",
+            "Measure Fasti on this machine, beside the machine's own limits.",
+            checkout="benchmarks",
+        ),
     }
 
 

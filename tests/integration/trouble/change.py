@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.integration.trouble.facts import wall_us
-from tests.integration.trouble.worker import Life
-
 import fasti
 from fasti.errors import FastiError
+from tests.integration.trouble.facts import wall_us
+from tests.integration.trouble.worker import Life
 
 WAIT = "60s"
 

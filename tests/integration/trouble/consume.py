@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.integration.trouble.facts import wall_us
-from tests.integration.trouble.worker import Life
-
 import fasti
 from fasti.errors import RowsFailed
+from tests.integration.trouble.facts import wall_us
+from tests.integration.trouble.worker import Life
 
 
 class Receiver:

@@ -6,10 +6,9 @@ Orders: `take N` (tells `got`, then `holding`), `ack` (all in hand, gathered; te
 
 from __future__ import annotations
 
+import fasti
 from tests.integration.trouble.consume import Receiver
 from tests.integration.trouble.worker import Life
-
-import fasti
 
 
 class Holder(Receiver):

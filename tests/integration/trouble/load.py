@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.integration.trouble.rig import Crew
-from tests.integration.trouble.verdict import Ledger
-
 import fasti
 from fasti.broker.launch import BrokerProcess
+from tests.integration.trouble.rig import Crew
+from tests.integration.trouble.verdict import Ledger
 
 # Small, so that segments roll, checkpoints run and slices are loaded while it is killed.
 SMALL = {

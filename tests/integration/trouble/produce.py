@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasti.errors import FastiError
 from tests.integration.trouble.facts import wall_us
 from tests.integration.trouble.worker import Life
-
-from fasti.errors import FastiError
 
 WAIT = "60s"
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 
-from tests.integration.trouble.worker import Life
-
 import fasti
 from fasti.errors import FastiError, TransactionAborted
+from tests.integration.trouble.worker import Life
 
 
 class Mover:

@@ -6,13 +6,13 @@ import asyncio
 
 import numpy as np
 import pytest
-from tests.unit.aio.stories import leased, soon, tell, turns
-from tests.unit.aio.test_aio_consumer import numbers, sent
 
 from fasti.aio import Batch, Client
 from fasti.client.run import Run
 from fasti.errors import Fenced, IllegalTransition, InvalidArgument
 from fasti.testing.virtual import VirtualBroker
+from tests.unit.aio.stories import leased, soon, tell, turns
+from tests.unit.aio.test_aio_consumer import numbers, sent
 
 
 def payloads(batch: Batch) -> list[bytes]:

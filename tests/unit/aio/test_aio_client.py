@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.unit.aio.stories import no_threads_left, soon, tell
 
 import fasti
 import fasti.aio
@@ -22,6 +21,7 @@ from fasti.errors import (
     Unavailable,
 )
 from fasti.testing.virtual import VirtualBroker
+from tests.unit.aio.stories import no_threads_left, soon, tell
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import gc
 import time
 
 import pytest
-from tests.unit.aio.stories import leased, soon, tell, turns, until
-from tests.unit.client.fakes import eventually
 
 from fasti.aio import Client, Consumer, Message
 from fasti.errors import Closed, Fenced, NotFound
 from fasti.testing.virtual import VirtualBroker
+from tests.unit.aio.stories import leased, soon, tell, turns, until
+from tests.unit.client.fakes import eventually
 
 
 async def sent(client: Client, *payloads: bytes, topic: str = "t", **more: object) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.client.fakes import FakeClock
 
 from fasti.aio.holding import LoopHolding
 from fasti.client.run import Run
 from fasti.errors import Fenced
+from tests.unit.client.fakes import FakeClock
 
 
 class Rig:

@@ -7,14 +7,14 @@ import threading
 from datetime import UTC, datetime
 
 import pytest
-from tests.unit.aio.stories import leased, soon, tell, until
-from tests.unit.aio.test_aio_consumer import numbers, sent
 
 import fasti
 from fasti.aio import Client
 from fasti.client.durations import moment_us
 from fasti.errors import Closed, IllegalTransition, InvalidArgument, RowsFailed, TimedOut
 from fasti.testing.virtual import VirtualBroker
+from tests.unit.aio.stories import leased, soon, tell, until
+from tests.unit.aio.test_aio_consumer import numbers, sent
 
 
 def test_finishing_needs_no_await_and_does_not_mind_one() -> None:
@@ -134,10 +134,9 @@ def test_a_thread_may_finish_what_a_task_got() -> None:
 
 
 def test_an_answer_that_does_not_come_in_time() -> None:
-    from tests.unit.client.fakes import FakeTransport
-
     import fasti.aio
     from fasti.client.client import Client as SyncClient
+    from tests.unit.client.fakes import FakeTransport
 
     async def story() -> None:
         transport = FakeTransport()

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.aio.stories import soon, tell, turns, until
-from tests.unit.client.fakes import FakeStream, FakeTransport
 
 import fasti
 import fasti.aio
@@ -21,6 +19,8 @@ from fasti.aio.producer import Producer
 from fasti.client import producer as sync
 from fasti.errors import Closed, InvalidArgument, Overloaded, RowsFailed, TimedOut
 from fasti.testing.virtual import VirtualBroker
+from tests.unit.aio.stories import soon, tell, turns, until
+from tests.unit.client.fakes import FakeStream, FakeTransport
 
 
 @asynccontextmanager

@@ -6,10 +6,10 @@ import asyncio
 import threading
 
 import pytest
-from tests.unit.aio.stories import no_threads_left, soon, until
 
 from fasti.aio.home import Home, within
 from fasti.errors import Closed, InvalidArgument, TimedOut
+from tests.unit.aio.stories import no_threads_left, soon, until
 
 
 def test_the_loop_is_woken_once_for_all_that_was_posted_before_it_looked() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.unit.aio.stories import no_threads_left, soon, tell, turns
 
 import fasti.aio
 from fasti.aio.home import Home
@@ -17,6 +16,7 @@ from fasti.aio.waiter import Waiter
 from fasti.client.changes import Changes
 from fasti.errors import Closed, Unavailable
 from fasti.testing import VirtualBroker
+from tests.unit.aio.stories import no_threads_left, soon, tell, turns
 
 
 def with_waiter(story: Callable[[Waiter], Awaitable[Any]]) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.unit.app.fakes import FakeMessage, FakeSource
-
 from fasti.app.feed import Feed, carry_out
 from fasti.app.verdicts import ACK, GIVE_BACK, Verdict
 from fasti.errors import Fenced
+from tests.unit.app.fakes import FakeMessage, FakeSource
 
 
 def feed_of(source: FakeSource, failed: Any = None) -> Feed:

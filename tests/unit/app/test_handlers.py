@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.unit.app.fakes import FakeMessage
 
 import fasti
 from fasti.app.calls import attempt, attempt_async, call_of
@@ -14,6 +13,7 @@ from fasti.app.codec import JSON
 from fasti.app.handler import Handler, Place
 from fasti.app.verdicts import ACK, Verdict
 from fasti.errors import AlreadyExists, FastiError, InvalidArgument
+from tests.unit.app.fakes import FakeMessage
 
 
 @dataclass

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.integration.shard_rig import SharedFiles
 
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.config import Durability, ShardSettings
@@ -17,6 +16,7 @@ from fasti.core.replies import Frame, Step
 from fasti.errors import FastiError
 from fasti.storage.journal_end import read_end
 from fasti.storage.store import ShardStore
+from tests.integration.shard_rig import SharedFiles
 
 
 class Bench:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
 
 from fasti.broker import health
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.errors import OutcomeUnknown, StorageFailed
 from fasti.storage.file_journal import FileJournal
+from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
 
 
 def test_a_shard_that_fails_again_and_again_is_not_ready_until_something_is_written(

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from fasti.broker import housekeeper
+from fasti.broker.shard import Shard
+from fasti.core import commands as co
+from fasti.errors import Closed, StorageFailed, StorageFull
 from tests.integration.shard_rig import (
     NOW_US,
     SETTINGS,
@@ -15,11 +20,6 @@ from tests.integration.shard_rig import (
     serving,
     shown,
 )
-
-from fasti.broker import housekeeper
-from fasti.broker.shard import Shard
-from fasti.core import commands as co
-from fasti.errors import Closed, StorageFailed, StorageFull
 
 MINUTE_US = 60_000_000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.cli.rig import Shell
 
 from fasti.cli.exits import ERROR_EXITS
+from tests.unit.cli.rig import Shell
 
 
 def counts(shell: Shell) -> dict[str, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.cli.rig import Shell
 
 import fasti
+from tests.unit.cli.rig import Shell
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.cli.rig import Shell
 
 from fasti.cli.exits import ERROR_EXITS
+from tests.unit.cli.rig import Shell
 
 FULL = """
 version = 1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fasti.cli.demo import print_verdict
-from fasti.cli.demo_facts import Change, Facts
+from examples.demo.command import print_verdict
+from examples.demo.facts import Change, Facts
 
 
 def story(

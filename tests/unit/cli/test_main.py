@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fasti.cli import lazy
+from fasti.cli.exits import ERROR_EXITS
 from fasti.cli.main import Commands, app
 
 
@@ -75,6 +78,21 @@ def test_the_list_of_commands_loads_none_of_them() -> None:
     ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "redrive" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"), [("bench", "benchmarks"), ("demo", "examples/demo")]
+)
+def test_without_a_checkout_one_line_says_how_to_get_it(
+    command: str, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(lazy, "CHECKOUT", tmp_path)
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == ERROR_EXITS["error"]
+    assert result.stderr.splitlines() == [
+        f"error error: `fasti {command}` needs a checkout of the repository, where it is in "
+        f"{folder}/: clone it and run `make {command}` there"
+    ]
 
 
 def test_names_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.pipeline.gold_rig import busy, fill
 from typer.testing import CliRunner
 
-from fasti.cli import demo_pipeline, pipeline
-from fasti.cli.demo import print_piped
+from examples.demo import pipeline as demo_pipeline
+from examples.demo.command import print_piped
+from fasti.cli import pipeline
 from fasti.cli.exits import ERROR_EXITS, FOUND_SOMETHING
 from fasti.cli.main import app
 from fasti.errors import FastiError, Gone, Unavailable
 from fasti.pipeline import local, runner
 from fasti.pipeline.lake import Lake
+from tests.unit.pipeline.gold_rig import busy, fill
 
 # Where nobody listens.
 NOBODY = "127.0.0.1:1"

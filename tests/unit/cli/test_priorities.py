@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.rig import Shell
 
 from fasti.cli.exits import ERROR_EXITS
+from tests.unit.cli.rig import Shell
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.unit.cli.rig import Shell
-
 from fasti.cli.exits import ERROR_EXITS
+from tests.unit.cli.rig import Shell
 
 
 def held(shell: Shell) -> list[dict[str, Any]]:

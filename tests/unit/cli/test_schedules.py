@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.rig import Shell
 
 from fasti.cli.exits import ERROR_EXITS, FOUND_SOMETHING
 from fasti.errors import InvalidArgument, NotFound
+from tests.unit.cli.rig import Shell
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from tests.unit.cli.rig import Shell
-
 from fasti.cli.exits import ERROR_EXITS
 from fasti.cli.topic_settings import CHANGEABLE, SETTINGS
 from fasti.model import RetryPolicy, TopicSettings
+from tests.unit.cli.rig import Shell
 
 
 def test_every_setting_is_an_option_of_create_and_update(shell: Shell) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 
 from fasti.client.consumer import Consumer
 from fasti.client.message import Message
@@ -25,6 +24,7 @@ from fasti.errors import (
 )
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_to_json
+from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 
 NOW_US = 1_000_000
 

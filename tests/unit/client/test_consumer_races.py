@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
-from tests.unit.client.test_consumer import NOW_US, Taker, ready, rows_of
 
 from fasti.client.consumer import Consumer
 from fasti.client.message import Message
@@ -27,6 +25,8 @@ from fasti.errors import (
 )
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_to_json
+from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
+from tests.unit.client.test_consumer import NOW_US, Taker, ready, rows_of
 
 
 @pytest.fixture

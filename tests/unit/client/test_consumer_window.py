@@ -6,14 +6,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
-from tests.unit.client.test_consumer import rows_of
 
 from fasti.client.consumer import Consumer
 from fasti.client.message import Message
 from fasti.errors import InvalidArgument, RowsFailed
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
+from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
+from tests.unit.client.test_consumer import rows_of
 
 NOW_US = 1_000_000
 

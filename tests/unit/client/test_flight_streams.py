@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.client.fakes import eventually
 
 from fasti.client.address import parse_address
 from fasti.client.flight_streams import ProduceStream
 from fasti.client.flight_transport import FlightTransport
 from fasti.errors import Closed, FastiError, Unavailable
+from tests.unit.client.fakes import eventually
 
 BATCH = pa.RecordBatch.from_arrays([pa.array([b"x"])], ["payload"])
 

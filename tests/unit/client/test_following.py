@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.client.fakes import FakeClock, FakeStream, FakeTransport
 
 from fasti.client import client as client_module
 from fasti.client.calls import Book, Pending
@@ -17,6 +16,7 @@ from fasti.client.client import Client
 from fasti.client.following import Following
 from fasti.client.kept import Kept, keep
 from fasti.errors import Closed
+from tests.unit.client.fakes import FakeClock, FakeStream, FakeTransport
 
 LARGE = pa.RecordBatch.from_arrays([pa.array([bytes(20 << 20)])], ["payload"])
 SMALL = pa.RecordBatch.from_arrays([pa.array([b"x"])], ["payload"])

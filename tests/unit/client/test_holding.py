@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-from tests.unit.client.fakes import FakeClock
 
 from fasti.client.holding import Holding
 from fasti.client.run import Run
+from tests.unit.client.fakes import FakeClock
 
 
 class Rig:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 
 from fasti.client.failures import Failures
 from fasti.client.outbox import UNDER_WAY_MAX
@@ -29,6 +28,7 @@ from fasti.errors import (
     TimedOut,
     UnknownProducer,
 )
+from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from tests.unit.client.fakes import PATIENCE_S, eventually
 
 from fasti.client.failures import Failures
 from fasti.client.replies import Replies, Reply, answer_headers, asked
 from fasti.client.returns import Return, Waiter
 from fasti.errors import FastiError, InvalidArgument, OutcomeUnknown, RowsFailed, Unavailable
+from tests.unit.client.fakes import PATIENCE_S, eventually
 
 Answer = dict[str, Any] | FastiError
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.core.test_engine_regressions import NOW_US, Shard, ids, names, words
 
 from fasti.core import commands
 from fasti.core.commands import Target, When
 from fasti.core.keys import Rows
 from fasti.core.rows import ledger
 from fasti.model import MINUTE_US, TopicSettings
+from tests.unit.core.test_engine_regressions import NOW_US, Shard, ids, names, words
 
 MESSAGES = 24_000
 SURVIVORS = list(range(1_000, MESSAGES + 1, 1_000))

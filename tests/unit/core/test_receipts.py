@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.core.test_memory_counts import NOW_US, Shard, keyed
 
 from fasti.core import commands as co
 from fasti.core.engine import Engine
@@ -17,6 +16,7 @@ from fasti.core.producers import Producer, Producers
 from fasti.core.receipts import RUN, Receipt
 from fasti.errors import Overloaded, UnknownProducer
 from fasti.model import HOUR_US, SEQUENCE_BITS, Limits, Outcome
+from tests.unit.core.test_memory_counts import NOW_US, Shard, keyed
 
 SEED = (1, 2)
 

@@ -12,16 +12,16 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pytest
-from tests.unit.pipeline.gold_rig import AS_OF, SCHEMAS, busy, fill
-from tests.unit.pipeline.young_rig import half_a_minute
 
-from fasti.cli.demo import print_piped
-from fasti.cli.demo_pipeline import Piped
+from examples.demo.command import print_piped
+from examples.demo.pipeline import Piped
 from fasti.errors import NotFound
 from fasti.pipeline import charts, report
 from fasti.pipeline.figures import figures
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.state import State
+from tests.unit.pipeline.gold_rig import AS_OF, SCHEMAS, busy, fill
+from tests.unit.pipeline.young_rig import half_a_minute
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 

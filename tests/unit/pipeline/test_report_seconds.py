@@ -9,14 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.unit.pipeline.test_report import Page, page_of
-from tests.unit.pipeline.young_rig import BEGIN, Story, half_a_minute, micros, percentiles, period
 
 from fasti.model import SECOND_US
 from fasti.pipeline import charts, figures_seconds
 from fasti.pipeline.figures import Figures, figures
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.state import State
+from tests.unit.pipeline.test_report import Page, page_of
+from tests.unit.pipeline.young_rig import BEGIN, Story, half_a_minute, micros, percentiles, period
 
 COUNTS = ("messages_in", "messages_out", "failed", "dead", "cancelled", "due")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.unit.pipeline.gold_rig import fill
 
 from fasti.pipeline import silver
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.state import State
+from tests.unit.pipeline.gold_rig import fill
 
 BEGIN = datetime(2026, 3, 4, 15, 42, 10, 250_000, tzinfo=UTC)
 SHARD = "aa"

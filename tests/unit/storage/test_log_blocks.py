@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.core.log.rig import START_US, LogRig
 
 from fasti.core.log.commands import Truncate
 from fasti.errors import Corruption, FastiError
@@ -16,6 +15,7 @@ from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect, stats
 from fasti.storage.log_rows import locations, read_piece
 from fasti.storage.manifest import Manifest
+from tests.unit.core.log.rig import START_US, LogRig
 
 
 def blocks_of(rig: LogRig) -> list[tuple[int, int]]:

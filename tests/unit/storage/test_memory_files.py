@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.shard_rig import NOW_US, SETTINGS
 
 from fasti.broker.local import LocalShard
 from fasti.core import commands as co
@@ -14,6 +13,7 @@ from fasti.errors import AlreadyExists, InvalidArgument, NotFound
 from fasti.model import TopicSettings
 from fasti.storage.files import Files, LocalFiles
 from fasti.storage.memory_files import MemoryFiles
+from tests.integration.shard_rig import NOW_US, SETTINGS
 
 
 @pytest.fixture(params=["memory", "folder"])

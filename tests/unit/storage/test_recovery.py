@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.crash.shard_workload import SETTINGS, Driven, dump, moment, write_story
 
 from fasti.core import events as ev
 from fasti.core.replies import Frame
@@ -12,6 +11,7 @@ from fasti.errors import Corruption
 from fasti.storage.files import Files
 from fasti.storage.store import ShardStore
 from fasti.testing.disk import SimulatedFiles
+from tests.crash.shard_workload import SETTINGS, Driven, dump, moment, write_story
 
 
 @pytest.mark.parametrize("seed", range(300, 303))

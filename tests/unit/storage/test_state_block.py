@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.crash.shard_workload import Driven, write_story
 
 from fasti.core.capsule import capture
 from fasti.errors import Corruption
 from fasti.storage.state_block import decode_state, encode_state
 from fasti.testing.disk import SimulatedFiles
+from tests.crash.shard_workload import Driven, write_story
 
 
 def joined(buffers: list[Any]) -> bytes:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.crash.shard_workload import Driven, dump, list_all, moment, write_story
 
 from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
@@ -26,6 +25,7 @@ from fasti.errors import (
 from fasti.storage import blocks, event_codec, manifest, seals
 from fasti.storage.blocks import FileBlocks
 from fasti.testing.disk import SimulatedFiles
+from tests.crash.shard_workload import Driven, dump, list_all, moment, write_story
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=1024, feed_bytes=0)
 NOW_US = 1_700_000_000_000_000

@@ -9,6 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from fasti.broker.metrics.counts import Metrics
+from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.shard import Shard
+from fasti.core import commands as co
+from fasti.core.keys import Rows
+from fasti.model import Outcome, TopicSettings
 from tests.integration.shard_rig import (
     NOW_US,
     SETTINGS,
@@ -18,13 +25,6 @@ from tests.integration.shard_rig import (
     produce,
     serving,
 )
-
-from fasti.broker.metrics.counts import Metrics
-from fasti.broker.metrics.distribution import Distribution
-from fasti.broker.shard import Shard
-from fasti.core import commands as co
-from fasti.core.keys import Rows
-from fasti.model import Outcome, TopicSettings
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

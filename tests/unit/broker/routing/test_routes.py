@@ -19,7 +19,7 @@ from fasti.core.routing.commands import ReadBindings
 from fasti.core.routing.matching import COPIES_PER_ROW_MAX, Matcher
 from fasti.errors import InvalidArgument, NotFound, Overloaded
 from fasti.model import Limits
-from fasti.testing.model_fanout import fits
+from tests.models.fanout import fits
 
 WORDS = ("a", "b", "c", "orders", "eu")
 

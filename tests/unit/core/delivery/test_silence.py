@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.core.delivery.test_turns import NOW_US, Shard, ids
 
 from fasti.core import commands as co
 from fasti.core.delivery.silence import UNOPENED, again
 from fasti.core.events import Unopened
 from fasti.core.replies import Deliver, SessionDoubted
 from fasti.model import Outcome
+from tests.unit.core.delivery.test_turns import NOW_US, Shard, ids
 
 LEASE_US = 1_000_000
 

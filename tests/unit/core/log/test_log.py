@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.core.log.rig import START_US, LogRig
 
 from fasti.broker.calls.listing import metadata
 from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys, ranked_partitions
@@ -29,6 +28,7 @@ from fasti.core.keys import Keys
 from fasti.core.log.commands import Truncate
 from fasti.errors import Gone, InvalidArgument
 from fasti.model import DAY_US, SECOND_US, SEQUENCE_BITS, OnConflict, Outcome, TopicSettings
+from tests.unit.core.log.rig import START_US, LogRig
 
 
 def test_rows_have_offsets_from_0_and_are_read_back_in_order() -> None:

@@ -1,12 +1,12 @@
 """Keys that are claimed piece by piece belong to one engine: a new one knows nothing of them."""
 
 import pytest
-from tests.properties.sinks_rig import SinksRig
 
 from fasti.core import commands as co
 from fasti.core.sinks import claims
 from fasti.core.sinks import commands as sc
 from fasti.errors import Overloaded
+from tests.properties.sinks_rig import SinksRig
 
 
 @pytest.fixture

@@ -1,0 +1,254 @@
+"""`fasti bench`: figures of this machine, beside its limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fasti.cli.terminating import terminated_softly
+from fasti.errors import FastiError
+
+app = typer.Typer(help="Measure Fasti on this machine, beside the machine's own limits.")
+
+_PARTS = ["engine", "durable", "checkpoint", "pending"]
+
+Directory = Annotated[
+    Path | None, typer.Option(help="Where to write; by default the temporary directory.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure Fasti on this machine, beside the machine's own limits.
+
+    All but `engine` start a broker and clients in processes of their own, on the loopback.
+    """
+
+
+@app.command()
+def engine(
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"A part: {', '.join(_PARTS)}. May be repeated.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1_500_000, help="Messages, instead of each part's own number.")
+    ] = None,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Engine and storage in one process: speed, memory, opening after a kill."""
+    from benchmarks.run import run
+
+    parts = only or _PARTS
+    for part in parts:
+        if part not in _PARTS:
+            raise typer.BadParameter(f"{part!r} is none of {', '.join(_PARTS)}")
+    _print(run(parts, directory, rows), as_json)
+
+
+@app.command()
+def throughput(
+    rows: Annotated[int, typer.Option(min=100_000, help="Messages of each measurement.")] = (
+        3_000_000
+    ),
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Messages a second over the wire: in batches and one by one, in, out and both at once."""
+    from benchmarks.throughput import throughput as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, show)
+    _print(found, as_json)
+
+
+@app.command()
+def lateness(
+    seconds: Annotated[float, typer.Option(min=2, help="How long each measurement lasts.")] = 60.0,
+    rate: Annotated[int, typer.Option(min=100, help="Messages a second.")] = 10_000,
+    pending: Annotated[int, typer.Option(min=5_000, help="Others that stay pending.")] = 1_000_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """How late messages are: steady traffic, beside other work, bursts, one at a time."""
+    from benchmarks.lateness import lateness as measure
+
+    with _showing() as show:
+        found = measure(directory, seconds, rate, pending, show)
+    _print(found, as_json)
+
+
+@app.command()
+def pending(
+    rows: Annotated[int, typer.Option(min=100_000, help="Messages pending.")] = 10_000_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """With many messages pending: the broker's memory, rates, and changes at random."""
+    from benchmarks.recovery import pending as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, show)
+    _print(found, as_json)
+
+
+@app.command()
+def kinds(
+    only: Annotated[
+        list[str] | None, typer.Option(help="One of log, priority, kv, cron, routing, calls.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=10_000, help="Messages of each measurement.")] = (
+        3_000_000
+    ),
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """The other topic kinds over the wire: logs and groups, priority, key-value, schedules."""
+    from benchmarks.kinds import KINDS
+    from benchmarks.kinds import kinds as measure
+
+    for kind in only or []:
+        if kind not in KINDS:
+            raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}")
+    with _showing() as show:
+        found = measure(only or [], directory, rows, show)
+    _print(found, as_json)
+
+
+@app.command()
+def recovery(
+    rows: Annotated[int, typer.Option(min=5_000, help="Messages pending.")] = 1_000_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """How soon a broker that was killed is ready again, and whether anything was lost."""
+    from benchmarks.recovery import recovery as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, show)
+    _print(found, as_json)
+
+
+@app.command()
+def spark(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A part: reads, schedule, bronze, silver, following. May be repeated."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1_000, help="Messages of each measurement.")] = (
+        5_000_000
+    ),
+    rounds: Annotated[int, typer.Option(min=1, help="Of each measurement; medians count.")] = 3,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """The Spark connector and the pipeline, beside Spark's own Parquet of the same rows.
+
+    All of it takes about a quarter of an hour on two cores, up to 8 GB of disk and 6 GB of memory;
+    each part removes what it wrote. `--rows 500000` is a quick look.
+    """
+    try:
+        from benchmarks.spark import PARTS, phases
+        from benchmarks.spark import spark as measure
+
+        for part in only or []:
+            if part not in PARTS:
+                raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}")
+        total = phases(only or [])
+    except ModuleNotFoundError as error:
+        raise FastiError(f"{error.name} is missing: pip install 'fasti[spark]'") from error
+    with _stepping(total) as show, terminated_softly():
+        found = measure(only or [], directory, rows, show, rounds)
+    _print(found, as_json)
+
+
+@app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 60.0,
+    clients: Annotated[int, typer.Option(min=10, help="How many at a time.")] = 50,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Clients that come, go and are killed; a broker that must not grow.
+
+    Prints the broker's memory without mapped files, threads, descriptors and use of its memory
+    budget each minute, and ends with code 1 if its memory grew by 2 % or more between the second
+    and the last quarter. The load uses about a core.
+    """
+    from benchmarks.soak import soak as measure
+
+    def show(sample: dict[str, Any]) -> None:
+        typer.echo("  ".join(f"{name} {value}" for name, value in sample.items()), err=as_json)
+
+    with terminated_softly():
+        found = measure(directory, minutes, clients, show)
+    _print(found if as_json else {**found, "samples": len(found["samples"])}, as_json)
+    if found["flat"] is False:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _stepping(total: int) -> Iterator[Callable[[str], None]]:
+    """Like `_showing`, with a bar: each phase that begins ends the one before."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        with _showing() as show:
+            yield show
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total, completed=-1)
+        yield lambda phase: bar.update(task, description=phase, advance=1)
+
+
+@contextmanager
+def _showing() -> Iterator[Callable[[str], None]]:
+    """What is being measured, on stderr: a moving line on a terminal, lines elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda phase: status.update(phase)
+    else:
+        yield lambda phase: console.print(f"{phase} ...")
+
+
+def _print(results: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+    else:
+        _print_table(results)
+
+
+def _print_table(results: dict[str, Any]) -> None:
+    console = Console()
+    plain = {name: value for name, value in results.items() if not isinstance(value, dict)}
+    parts = {name: value for name, value in results.items() if isinstance(value, dict)}
+    for part, figures in ({"settings": plain} | parts if plain else parts).items():
+        drawn = Table("figure", "value", title=part, title_justify="left")
+        for name, value in _flat(figures):
+            drawn.add_row(name, f"{value:,}" if isinstance(value, int | float) else str(value))
+        console.print(drawn)
+
+
+def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, value))
+    return rows

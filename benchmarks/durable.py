@@ -1,0 +1,83 @@
+"""Engine and journal together: durable produce, and what a checkpoint does to the journal."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.limits import disk_limits
+from benchmarks.traffic import BATCH, TOPIC, Traffic, prepared, send_all
+from fasti.broker.shard import Shard
+from fasti.config import ShardSettings
+from fasti.core.commands import CreateTopic
+from fasti.storage.files import LocalFiles
+
+_NEVER = 1 << 50
+
+
+def open_shard(directory: Path, **settings: Any) -> Shard:
+    """A shard in a directory, with its topic."""
+    shard = Shard(LocalFiles(directory), ShardSettings(**settings))
+    shard.call(CreateTopic(TOPIC))
+    return shard
+
+
+def durable_produce(directory: Path, rows: int = 2_000_000) -> dict[str, Any]:
+    """Messages per second, synced before they are answered, and the share of the disk's limit."""
+    limit = disk_limits(directory)
+    results: dict[str, Any] = {"rows": rows, "disk": limit}
+    for name, keyed in (("plain", False), ("keyed", True)):
+        shard = open_shard(directory / name, checkpoint_bytes=_NEVER)
+        traffic = Traffic(shard.store.seed, shard.clock.now_us())
+        send_all(shard, traffic.batches(20 * BATCH, keyed))
+        commands = prepared(traffic.batches(rows, keyed))
+        written = shard.committer.written_bytes
+        seconds = send_all(shard, commands)
+        written = shard.committer.written_bytes - written
+        mb_per_s = written / seconds / 1e6
+        results[name] = {
+            "per_s": round(rows / seconds),
+            "bytes_per_message": round(written / rows, 1),
+            "mb_per_s": round(mb_per_s, 1),
+            "share_of_disk": round(mb_per_s / limit["durable_mb_per_s"], 3),
+        }
+        shard.close(checkpoint=False)
+    results["asked"] = {"plain": 1_500_000, "keyed": 1_000_000, "or_share_of_disk": 0.6}
+    return results
+
+
+def checkpoint_beside_traffic(directory: Path, rows: int = 1_500_000) -> dict[str, Any]:
+    """The journal's sync times under steady produce, without and with a checkpoint running."""
+    shard = open_shard(directory / "checkpoint", checkpoint_bytes=_NEVER)
+    traffic = Traffic(shard.store.seed, shard.clock.now_us())
+    send_all(shard, traffic.batches(rows, keyed=False))
+    without = _sync_times(shard, traffic, rows // 3)
+    checkpoint = threading.Thread(target=shard.checkpoint)
+    checkpoint.start()
+    beside: list[float] = []
+    while checkpoint.is_alive():
+        beside += _sync_times(shard, traffic, 20 * BATCH)
+    shard.close(checkpoint=False)
+    return {
+        "rows": rows,
+        "rate_mb_per_s": round(shard.settings.checkpoint_bytes_per_s / 1e6),
+        "without": _percentiles(without),
+        "with": _percentiles(beside),
+    }
+
+
+def _sync_times(shard: Shard, traffic: Traffic, rows: int) -> list[float]:
+    shard.committer.sync_seconds.clear()
+    send_all(shard, traffic.batches(rows, keyed=False))
+    return list(shard.committer.sync_seconds)
+
+
+def _percentiles(seconds: list[float]) -> dict[str, Any]:
+    return {
+        "syncs": len(seconds),
+        "p50_ms": round(float(np.percentile(seconds, 50)) * 1e3, 3),
+        "p99_ms": round(float(np.percentile(seconds, 99)) * 1e3, 3),
+    }

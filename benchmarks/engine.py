@@ -1,0 +1,78 @@
+"""The engine alone, without a disk: how fast it decides."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.traffic import BATCH, TOPIC, Traffic
+from fasti.core.commands import Ack, CreateTopic, Lease, Produce
+from fasti.core.engine import Engine
+from fasti.core.replies import Deliver
+from fasti.model import DAY_US
+
+_NOW_US = 1_800_000_000_000_000
+_SEED = (1, 2)
+
+
+def engine_alone(rows: int = 1_000_000) -> dict[str, Any]:
+    """Produce without and with keys, then lease + ack of everything. Messages per second."""
+    plain = _fresh()
+    produced = _produce(plain, Traffic(_SEED, _NOW_US), rows, keyed=False)
+    leased, steps = _lease_and_ack(plain, rows)
+    keyed = _produce(_fresh(), Traffic(_SEED, _NOW_US), rows, keyed=True)
+    steps.sort()
+    return {
+        "rows": rows,
+        "produce_per_s": round(produced),
+        "produce_keyed_per_s": round(keyed),
+        "lease_ack_per_s": round(leased),
+        "lease_ack_step_p50_ms": round(steps[len(steps) // 2] * 1e3, 2),
+        "lease_ack_step_max_ms": round(steps[-1] * 1e3, 2),
+        "asked": {
+            "produce_per_s": 4_000_000,
+            "produce_keyed_per_s": 1_000_000,
+            "lease_ack_per_s": 3_000_000,
+        },
+    }
+
+
+def _fresh() -> Engine:
+    engine = Engine()
+    engine.step([CreateTopic(TOPIC)], _NOW_US, 0)
+    return engine
+
+
+def _produce(engine: Engine, traffic: Traffic, rows: int, keyed: bool) -> float:
+    # The commands are made outside the clock: they are the caller's work, on another thread.
+    commands: list[Produce] = list(traffic.batches(rows, keyed))
+    begin = time.perf_counter()
+    for tick, command in enumerate(commands):
+        engine.step([command], _NOW_US + tick, tick)
+    return rows / (time.perf_counter() - begin)
+
+
+def _lease_and_ack(engine: Engine, rows: int) -> tuple[float, list[float]]:
+    now_us = _NOW_US + 40 * DAY_US
+    inputs: list[Any] = [Lease(TOPIC, 1, "worker", BATCH)]
+    seconds: list[float] = []
+    done, tick = 0, 0
+    begin = time.perf_counter()
+    while done < rows:
+        started = time.perf_counter()
+        step = engine.step(inputs, now_us + tick, tick)
+        seconds.append(time.perf_counter() - started)
+        inputs, taken = [], 0
+        for effect in step.effects:
+            if isinstance(effect, Deliver):
+                tokens = np.full(len(effect.ids), effect.token, dtype=np.int64)
+                inputs.append(Ack(TOPIC, effect.ids, tokens))
+                taken += len(effect.ids)
+        done += taken
+        tick += 1
+        if taken:
+            inputs.append(Lease(TOPIC, 1, "worker", taken))
+    engine.step(inputs, now_us + tick, tick)
+    return rows / (time.perf_counter() - begin), seconds
