@@ -611,3 +611,16 @@ def test_what_expires_at_once_is_looked_at_piece_by_piece(monkeypatch: pytest.Mo
     run_idle(shard)
     assert shard.do(commands.Count("t")).states["dead"] == 10_000
     assert max(looked) < 2_000
+
+
+def test_what_is_due_and_not_read_back_from_a_run_yet_is_counted_as_ready() -> None:
+    """For a moment after a start, `count` said that nothing was ready."""
+    shard = Shard()
+    shard.produce(b"", due_us=NOW_US + SECOND_US)
+    # As after a start: the entry is in a run, and what was read back ends just before it, in the
+    # middle of a slice of the calendar.
+    partition = shard.engine.state.by_name["t"].partitions[0]
+    partition.calendar.forget(partition.calendar.generation, 0)
+    partition.loaded_until_us = NOW_US + SECOND_US
+    shard.wait(SECOND_US)
+    assert shard.do(commands.Count("t")).states["ready"] == 1

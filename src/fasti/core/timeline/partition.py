@@ -384,7 +384,8 @@ class Partition:
 
     def ready_count(self, now_us: int) -> int:
         """How many scheduled messages are due. The caller has advanced to `now_us`."""
-        if self.calendar.cursor_us <= now_us:
+        # The cursor stands at the end of a slice, which may lie behind what was read from runs.
+        if min(self.calendar.cursor_us, self.loaded_until_us) <= now_us:
             return self._scan_ready(now_us)
         later = self.ready.after(now_us)
         slots = self.ledger.slots(later)
