@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls import actions, requests
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.subscription import Subscription
@@ -128,26 +129,37 @@ def learn(service: Service) -> list[Call]:
 
     for name, action in ACTIONS.items():
         tries = [
-            lambda a=action, p=parts: a(service, {}, p) for parts in ([], [table], [table] * 2)
+            lambda a=action, p=parts: a(service, EMBEDDED, {}, p)
+            for parts in ([], [table], [table] * 2)
         ]
         add("action", name, *tries, takes_parts=_takes_parts(service, name, table))
     for name in service.exchanges:
         opened = {"version": 1, "call": name}
-        add("exchange", name, lambda o=opened: service.exchange(o))
+        add("exchange", name, lambda o=opened: service.exchange(EMBEDDED, o))
     for name in service.reads:
         ticket = {"version": 1, "call": name}
-        add("read", name, lambda t=ticket: service.read(t), lambda t=ticket: service.plan(t))
-        add("plan", name, lambda t=ticket: service.plan(t), lambda t=ticket: service.read(t))
+        add(
+            "read",
+            name,
+            lambda t=ticket: service.read(EMBEDDED, t),
+            lambda t=ticket: service.plan(EMBEDDED, t),
+        )
+        add(
+            "plan",
+            name,
+            lambda t=ticket: service.plan(EMBEDDED, t),
+            lambda t=ticket: service.read(EMBEDDED, t),
+        )
     for name in ("produce", "stage"):
         descriptor = {"version": 1, "call": name}
-        add("put", name, lambda d=descriptor: service.intake(d))
+        add("put", name, lambda d=descriptor: service.intake(EMBEDDED, d))
     assert not unknown, f"nobody can tell which fields these have: {unknown}"
     return calls
 
 
 def _takes_parts(service: Service, name: str, table: pa.Table) -> bool:
     try:
-        ACTIONS[name](service, {}, [table])
+        ACTIONS[name](service, EMBEDDED, {}, [table])
     except Exception as error:
         return getattr(error, "field", None) != "parts"
     return True

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fasti
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls import control
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.launch import BrokerProcess
@@ -137,7 +138,7 @@ def test_what_is_daily_is_an_action() -> None:
 def test_nobody_writes_a_second_line_or_a_long_one(caplog: pytest.LogCaptureFixture) -> None:
     header = {"topic": "t\ncontrol: delete_topic", "consumer": "x" * 10_000}
     with caplog.at_level(logging.INFO):
-        control.log_done("release_leases", control.Caller(), header, {})
+        control.log_done("release_leases", EMBEDDED, header, {})
     [line] = caplog.records
     told = line.fields  # type: ignore[attr-defined]
     assert "\n" not in told["topic"]

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.kv import order as kv_order
 from fasti.broker.kv import reads as kv_reads
 from fasti.broker.kv import rings
@@ -39,7 +40,7 @@ def service_on(files: Any, settings: Any = SMALL) -> Iterator[Service]:
 
 def call(service: Service, action: str, header: dict[str, Any], **columns: Any) -> dict[str, Any]:
     parts = [pa.table(columns)] if columns else []
-    return service.call(action, {"version": 1, **header}, parts)[0]
+    return service.call(EMBEDDED, action, {"version": 1, **header}, parts)[0]
 
 
 def make(service: Service, topic: str = "t", **settings: Any) -> None:
@@ -60,7 +61,7 @@ def position(service: Service, topic: str = "t") -> int:
 
 
 def scan(service: Service, **filters: Any) -> list[str]:
-    _, batches = service.read({"version": 1, "call": "kv", "topic": "t", **filters})
+    _, batches = service.read(EMBEDDED, {"version": 1, "call": "kv", "topic": "t", **filters})
     return [key for batch in batches for key in batch.column("key").to_pylist()]
 
 
@@ -70,7 +71,7 @@ class Watching:
     def __init__(self, service: Service, after: int | None = None, topic: str = "t") -> None:
         self._service = service
         descriptor = {"version": 1, "call": "watch", "topic": topic, "position": after}
-        self._session = service.exchange(descriptor)
+        self._session = service.exchange(EMBEDDED, descriptor)
 
     def keys(self, count: int) -> list[str]:
         found: list[str] = []
@@ -240,7 +241,7 @@ class Copy:
         while True:
             self.started += 1
             after = position(self._service)
-            _, batches = self._service.read({"version": 1, "call": "kv", "topic": "t"})
+            _, batches = self._service.read(EMBEDDED, {"version": 1, "call": "kv", "topic": "t"})
             rows = [row for batch in batches for row in batch.to_pylist()]
             self.entries = {row["key"]: (row["value"], row["version"]) for row in rows}
             try:
@@ -251,7 +252,7 @@ class Copy:
 
     def _watch(self, after: int) -> bool:
         descriptor = {"version": 1, "call": "watch", "topic": "t", "position": after}
-        session = self._service.exchange(descriptor)
+        session = self._service.exchange(EMBEDDED, descriptor)
         try:
             while "end" not in self.entries:
                 written = session.next()
@@ -307,7 +308,7 @@ def test_counters_that_many_raise_at_once() -> None:
         together = threading.Barrier(4)
 
         def read() -> list[tuple[int, int]]:
-            _, (table,) = service.call("kv_get", HEAD, [pa.table({"key": ["a", "b"]})])
+            _, (table,) = service.call(EMBEDDED, "kv_get", HEAD, [pa.table({"key": ["a", "b"]})])
             return [(int(row["value"]), row["version"]) for row in table.to_pylist()]
 
         def raise_both() -> None:
@@ -327,7 +328,7 @@ def test_counters_that_many_raise_at_once() -> None:
                 commands = [{"op": "kv_put", "topic": "t"}] * 2
                 parts = [pa.table(each) for each in rows]
                 header = {"version": 1, "commands": commands}
-                reply, _ = service.call("transaction", header, parts)
+                reply, _ = service.call(EMBEDDED, "transaction", header, parts)
                 done += reply["committed"]
                 conflicts.append(not reply["committed"])
 
@@ -402,7 +403,7 @@ def test_only_so_many_orders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             put(service, ["a", topic], topic=topic)
         for _ in range(2):
             for topic in "tuv":
-                _, batches = service.read({"version": 1, "call": "kv", "topic": topic})
+                _, batches = service.read(EMBEDDED, {"version": 1, "call": "kv", "topic": topic})
                 assert [batch.column("key").to_pylist() for batch in batches] == [["a", topic]]
         assert list(service.kv._orders) == ["u", "v"]
 
@@ -413,7 +414,7 @@ def test_values_larger_than_a_piece() -> None:
         keys = numbered(0, 20)
         for key in keys:
             put(service, [key], bytes(1 << 20))
-        _, batches = service.read({"version": 1, "call": "kv", "topic": "t"})
+        _, batches = service.read(EMBEDDED, {"version": 1, "call": "kv", "topic": "t"})
         sizes = [batch.nbytes for batch in batches]
         assert len(sizes) > 1
         assert sum(sizes) > 20 << 20
@@ -440,7 +441,9 @@ def test_values_that_are_overwritten_take_no_space() -> None:
         assert max(sizes) < 2 * 10_000 * 250
         assert len(scan(service)) == 10_000
     with service_on(files, settings) as service:
-        table = service.call("kv_get", {"version": 1, "topic": "t"}, [pa.table({"key": keys})])[1]
+        table = service.call(
+            EMBEDDED, "kv_get", {"version": 1, "topic": "t"}, [pa.table({"key": keys})]
+        )[1]
         values, versions = (table[0].column(name).to_pylist() for name in ("value", "version"))
         found = list(zip(values, versions, strict=True))
         assert set(found[::3]) == {(b"%0100d" % 99, 100)}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fasti import aio
+from fasti.broker.caller import EMBEDDED
 from fasti.client.client import Client
 from fasti.client.schedules import Occurrence
 from fasti.core.cron.commands import PutSchedules
@@ -341,7 +342,7 @@ def test_metrics_count_what_schedules_did(broker: VirtualBroker) -> None:
     reports.put("resting", every="1m", target="emails")
     reports.pause("resting")
     broker.advance("3m")
-    text = broker.service.call("metrics", {"version": 1})[0]["text"]
+    text = broker.service.call(EMBEDDED, "metrics", {"version": 1})[0]["text"]
     assert 'fasti_schedules{state="active",topic="reports"} 1.0' in text
     assert 'fasti_schedules{state="paused",topic="reports"} 1.0' in text
     assert 'fasti_schedule_fired_total{topic="reports"} 1.0' in text

@@ -15,6 +15,7 @@ import pytest
 
 import fasti
 import fasti.aio
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.launch import BrokerProcess
 from fasti.client.sinks import Published, Sink
 from fasti.errors import (
@@ -439,6 +440,7 @@ def test_forgetting_waits_until_all_is_done(tmp_path: Path) -> None:
         client.transport.call  # noqa: B018
         with pytest.raises(FastiError):
             service.call(
+                EMBEDDED,
                 "publish_batch",
                 {"version": 1, "sink": "s", "batch": 0, "operation": "cancel", "stages": [stage]},
             )

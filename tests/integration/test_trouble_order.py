@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from fasti.broker.caller import EMBEDDED
 from fasti.core import commands as co
 from fasti.testing.virtual import VirtualBroker
 from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
@@ -48,7 +49,7 @@ def test_a_session_that_has_ended_is_leased_nothing() -> None:
         client = broker.client()
         client.create_topic("t")
         descriptor = {"version": 1, "call": "consume", "topic": "t", "consumer": "worker"}
-        session = broker.service.exchange(descriptor)
+        session = broker.service.exchange(EMBEDDED, descriptor)
         session.take({"op": "credit", "count": 5}, None)
         session.finish()
         assert session.next() is None

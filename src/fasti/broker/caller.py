@@ -1,7 +1,8 @@
 """Who makes a call, as the door knows it.
 
-The door names the caller and the service carries it with every call, session and intake. Limits are
-shared between callers by this name (shares.py).
+The door makes the caller from a token or a client certificate, and the service carries it with every
+call, session and intake. Limits are shared between callers by name (shares.py). What a caller may do
+is not decided yet: its namespace and its roles are carried so that one place behind the service can.
 """
 
 from __future__ import annotations
@@ -11,26 +12,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The name of the caller's token; where the broker asks for none, the host that it calls from."""
+    """The name of a token or a certificate; of an anonymous caller, the host that it calls from."""
 
-    name: str = "embedded"
+    name: str
+    # The tenant whose topics it means. Tokens and certificates name none yet.
+    namespace: str = "default"
+    roles: frozenset[str] = frozenset()
     # The address and port of the connection.
     peer: str = "embedded"
-    # Whether the name is a token's.
+    # Whether a token or a certificate proves the name.
     authenticated: bool = False
 
     @property
     def is_local(self) -> bool:
-        """The process that the broker is embedded in: it has nobody to leave room for."""
-        return self.name == "embedded" and not self.authenticated
+        """Whether it is the process that the broker is embedded in, which shares with no other."""
+        return self is EMBEDDED
+
+    def log_fields(self) -> dict[str, str]:
+        """For the log line of a call."""
+        known = {"by": self.name if self.authenticated else "-", "peer": self.peer}
+        return known if self.namespace == "default" else {**known, "namespace": self.namespace}
 
 
-EMBEDDED = Caller()
+EMBEDDED = Caller("embedded")
 
 
-def caller_from(token: str, peer: str) -> Caller:
-    """`peer` is an address and a port, `token` the name of a token or empty."""
-    if token:
-        return Caller(token, peer, authenticated=True)
+def caller_from(name: str, peer: str) -> Caller:
+    """`peer` is an address and a port, `name` that of a token or a certificate, or empty."""
+    if name:
+        return Caller(name, peer=peer, authenticated=True)
     host = peer.rpartition(":")[0].strip("[]")
-    return Caller(host or peer, peer)
+    return Caller(host or peer, peer=peer)

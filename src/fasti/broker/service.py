@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import control, requests
-from fasti.broker.calls.actions import ACTIONS, CALLER_ACTIONS
+from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.attempts import Attempts
 from fasti.broker.calls.backups import Backups
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
-from fasti.broker.calls.parts import Action, Answer, Parts
+from fasti.broker.calls.parts import Answer
 from fasti.broker.calls.snapshots import Snapshots
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.cron.scheduler import Scheduler
@@ -65,8 +65,10 @@ _STOPPING = Closed("the broker is stopping: connect again")
 class Reads(Protocol):
     """Reads of one sort that stream."""
 
-    def plan(self, descriptor: Header, caller: Caller) -> tuple[pa.Schema, list[Header]]: ...
-    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]: ...
+    def plan(self, caller: Caller, descriptor: Header) -> tuple[pa.Schema, list[Header]]: ...
+    def read(
+        self, caller: Caller, ticket: Header
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]: ...
 
 
 class Exchange(Protocol):
@@ -79,7 +81,6 @@ class Exchange(Protocol):
     def schema(self) -> pa.Schema: ...
     @property
     def topic(self) -> str: ...
-    def begin(self, caller: Caller, call: str) -> None: ...
     def take(self, metadata: Header, batch: pa.RecordBatch | None) -> None: ...
     def next(self) -> tuple[Header, pa.RecordBatch | None] | None: ...
     def finish(self) -> None: ...
@@ -112,7 +113,7 @@ class Service:
             "changes": ChangeReads(self),
             "backup": self.backups,
         }
-        self.exchanges: dict[str, Callable[[Service, Header], Exchange]] = {
+        self.exchanges: dict[str, Callable[[Service, Caller, Header], Exchange]] = {
             "consume": Subscription,
             "follow": LogFollower,
             "watch": KvWatcher,
@@ -132,11 +133,11 @@ class Service:
 
     def call(
         self,
+        caller: Caller,
         action: str,
         header: Header,
         parts: Sequence[pa.Table] = (),
-        caller: Caller = EMBEDDED,
-    ) -> tuple[Header, list[pa.RecordBatch]]:
+    ) -> Answer:
         """Carries out an action. Raises what the caller is to be told."""
         carry_out = ACTIONS.get(action)
         if carry_out is None:
@@ -145,9 +146,9 @@ class Service:
             raise self.unavailable()
         try:
             with nullcontext() if action in _ALWAYS else self.shares.calls.one(caller):
-                answer = self._carry_out(action, carry_out, header, list(parts), caller)
+                answer = carry_out(self, caller, requests.check_version(header), list(parts))
         except FastiError as error:
-            self.metrics.refused(action, error.code)
+            self.metrics.refused(action, error.code, caller.name)
             if self.logs_control:
                 control.log_failed(action, caller, header, error)
             raise
@@ -155,40 +156,32 @@ class Service:
             control.log_done(action, caller, header, answer[0])
         return answer
 
-    def _carry_out(
-        self, action: str, carry_out: Action, header: Header, parts: Parts, caller: Caller
-    ) -> Answer:
-        rest = requests.check_version(header)
-        named = CALLER_ACTIONS.get(action)
-        return carry_out(self, rest, parts) if named is None else named(self, rest, parts, caller)
-
-    def intake(self, descriptor: Header, caller: Caller = EMBEDDED) -> Intake:
+    def intake(self, caller: Caller, descriptor: Header) -> Intake:
         """A producer's stream, or a sink's; to be ended by its `end`."""
-        with self._counted(descriptor):
+        with self._counted(caller, descriptor):
             call, rest = self._opened_as(descriptor, _INTAKES)
             self.shares.intakes.take(caller)
             try:
-                intake = Intake(self, rest) if call == "produce" else StageIntake(self, rest)
+                opened = Intake if call == "produce" else StageIntake
+                intake = opened(self, caller, rest)
                 if isinstance(intake, StageIntake):
                     self.shares.stages.claim(caller, intake.stage)
             except BaseException:
                 self.shares.intakes.give_back(caller)
                 raise
-        intake.caller = caller
         intake.when_ended = lambda: self.shares.intakes.give_back(caller)
         return intake
 
-    def exchange(self, descriptor: Header, caller: Caller = EMBEDDED) -> Exchange:
+    def exchange(self, caller: Caller, descriptor: Header) -> Exchange:
         """A consumer's session, or a follower's; to be given back to `leave`."""
-        with self._counted(descriptor):
+        with self._counted(caller, descriptor):
             call, rest = self._opened_as(descriptor, self.exchanges)
             with ExitStack() as undo:
                 for share in self._shares_of(call):
                     share.take(caller)
                     undo.callback(share.give_back, caller)
-                session = self.exchanges[call](self, rest)
+                session = self.exchanges[call](self, caller, rest)
                 undo.pop_all()
-        session.begin(caller, call)
         with self._sessions_lock:
             self._sessions.add(session)
         self.metrics.session_opened(_consumed(session))
@@ -221,14 +214,12 @@ class Service:
             sessions = list(self._sessions)
         return {each.number: each for each in sessions if isinstance(each, Subscription)}
 
-    def read(
-        self, ticket: Header, caller: Caller = EMBEDDED
-    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """A schema and the batches that a ticket stands for."""
-        with self._counted(ticket):
+        with self._counted(caller, ticket):
             call, rest = self._opened_as(ticket, self.reads)
             with self.shares.reads.one(caller):
-                schema, batches = self.reads[call].read(rest)
+                schema, batches = self.reads[call].read(caller, rest)
         return schema, self._reading(batches, caller)
 
     def _reading(
@@ -238,14 +229,14 @@ class Service:
         with self.shares.reads.one(caller):
             yield from batches
 
-    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, caller: Caller, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """The schema and the tickets of a read."""
-        with self._counted(descriptor), self.shares.calls.one(caller):
+        with self._counted(caller, descriptor), self.shares.calls.one(caller):
             call, rest = self._opened_as(descriptor, self.reads)
-            return self.reads[call].plan(rest, caller)
+            return self.reads[call].plan(caller, rest)
 
     @contextmanager
-    def _counted(self, descriptor: Header) -> Iterator[None]:
+    def _counted(self, caller: Caller, descriptor: Header) -> Iterator[None]:
         """A stream that is refused when it is opened is a refusal as any other."""
         try:
             yield
@@ -254,7 +245,7 @@ class Service:
             known = isinstance(call, str) and (
                 call in self.reads or call in self.exchanges or call in _INTAKES
             )
-            self.metrics.refused(str(call) if known else "stream", error.code)
+            self.metrics.refused(str(call) if known else "stream", error.code, caller.name)
             raise
 
     def _opened_as(self, descriptor: Header, calls: Collection[str]) -> tuple[str, Header]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls.intake import Intake
 from fasti.broker.clock import EngineClock
 from fasti.broker.metrics.counts import Metrics
@@ -104,7 +105,7 @@ class EmbeddedTransport:
         """Carried out in this thread."""
         self._check_here()
         tables = [_table(part) for part in parts]
-        reply, found = self.service.call(action, {**_VERSION, **(header or {})}, tables)
+        reply, found = self.service.call(EMBEDDED, action, {**_VERSION, **(header or {})}, tables)
         return reply, [_table(part) for part in found]
 
     def produce(
@@ -116,7 +117,7 @@ class EmbeddedTransport:
     ) -> _ProduceStream:
         """Receipts come from a thread of the stream's own."""
         self._check_here()
-        intake = self.service.intake({**_VERSION, "call": "produce", **descriptor})
+        intake = self.service.intake(EMBEDDED, {**_VERSION, "call": "produce", **descriptor})
         stream = _ProduceStream(intake, receipt, ended, self._forget)
         return self._started(stream, intake.end)
 
@@ -128,19 +129,19 @@ class EmbeddedTransport:
     ) -> _ConsumeStream:
         """Messages and answers come from a thread of the stream's own."""
         self._check_here()
-        session = self.service.exchange({**_VERSION, "call": "consume", **descriptor})
+        session = self.service.exchange(EMBEDDED, {**_VERSION, "call": "consume", **descriptor})
         stream = _ConsumeStream(self.service, session, arrived, ended, self._forget)
         return self._started(stream, lambda: self.service.leave(session))
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """Pages are read as they are asked for."""
         self._check_here()
-        yield from self.service.read({**_VERSION, "call": "list", **ticket})[1]
+        yield from self.service.read(EMBEDDED, {**_VERSION, "call": "list", **ticket})[1]
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read."""
         self._check_here()
-        return self.service.plan({**_VERSION, "call": "list", **descriptor})[1]
+        return self.service.plan(EMBEDDED, {**_VERSION, "call": "list", **descriptor})[1]
 
     def close(self) -> None:
         """Ends every stream; shuts the broker down if it is ours."""

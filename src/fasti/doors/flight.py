@@ -123,7 +123,7 @@ class FlightDoor(fl.FlightServerBase):
             self._heard(context)
             try:
                 header, parts = unpack(action.body, of_request=True)
-                reply, found = self._service.call(action.type, header, parts, caller)
+                reply, found = self._service.call(caller, action.type, header, parts)
                 body = pack(reply, found)
             except FastiError as error:
                 body = pack({"error": error_to_json(error)})
@@ -133,7 +133,7 @@ class FlightDoor(fl.FlightServerBase):
         """Produce: batches in, receipts out."""
         line = self._heard(context)
         with _refusals(self._service):
-            intake = self._service.intake(_command(descriptor), _caller(context))
+            intake = self._service.intake(_caller(context), _command(descriptor))
             with closing(intake):
                 check_columns(reader.schema, intake.types, intake.needed)
 
@@ -161,7 +161,7 @@ class FlightDoor(fl.FlightServerBase):
         """Consume: credits and returns in, leased messages and answers out."""
         line = self._heard(context)
         with _refusals(self._service):
-            session = self._service.exchange(_command(descriptor), _caller(context))
+            session = self._service.exchange(_caller(context), _command(descriptor))
             try:
                 writer.begin(session.schema)
 
@@ -194,7 +194,7 @@ class FlightDoor(fl.FlightServerBase):
         self._heard(context)
         with _refusals(self._service):
             command = _command(descriptor)
-            schema, tickets = self._service.plan(command, _caller(context))
+            schema, tickets = self._service.plan(_caller(context), command)
             endpoints = [fl.FlightEndpoint(dump(ticket), []) for ticket in tickets]
             return fl.FlightInfo(schema, descriptor, endpoints, -1, -1)
 
@@ -202,7 +202,7 @@ class FlightDoor(fl.FlightServerBase):
         """Reads what a ticket stands for."""
         line = self._heard(context)
         with _refusals(self._service):
-            schema, batches = self._service.read(parse_request(ticket.ticket), _caller(context))
+            schema, batches = self._service.read(_caller(context), parse_request(ticket.ticket))
             return fl.GeneratorStream(schema, _guarded(self._service, batches, line))
 
 
@@ -279,8 +279,10 @@ def _unknown_token() -> Unauthenticated:
 
 
 def _caller(context: Any) -> Caller:
+    """By its token; without one by its certificate, if it showed one."""
     known = context.get_middleware(_CREDENTIALS)
-    return caller_from(known.name if known is not None else "", _peer(context))
+    name = known.name if known is not None else context.peer_identity().decode(errors="replace")
+    return caller_from(name, _peer(context))
 
 
 def _peer(context: Any) -> str:

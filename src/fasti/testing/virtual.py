@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.clock import EngineClock
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
@@ -227,7 +228,7 @@ class VirtualBroker:
 
     def open_work(self, names: Collection[str] | None = None) -> dict[str, dict[str, int]]:
         """What is ready or leased now, by topic; of logs, what their groups have to do."""
-        found, _ = self.service.call("topics", {"version": 1})
+        found, _ = self.service.call(EMBEDDED, "topics", {"version": 1})
         open_work = {}
         for topic in found["topics"]:
             name, counts = topic["topic"], topic["counts"]

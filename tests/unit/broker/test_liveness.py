@@ -32,7 +32,7 @@ class Session:
 
     @property
     def caller(self) -> Caller:
-        return Caller("somebody", self.peer)
+        return Caller("somebody", peer=self.peer)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -22,7 +22,9 @@ ANNA, BERT, CARL = (Caller(name, authenticated=True) for name in ("anna", "bert"
 
 
 def test_a_caller_is_named_by_its_token_or_its_host() -> None:
-    assert caller_from("billing", "10.0.0.1:40") == Caller("billing", "10.0.0.1:40", True)
+    assert caller_from("billing", "10.0.0.1:40") == Caller(
+        "billing", peer="10.0.0.1:40", authenticated=True
+    )
     assert caller_from("", "10.0.0.1:40").name == "10.0.0.1"
     assert caller_from("", "[::1]:40").name == "::1"
     assert caller_from("", "unix").name == "unix"
@@ -154,8 +156,8 @@ def test_one_caller_does_not_fill_the_inbox() -> None:
     with VirtualBroker(settings=settings) as broker:
         broker.client().create_topic("t")
         descriptor = {"version": 1, "call": "produce", "topic": "t"}
-        anna = broker.service.intake(descriptor, ANNA)
-        bert = broker.service.intake(descriptor, BERT)
+        anna = broker.service.intake(ANNA, descriptor)
+        bert = broker.service.intake(BERT, descriptor)
         batch = pa.RecordBatch.from_pydict({"payload": [b"x"] * 100})
         # The topic's bindings are asked for once.
         bert.put({}, batch)
@@ -190,7 +192,7 @@ def test_credit_of_a_request_that_is_refused_is_given_back(
     """Else a session whose requests were refused for a while would be granted nothing any more."""
     with VirtualBroker(settings=replace(_SETTINGS, leases_max=400)) as broker:
         broker.client().create_topic("t")
-        session = broker.service.exchange(CONSUME, ANNA)
+        session = broker.service.exchange(ANNA, CONSUME)
         submit = broker.service.submit
 
         def full(commands: Any) -> Any:
@@ -226,7 +228,7 @@ def test_a_frame_that_comes_while_its_session_is_called_silent_is_heard(
 ) -> None:
     with VirtualBroker() as broker:
         broker.client().create_topic("t")
-        session: Any = broker.service.exchange(CONSUME, ANNA)
+        session: Any = broker.service.exchange(ANNA, CONSUME)
         session.take({"op": "credit", "count": 0}, None)
         submit, say_heard = broker.shard.submit, session._say_heard
         said: list[str] = []

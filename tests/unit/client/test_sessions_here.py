@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls.subscription import Subscription
 from fasti.errors import Closed, Overloaded
 from fasti.protocol.schemas import RETURNED
@@ -25,7 +26,7 @@ def opened(broker: VirtualBroker, attempt: int = 0, life: str = "mine") -> Subsc
     descriptor: dict[str, Any] = {"topic": "emails", "consumer": "worker-1"}
     if attempt:
         descriptor |= {"life": life, "attempt": attempt}
-    session = broker.service.exchange({"version": 1, "call": "consume", **descriptor})
+    session = broker.service.exchange(EMBEDDED, {"version": 1, "call": "consume", **descriptor})
     assert isinstance(session, Subscription)
     return session
 
@@ -168,7 +169,7 @@ def test_a_session_that_is_opened_while_all_are_told_of_an_end_is_told_too(
         return session
 
     monkeypatch.setitem(service.exchanges, call, late)
-    session = service.exchange({"version": 1, "call": call, **fields[call]})
+    session = service.exchange(EMBEDDED, {"version": 1, "call": call, **fields[call]})
     told = session.next()
     assert told is not None
     code = told[0]["error"]["code"]

@@ -1,4 +1,4 @@
-"""The actions of the protocol, each a function of the service, its header and its parts."""
+"""The actions of the protocol, each a function of the service, its caller, header and parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fasti.broker import health
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import (
     backups,
     bulk,
@@ -26,7 +26,6 @@ from fasti.broker.calls.listing import metadata, with_payloads, with_status
 from fasti.broker.calls.parts import (
     Action,
     Answer,
-    CallerAction,
     Header,
     PartOf,
     Parts,
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 # The broker
 
 
-def _hello(service: Service, header: Header, parts: Parts) -> Answer:
+def _hello(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     shard = service.shard
@@ -73,7 +72,7 @@ def _shard_name(service: Service) -> str:
     return f"{service.shard.store.manifest.incarnation:016x}"
 
 
-def _clock(service: Service, header: Header, parts: Parts) -> Answer:
+def _clock(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     reading = service.shard.clock.read()
@@ -86,7 +85,7 @@ def _clock(service: Service, header: Header, parts: Parts) -> Answer:
     }, []
 
 
-def _accept_clock(service: Service, header: Header, parts: Parts) -> Answer:
+def _accept_clock(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     changed = service.shard.clock.accept()
@@ -96,19 +95,19 @@ def _accept_clock(service: Service, header: Header, parts: Parts) -> Answer:
     return {"changed": changed, "now_us": service.shard.clock.now_us()}, []
 
 
-def _health(service: Service, header: Header, parts: Parts) -> Answer:
+def _health(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     return health.report(service), []
 
 
-def _metrics(service: Service, header: Header, parts: Parts) -> Answer:
+def _metrics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     return {"text": service.metrics.text(service.shard)}, []
 
 
-def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
+def _checkpoint(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     within_us = requests.integer(requests.checked(header, within_us=None), "within_us")
     none(parts)
     if within_us is not None and within_us < 0:
@@ -117,15 +116,15 @@ def _checkpoint(service: Service, header: Header, parts: Parts) -> Answer:
     return {}, []
 
 
-def _scrub(service: Service, header: Header, parts: Parts) -> Answer:
+def _scrub(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     """Begins a scrub, unless one is under way."""
     requests.checked(header)
     none(parts)
     service.shard.scrubber.start_pass()
-    return _scrub_status(service, header, parts)
+    return _scrub_status(service, caller, header, parts)
 
 
-def _scrub_status(service: Service, header: Header, parts: Parts) -> Answer:
+def _scrub_status(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     scrubber = service.shard.scrubber
@@ -139,9 +138,7 @@ def _scrub_status(service: Service, header: Header, parts: Parts) -> Answer:
 # Topics
 
 
-def _create_topic(
-    service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED
-) -> Answer:
+def _create_topic(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, settings={})
     name: str = fields["topic"]
@@ -155,7 +152,7 @@ def _create_topic(
     return {"created": created, "settings": settings.to_dict()}, []
 
 
-def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
+def _change_topic(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, settings=dict)
     check_own(fields["topic"])
@@ -166,7 +163,7 @@ def _change_topic(service: Service, header: Header, parts: Parts) -> Answer:
     return {"settings": settings.to_dict()}, []
 
 
-def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
+def _delete_topic(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     check_own(fields["topic"])
@@ -178,7 +175,7 @@ def _delete_topic(service: Service, header: Header, parts: Parts) -> Answer:
     return {}, []
 
 
-def _topic(service: Service, header: Header, parts: Parts) -> Answer:
+def _topic(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     settings = service.require_topic(fields["topic"])
@@ -187,7 +184,7 @@ def _topic(service: Service, header: Header, parts: Parts) -> Answer:
     return told | _counted(service, fields["topic"]), []
 
 
-def _topics(service: Service, header: Header, parts: Parts) -> Answer:
+def _topics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     found = service.topics()
@@ -213,7 +210,7 @@ def _topics(service: Service, header: Header, parts: Parts) -> Answer:
 # Messages
 
 
-def _get(service: Service, header: Header, parts: Parts) -> Answer:
+def _get(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, payload=True)
     shard = service.shard
     target = requests.target(one(parts), shard.store.seed, shard.settings.limits)
@@ -226,15 +223,15 @@ def _get(service: Service, header: Header, parts: Parts) -> Answer:
     return {}, [with_status(batch, found.status)]
 
 
-def _update(service: Service, header: Header, parts: Parts) -> Answer:
+def _update(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     return _changed(service, "update", header, one(parts))
 
 
-def _move(service: Service, header: Header, parts: Parts) -> Answer:
+def _move(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     return _changed(service, "move", header, one(parts))
 
 
-def _cancel(service: Service, header: Header, parts: Parts) -> Answer:
+def _cancel(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     return _changed(service, "cancel", header, one(parts))
 
 
@@ -247,7 +244,7 @@ def _changed(service: Service, op: str, header: Header, batch: pa.RecordBatch) -
 
 
 def _returned(op: str) -> Action:
-    def carry_out(service: Service, header: Header, parts: Parts) -> Answer:
+    def carry_out(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
         fields = requests.checked(header, topic=str, **requests.returned_fields(op))
         batch = one(parts)
         command = requests.returned(
@@ -266,7 +263,7 @@ def _dead_ids(service: Service, parts: Parts) -> Any:
     return requests.target(batch, service.shard.store.seed, service.shard.settings.limits).ids
 
 
-def _redrive(service: Service, header: Header, parts: Parts) -> Answer:
+def _redrive(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, group="", delay_us=None, due_us=None)
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
     topic, group, ids = fields["topic"], fields["group"], _dead_ids(service, parts)
@@ -278,14 +275,14 @@ def _redrive(service: Service, header: Header, parts: Parts) -> Answer:
     return outcomes.encode(service.mutation("redrive", fields["topic"], reply)), []
 
 
-def _purge(service: Service, header: Header, parts: Parts) -> Answer:
+def _purge(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, group="")
     command = co.Purge(fields["topic"], _dead_ids(service, parts), fields["group"])
     reply = service.command(command)
     return outcomes.encode(service.mutation("purge", fields["topic"], reply)), []
 
 
-def _count(service: Service, header: Header, parts: Parts) -> Answer:
+def _count(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     return _counted(service, fields["topic"]), []
@@ -301,7 +298,7 @@ def _counted(service: Service, topic: str) -> Header:
     }
 
 
-def _forecast(service: Service, header: Header, parts: Parts) -> Answer:
+def _forecast(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, from_us=int, to_us=int, bucket_us=int)
     found = service.command(co.Forecast(**fields))
@@ -312,7 +309,7 @@ def _forecast(service: Service, header: Header, parts: Parts) -> Answer:
 # Several at once
 
 
-def _transaction(service: Service, header: Header, parts: Parts) -> Answer:
+def _transaction(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     listed = requests.checked(header, commands=list)["commands"]
     if len(listed) != len(parts):
         raise InvalidArgument("a transaction has a part for each command", field="parts")
@@ -350,7 +347,7 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
     raise InvalidArgument(f"there is no command {op!r} of a transaction", field="op")
 
 
-def _publish(service: Service, header: Header, parts: Parts) -> Answer:
+def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, stage=str, skip_conflicts=False)
     rows, taken = publish_stage(service, **fields)
@@ -358,7 +355,7 @@ def _publish(service: Service, header: Header, parts: Parts) -> Answer:
     return {"rows": int(rows)}, [skipped]
 
 
-def _drop_stage(service: Service, header: Header, parts: Parts) -> Answer:
+def _drop_stage(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, stage=str)
     return {"rows": int(service.command(co.DropStage(**fields)).value)}, []
@@ -406,13 +403,6 @@ ACTIONS: dict[str, Action] = {
     "publish": _publish,
     "drop_stage": _drop_stage,
     **{name: action for more in _MORE for name, action in more.ACTIONS.items()},
-}
-# Of these, those that are told who calls.
-CALLER_ACTIONS: dict[str, CallerAction] = {
-    "create_topic": _create_topic,
-    **backups.CALLER_ACTIONS,
-    **sink_actions.CALLER_ACTIONS,
-    **snapshots.CALLER_ACTIONS,
 }
 _PARTS: dict[str, PartOf] = {
     name: part for more in _MORE for name, part in more.TRANSACTION_PARTS.items()

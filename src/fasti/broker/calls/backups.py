@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, CallerAction, Header, PartOf, Parts, none
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.shares import SeenShare
 from fasti.errors import FastiError, Gone, InvalidArgument, NotFound
 from fasti.protocol.schemas import BACKUP_CHUNKS
@@ -79,11 +79,11 @@ class Backups:
 
     # Reads, as the service has them
 
-    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, caller: Caller, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """There is one way to read a backup: by its number."""
         raise InvalidArgument("a backup is begun by the action `begin_backup`", field="call")
 
-    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Pieces of the files that a ticket names."""
         fields = requests.checked(ticket, backup=int, names=[], rate=0)
         names = fields["names"]
@@ -147,7 +147,7 @@ class _Pacer:
         time.sleep(max(0.0, self._free_at - time.monotonic()))
 
 
-def _begin(service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED) -> Answer:
+def _begin(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
     # Whatever was answered before this call is durable, and so in it.
@@ -157,12 +157,11 @@ def _begin(service: Service, header: Header, parts: Parts, caller: Caller = EMBE
     return {"backup": number, **listing, "manifest": manifest}, []
 
 
-def _end(service: Service, header: Header, parts: Parts) -> Answer:
+def _end(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     service.backups.end(requests.checked(header, backup=int)["backup"])
     return {}, []
 
 
 ACTIONS: dict[str, Action] = {"begin_backup": _begin, "end_backup": _end}
-CALLER_ACTIONS: dict[str, CallerAction] = {"begin_backup": _begin}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listing import READ_ROWS, check_prefix, only_rows, with_prefix
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none
@@ -42,13 +43,13 @@ _FILTER: Header = {
 }
 
 
-def _cancel_where(service: Service, header: Header, parts: Parts) -> Answer:
+def _cancel_where(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = _checked(service, header)
     return _changed(service, "cancel", fields, lambda found: co.Cancel(*_named(fields, found)))
 
 
-def _move_where(service: Service, header: Header, parts: Parts) -> Answer:
+def _move_where(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = _checked(service, header, due_us=None, delay_us=None, by_us=None)
     given = [name for name in ("due_us", "delay_us", "by_us") if fields[name] is not None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.change_filter import NEEDED, change_filter
 from fasti.broker.calls.follower import IDLE_S, Follower, Written
@@ -110,7 +110,7 @@ class ChangeReads:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, caller: Caller, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """Up to `splits` tickets that together have everything between two positions."""
         fields = requests.checked(descriptor, through=None, splits=1, **_FIELDS)
         if not 1 <= fields["splits"] <= _SPLITS_MAX:
@@ -135,7 +135,7 @@ class ChangeReads:
             for begin, end in zip(bounds, ends, strict=True)
         ]
 
-    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The transitions of a ticket."""
         span_fields = requests.checked(ticket, through=None, **_FIELDS)
         span = Span(self._service, span_fields)
@@ -156,8 +156,10 @@ def _through(span: Span, fields: Header) -> int:
 class ChangeFollower(Follower):
     """A reader that follows the feed."""
 
-    def __init__(self, service: Service, descriptor: Header) -> None:
-        super().__init__(service)
+    call = "changes"
+
+    def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
+        super().__init__(service, caller)
         self._span = Span(service, requests.checked(descriptor, **_FIELDS))
         shard = service.shard
         self._followed = shard.feed.follow(EVERYTHING)
@@ -204,7 +206,7 @@ class ChangeFollower(Follower):
                 yield self.said(kind="idle", position=span.after), None
 
 
-def _feed(service: Service, header: Header, parts: Parts) -> Answer:
+def _feed(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     """Where the feed begins and ends; where a time lies, or where so many rows end."""
     none(parts)
     fields = requests.checked(header, time_us=None, after=None, rows=None, shard="", topic="")

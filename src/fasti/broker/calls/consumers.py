@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none, one
 from fasti.core import commands as co
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _ROWS_MAX = 10_000
 
 
-def _consumers(service: Service, header: Header, parts: Parts) -> Answer:
+def _consumers(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic="")
     rows: list[ConsumerRow] = service.command(co.DescribeConsumers(fields["topic"])).value
@@ -48,7 +49,7 @@ def _told(row: ConsumerRow, session: Subscription | None) -> Header:
     return told
 
 
-def _release_leases(service: Service, header: Header, parts: Parts) -> Answer:
+def _release_leases(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, consumer="", group="")
     command = co.ReleaseLeases(fields["topic"], fields["consumer"], group=fields["group"])
     if parts:
@@ -71,7 +72,7 @@ def _release_leases(service: Service, header: Header, parts: Parts) -> Answer:
 
 
 def _pause(paused: bool) -> Action:
-    def carry_out(service: Service, header: Header, parts: Parts) -> Answer:
+    def carry_out(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
         none(parts)
         fields = requests.checked(header, topic=str)
         check_own(fields["topic"])

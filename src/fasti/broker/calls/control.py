@@ -67,8 +67,8 @@ def _write(action: str, caller: Caller, header: Mapping[str, Any], outcome: str)
         for name, value in header.items()
         if name not in _LEFT_OUT and value not in ("", None)
     }
-    who = {"by": caller.name if caller.authenticated else "-", "peer": caller.peer}
-    _log.info("control: %s", action, extra=fields(**{**asked, **who, "outcome": outcome}))
+    told = {**asked, **caller.log_fields(), "outcome": outcome}
+    _log.info("control: %s", action, extra=fields(**told))
 
 
 def _is_inbox(header: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts
 from fasti.broker.calls.tally import Tally
@@ -59,7 +60,7 @@ _FILTER: Header = {
 }
 
 
-def _redrive_dead(service: Service, header: Header, parts: Parts) -> Answer:
+def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = _checked(header, to=None, delay_us=None, due_us=None)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
@@ -76,7 +77,7 @@ def _redrive_dead(service: Service, header: Header, parts: Parts) -> Answer:
     return _answer(service, fields, found, tally), []
 
 
-def _purge_dead(service: Service, header: Header, parts: Parts) -> Answer:
+def _purge_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = _checked(header)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
     found = _page(service, fields, _named(service, parts))
@@ -88,7 +89,7 @@ def _purge_dead(service: Service, header: Header, parts: Parts) -> Answer:
     return _answer(service, fields, found, tally), []
 
 
-def _count_dead(service: Service, header: Header, parts: Parts) -> Answer:
+def _count_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     """How many fit, and how many died of what: all of them, however long that takes."""
     if parts:
         raise InvalidArgument("this action has no parts", field="parts")

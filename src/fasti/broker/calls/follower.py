@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.errors import FastiError, InvalidArgument
 from fasti.protocol.problems import error_to_json
 
@@ -31,21 +31,17 @@ IDLE_S = 5.0
 class Follower:
     """One who follows. Whoever is below says what is written, how to wake it, and what it leaves."""
 
-    caller = EMBEDDED
-    call = ""
+    # The call of the protocol that opens it.
+    call: str
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, service: Service, caller: Caller) -> None:
+        self.service, self.caller = service, caller
         self._engine = service.shard.engine
         self.ended = False
         self._left = False
         self._lock = threading.Lock()
         self._error: FastiError | None = None
         self._written = self._write()
-
-    def begin(self, caller: Caller, call: str) -> None:
-        """By the service, once: who opened it, and by which call."""
-        self.caller, self.call = caller, call
 
     # For those below
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.caller import EMBEDDED
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import check_own
 from fasti.core.commands import EndProducer
@@ -47,17 +47,15 @@ class Intake:
     types: Mapping[str, pa.DataType] = PRODUCE_TYPES
     needed = "payload"
     op = "produce"
-    # Set by the service.
-    caller = EMBEDDED
 
-    def __init__(self, service: Service, descriptor: Header) -> None:
+    def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
         fields = requests.checked(descriptor, topic=str, owner="", producer="")
-        self._begin(service, fields["topic"], ordered=bool(fields["producer"]))
+        self._begin(service, caller, fields["topic"], ordered=bool(fields["producer"]))
         self._owner: str = fields["owner"]
         self._producer: str = fields["producer"]
 
-    def _begin(self, service: Service, topic: str, ordered: bool) -> None:
-        self._service, self._topic = service, topic
+    def _begin(self, service: Service, caller: Caller, topic: str, ordered: bool) -> None:
+        self._service, self.caller, self._topic = service, caller, topic
         # Nothing is taken behind a batch that was refused.
         self._ordered = ordered
         self.settings = service.require_topic(topic)
@@ -182,7 +180,7 @@ class Intake:
             error = self._refused if self._refused is not None and self._ordered else error
             if self._ordered:
                 self._refused = error
-            self._service.metrics.refused(self.op, error.code)
+            self._service.metrics.refused(self.op, error.code, self.caller.name)
             receipt = {"error": error_to_json(error)}
         receipt["batch"] = self._number
         self._number += 1

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.snapshot_listing import FIELDS as SNAPSHOT_FIELDS
 from fasti.broker.calls.snapshot_listing import STATES, SnapshotListing, schema_of
@@ -68,7 +68,7 @@ class Listings:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, caller: Caller, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """Tickets that together have everything, all on one snapshot.
 
         One for each partition; with `splits`, about so many of about the same size.
@@ -96,7 +96,7 @@ class Listings:
             ranges = split_ranges(topic, wanted["splits"], partitions)
             return schema, [{**base, **ids} for ids in ranges]
 
-    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The schema and the pages. Refusals are raised here, before the first page."""
         fields = requests.checked(ticket, **_FILTERS, **SNAPSHOT_FIELDS)
         limit = requests.integer(fields, "limit")

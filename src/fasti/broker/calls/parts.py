@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 Header = dict[str, Any]
 Parts = list[pa.Table]
 Answer = tuple[Header, list[pa.RecordBatch]]
-Action = Callable[["Service", Header, Parts], Answer]
-# One that makes or holds something of which each caller has a share.
-CallerAction = Callable[["Service", Header, Parts, Caller], Answer]
+Action = Callable[["Service", Caller, Header, Parts], Answer]
 # A command of a transaction: from its fields (without `op`) and its rows.
 PartOf = Callable[["Service", Header, pa.RecordBatch], Any]
 

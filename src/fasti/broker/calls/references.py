@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
@@ -122,7 +123,7 @@ def _some(named: list[tuple[str, str]], count: int) -> str:
     return first + (", ..." if count > _LOGGED_MAX else "")
 
 
-def _references(service: Service, header: Header, parts: Parts) -> Answer:
+def _references(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     service.require_topic(fields["topic"])

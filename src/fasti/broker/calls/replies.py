@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts
 from fasti.core import commands as co
@@ -94,7 +95,7 @@ class _Answers:
                 self.reasons[str(place)] = self.late[place]
 
 
-def _reply(service: Service, header: Header, parts: Parts) -> Answer:
+def _reply(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     if len(parts) not in (1, 2):
         raise InvalidArgument("answers, and the requests that they end", field="parts")
     fields = requests.checked(header, topic="", group="")

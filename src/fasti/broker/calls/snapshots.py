@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, CallerAction, Header, PartOf, Parts, none
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.shares import SeenShare
 from fasti.core.commands import DropSnapshot
 from fasti.core.engine import Engine
@@ -54,6 +54,8 @@ class Held:
     engine: Engine
     shard: str
     keep_us: int
+    # Of the caller that took it.
+    caller: str
     name: str = ""
     readers: int = 0
     # The partitions that are still to be read, of one that goes when all were.
@@ -61,8 +63,6 @@ class Held:
     # The parts that are still to be read, of one that is kept for less when all were.
     parts_left: set[int] = field(default_factory=set)
     linger_us: int = LINGER_US
-    # Who took it.
-    caller: str = EMBEDDED.name
 
     def told(self) -> Header:
         """What a ticket says of it."""
@@ -96,12 +96,12 @@ class Snapshots:
 
     def take(
         self,
+        caller: Caller,
         keep_us: int = KEEP_US,
         name: str = "",
         life: str = "",
         readers: int = 0,
         linger_us: int = LINGER_US,
-        caller: Caller = EMBEDDED,
     ) -> Held:
         """A snapshot of now, or the one of that name.
 
@@ -119,8 +119,7 @@ class Snapshots:
                 if found is not None:
                     return self.used(found)
             self._make_room(caller)
-            held = self._taken(keep_us, name)
-            held.caller = caller.name
+            held = self._taken(caller, keep_us, name)
             held.parts_left, held.linger_us = set(range(readers)), min(keep_us, linger_us)
             with self._lock:
                 self._held[held.snapshot.number] = held
@@ -146,7 +145,7 @@ class Snapshots:
         if number:
             yield self.find(number, position)
             return
-        held = self.take(keep_us, caller=caller)
+        held = self.take(caller, keep_us)
         try:
             yield held
         except BaseException:
@@ -226,7 +225,7 @@ class Snapshots:
             )
         return held
 
-    def _taken(self, keep_us: int, name: str) -> Held:
+    def _taken(self, caller: Caller, keep_us: int, name: str) -> Held:
         """Between two steps, so that it holds whole frames; told when all in it is durable."""
         service = self._service
         shard = service.shard
@@ -244,7 +243,8 @@ class Snapshots:
             with suppress(FastiError):
                 shard.run(lambda: engine.release_snapshot(snapshot.number))
             raise
-        return Held(snapshot, engine, f"{shard.store.journal.incarnation:016x}", keep_us, name)
+        shard_name = f"{shard.store.journal.incarnation:016x}"
+        return Held(snapshot, engine, shard_name, keep_us, caller.name, name)
 
     def _make_room(self, caller: Caller) -> None:
         """One that has a name and that nobody reads, the longest unused, goes: the caller's own,
@@ -301,23 +301,20 @@ def _check(keep_us: int, name: str, life: str, field: str = "keep_us") -> None:
         raise InvalidArgument("life goes with a name", field="life")
 
 
-def _take_snapshot(
-    service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED
-) -> Answer:
+def _take_snapshot(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields: dict[str, Any] = requests.checked(
         header, name="", life="", keep_us=KEEP_US, readers=0, linger_us=LINGER_US
     )
-    held = service.snapshots.take(**fields, caller=caller)
+    held = service.snapshots.take(caller, **fields)
     return {**held.told(), "life": service.snapshots.life}, []
 
 
-def _drop_snapshot(service: Service, header: Header, parts: Parts) -> Answer:
+def _drop_snapshot(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     service.snapshots.drop(requests.checked(header, snapshot=int)["snapshot"])
     return {}, []
 
 
 ACTIONS: dict[str, Action] = {"take_snapshot": _take_snapshot, "drop_snapshot": _drop_snapshot}
-CALLER_ACTIONS: dict[str, CallerAction] = {"take_snapshot": _take_snapshot}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
@@ -68,13 +68,12 @@ class Subscription:
     """One session of one consumer on one topic."""
 
     schema = LEASED
-    caller = EMBEDDED
     call = "consume"
 
-    def __init__(self, service: Service, descriptor: Header) -> None:
+    def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
         named: Header = {"topic": str, "consumer": str, "group": "", "life": "", "attempt": 0}
         fields = requests.checked(descriptor, **named)
-        self._service = service
+        self._service, self.caller = service, caller
         self._topic: str = fields["topic"]
         self._consumer: str = fields["consumer"]
         self._group: str = fields["group"]
@@ -97,6 +96,7 @@ class Subscription:
         self._writes, self._writing = 0, False
         # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
         self._finishing = self._ended = self._closed = self._detached = False
+        self._credit = service.leases.open(caller, self._topic, self._consumer)
 
     @property
     def number(self) -> int:
@@ -116,11 +116,6 @@ class Subscription:
     def topic(self) -> str:
         """Whose messages come here."""
         return self._topic
-
-    def begin(self, caller: Caller, call: str) -> None:
-        """By the service, once: who opened it, and by which call."""
-        self.caller, self.call = caller, call
-        self._credit = self._service.leases.open(caller, self._topic, self._consumer)
 
     def consumes(self, topic: str, group: str, consumer: str) -> bool:
         """Whether it is that consumer's session."""
@@ -203,7 +198,7 @@ class Subscription:
             self._carry_out(op, request, fields, batch)
         except FastiError as error:
             known = op if op in requests.RETURNS else "consume"
-            self._service.metrics.refused(known, error.code)
+            self._service.metrics.refused(known, error.code, self.caller.name)
             self._reply(_Told(_problem(request, error), last=request is None, answer=True))
 
     def _carry_out(

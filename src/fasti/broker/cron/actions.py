@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.cron.emission import Chunk, Member, one_row
@@ -29,7 +30,7 @@ _PAGE_MAX = 1_000
 _PREVIEW_MAX = 1_000
 
 
-def _put_schedules(service: Service, header: Header, parts: Parts) -> Answer:
+def _put_schedules(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, schedules=list, expected=-1)
     listed = fields["schedules"]
@@ -68,7 +69,7 @@ def _check(named: list[tuple[str, Schedule]], limits: Limits) -> None:
         raise InvalidArgument("a text can't be written as UTF-8", field="schedules") from None
 
 
-def _schedules(service: Service, header: Header, parts: Parts) -> Answer:
+def _schedules(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, name="", after_number=-1, limit=_PAGE_MAX)
     limit = min(max(fields["limit"], 1), _PAGE_MAX)
@@ -120,7 +121,7 @@ class _Described:
         return {"at_us": at_us, "local": local_text(at_us, occurrences.zone)}
 
 
-def _preview(service: Service, header: Header, parts: Parts) -> Answer:
+def _preview(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic="", name="", schedule={}, count=10, after_us=None)
     after_us = requests.integer(fields, "after_us")
@@ -149,13 +150,13 @@ def _preview(service: Service, header: Header, parts: Parts) -> Answer:
     return {"occurrences": told}, []
 
 
-def _pause_schedule(service: Service, header: Header, parts: Parts) -> Answer:
+def _pause_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, name=str, paused=bool)
     return {"changed": bool(service.command(cc.PauseSchedule(**fields)).value)}, []
 
 
-def _run_schedule(service: Service, header: Header, parts: Parts) -> Answer:
+def _run_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, name=str)
     topic, name = fields["topic"], fields["name"]
@@ -166,7 +167,7 @@ def _run_schedule(service: Service, header: Header, parts: Parts) -> Answer:
     return outcomes.encode(service.mutation("run_schedule", topic, reply)), []
 
 
-def _delete_schedule(service: Service, header: Header, parts: Parts) -> Answer:
+def _delete_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, name=str)
     service.command(cc.DeleteSchedule(**fields))

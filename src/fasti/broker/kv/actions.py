@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none, one
 from fasti.broker.kv import requests as kv_requests
@@ -22,11 +23,11 @@ _WORDS = pa.array([outcome.word for outcome in Outcome])
 _TOLD = ("entries", "expiring", "removed", "partitions", "position")
 
 
-def _put(service: Service, header: Header, parts: Parts) -> Answer:
+def _put(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     return _changed(service, "kv_put", header, one(parts))
 
 
-def _delete(service: Service, header: Header, parts: Parts) -> Answer:
+def _delete(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     return _changed(service, "kv_delete", header, one(parts))
 
 
@@ -48,7 +49,7 @@ def _delete_part(service: Service, header: Header, batch: pa.RecordBatch) -> KvD
     return kv_requests.delete(batch, topic, shard.store.seed, shard.settings.limits)
 
 
-def _get(service: Service, header: Header, parts: Parts) -> Answer:
+def _get(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, value=True)
     shard, batch = service.shard, one(parts)
     keys = kv_requests.names(batch, shard.store.seed, shard.settings.limits)
@@ -64,7 +65,7 @@ def _get(service: Service, header: Header, parts: Parts) -> Answer:
     return {"position": found.position}, [whole]
 
 
-def _describe(service: Service, header: Header, parts: Parts) -> Answer:
+def _describe(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     topic = requests.checked(header, topic=str)["topic"]
     found: dict[str, Any] = service.command(KvDescribe(topic)).value

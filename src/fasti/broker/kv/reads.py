@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.snapshot_pages import SnapshotTopic, split_ranges
 from fasti.broker.calls.snapshots import KEEP_US
@@ -58,7 +58,7 @@ class KvReads:
         self._lock = threading.Lock()
         self._orders: dict[str, KeyOrder] = {}
 
-    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, caller: Caller, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """One ticket: the order of keys spans the partitions. With `splits`, several that read a
         snapshot.
         """
@@ -89,7 +89,7 @@ class KvReads:
             base = {"version": VERSION, "call": "kv", **given, **held.told()}
             return schema, [{**base, **ids} for ids in ranges]
 
-    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The schema and the pages. Refusals are raised here, before the first page."""
         fields = requests.checked(ticket, **_FIELDS, **SNAPSHOT_FIELDS)
         if fields["snapshot"]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.follower import IDLE_S, Follower, Header, Written
 from fasti.broker.kv.changes import changes_batch
@@ -42,8 +43,10 @@ class KvWatcher(Follower):
 
     schema = CHANGES
 
-    def __init__(self, service: Service, descriptor: Header) -> None:
-        super().__init__(service)
+    call = "watch"
+
+    def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
+        super().__init__(service, caller)
         fields = requests.checked(descriptor, topic=str, position=None, prefix="")
         self._shard = service.shard
         self._topic: str = fields["topic"]

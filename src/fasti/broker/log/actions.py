@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listing import metadata, with_payloads
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
@@ -35,7 +36,7 @@ _PLACE: Header = {"offset": None, "offsets": {}, "time_us": None, "start": ""}
 # Logs
 
 
-def _log(service: Service, header: Header, parts: Parts) -> Answer:
+def _log(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     topic = requests.checked(header, topic=str)["topic"]
     partitions = described(service, topic)
@@ -46,7 +47,7 @@ def _log(service: Service, header: Header, parts: Parts) -> Answer:
     return {"identity": identity, "partitions": partitions}, []
 
 
-def _offsets(service: Service, header: Header, parts: Parts) -> Answer:
+def _offsets(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, time_us=int, partition=None)
     topic, partition = fields["topic"], requests.integer(fields, "partition")
@@ -55,7 +56,7 @@ def _offsets(service: Service, header: Header, parts: Parts) -> Answer:
     return {"offsets": found}, []
 
 
-def _truncate(service: Service, header: Header, parts: Parts) -> Answer:
+def _truncate(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(
         header, topic=str, partition=None, before=None, time_us=None, start=""
@@ -85,14 +86,14 @@ def _below(service: Service, fields: Header, number: int, known: list[Header]) -
 # Groups
 
 
-def _groups(service: Service, header: Header, parts: Parts) -> Answer:
+def _groups(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, group="")
     command = lo.DescribeGroups(fields["topic"], fields["group"])
     return {"groups": service.command(command).value}, []
 
 
-def _create_group(service: Service, header: Header, parts: Parts) -> Answer:
+def _create_group(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, group=str, ordered=False, partition=None, **_PLACE)
     partition = requests.integer(fields, "partition")
@@ -106,7 +107,7 @@ def _create_group(service: Service, header: Header, parts: Parts) -> Answer:
     return _told(service, fields)
 
 
-def _reset_group(service: Service, header: Header, parts: Parts) -> Answer:
+def _reset_group(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, group=str, partition=None, **_PLACE)
     topic, group = fields["topic"], fields["group"]
@@ -150,7 +151,7 @@ def _told(service: Service, fields: Header) -> Answer:
     return {"group": service.command(command).value[0]}, []
 
 
-def _delete_group(service: Service, header: Header, parts: Parts) -> Answer:
+def _delete_group(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, group=str)
     service.command(lo.DeleteGroup(fields["topic"], fields["group"]))
@@ -160,7 +161,7 @@ def _delete_group(service: Service, header: Header, parts: Parts) -> Answer:
 # The dead
 
 
-def _dead(service: Service, header: Header, parts: Parts) -> Answer:
+def _dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(
         header, topic=str, group=str, after_id=0, limit=1000, reason=None, payload=False

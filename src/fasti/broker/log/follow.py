@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.follower import IDLE_S, Follower, Header, Written
 from fasti.broker.log.reads import Begin
@@ -32,8 +33,10 @@ class LogFollower(Follower):
 
     schema = LOG_ROWS
 
-    def __init__(self, service: Service, descriptor: Header) -> None:
-        super().__init__(service)
+    call = "follow"
+
+    def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
+        super().__init__(service, caller)
         fields = requests.checked(descriptor, **_FIELDS)
         self._topic: str = fields["topic"]
         self._cursors = Begin(service, fields).cursors()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.requests import INT64_MAX
@@ -305,7 +305,7 @@ class LogReads:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def plan(self, descriptor: Header, caller: Caller = EMBEDDED) -> tuple[pa.Schema, list[Header]]:
+    def plan(self, caller: Caller, descriptor: Header) -> tuple[pa.Schema, list[Header]]:
         """A ticket for each partition, from where it begins to what is its end by now."""
         fields = requests.checked(descriptor, **_FIELDS)
         begin = Begin(self._service, fields)
@@ -320,7 +320,7 @@ class LogReads:
             for n, offset in begin.offsets.items()
         ]
 
-    def read(self, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The rows, one partition after the other. Refusals are raised here."""
         fields = requests.checked(ticket, **_FIELDS)
         limit = requests.integer(fields, "limit")

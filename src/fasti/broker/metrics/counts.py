@@ -37,6 +37,8 @@ LATENESS_BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
 )
+# Of calls refused, by op, code and caller.
+_REFUSALS_MAX = 1_000
 _OUTCOMES = len(Outcome)
 
 
@@ -73,7 +75,7 @@ class Metrics:
         self.notice = LeftOutNotice()
         self._topics: dict[str, TopicCounts] = {}
         self._other = TopicCounts()
-        self._refusals: dict[tuple[str, str], int] = {}
+        self._refusals: Counter[tuple[str, str, str]] = Counter()
         self._sessions_opened = 0
         self._sessions_closed = 0
         self._sessions_silent = 0
@@ -101,10 +103,12 @@ class Metrics:
             else:
                 mutated[op] += counts
 
-    def refused(self, op: str, code: str) -> None:
-        """A command was refused as a whole."""
+    def refused(self, op: str, code: str, caller: str) -> None:
+        """A command was refused as a whole. Beyond the bound, callers are counted as one."""
         with self._lock:
-            self._refusals[op, code] = self._refusals.get((op, code), 0) + 1
+            named = (op, code, caller)
+            known = named in self._refusals or len(self._refusals) < _REFUSALS_MAX
+            self._refusals[named if known else (op, code, OTHER)] += 1
 
     def delivered(self, topic: str, rows: int) -> None:
         """Leased messages left for a consumer."""
@@ -186,7 +190,7 @@ class Metrics:
                 copies[OTHER] = self._other.copy()
             return copies
 
-    def refusals(self) -> dict[tuple[str, str], int]:
+    def refusals(self) -> dict[tuple[str, str, str], int]:
         """By operation and code."""
         with self._lock:
             return dict(sorted(self._refusals.items()))

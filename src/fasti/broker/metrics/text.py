@@ -298,7 +298,7 @@ def _connections(metrics: Metrics) -> Iterator[Metric]:
 
 def _service(metrics: Metrics) -> Iterator[Metric]:
     refusals = CounterMetricFamily(
-        "fasti_refusals", "Commands refused as a whole.", labels=["op", "code"]
+        "fasti_refusals", "Commands refused as a whole.", labels=["op", "code", "caller"]
     )
     for labels, count in metrics.refusals().items():
         refusals.add_metric(list(labels), count)

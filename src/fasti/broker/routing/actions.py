@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from fasti.broker.service import Service
 
 
-def _bind(service: Service, header: Header, parts: Parts) -> Answer:
+def _bind(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, pattern=str, target=str)
     created = service.command(Bind(**fields)).value
@@ -21,7 +22,7 @@ def _bind(service: Service, header: Header, parts: Parts) -> Answer:
     return {"created": bool(created)}, []
 
 
-def _unbind(service: Service, header: Header, parts: Parts) -> Answer:
+def _unbind(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str, pattern=str, target=str)
     service.command(Unbind(**fields))
@@ -29,7 +30,7 @@ def _unbind(service: Service, header: Header, parts: Parts) -> Answer:
     return {}, []
 
 
-def _bindings(service: Service, header: Header, parts: Parts) -> Answer:
+def _bindings(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
     _, bindings = service.command(ReadBindings(fields["topic"])).value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from fasti.broker.caller import EMBEDDED, Caller
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, CallerAction, Header, PartOf, Parts, none
+from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.sinks import rows
 from fasti.broker.sinks.publishing import publish_batch
 from fasti.broker.sinks.staging import check_sink
@@ -30,7 +30,7 @@ _PAGE_MAX = 1_000
 _ON_CONFLICT = ("fail", "skip")
 
 
-def _publish(service: Service, header: Header, parts: Parts, caller: Caller = EMBEDDED) -> Answer:
+def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(
         header, sink=str, batch=int, operation="produce", on_conflict="fail", stages=list
@@ -98,14 +98,14 @@ def _names(service: Service, fields: Header) -> list[str]:
     return names
 
 
-def _drop(service: Service, header: Header, parts: Parts) -> Answer:
+def _drop(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, sink=str, stages=list)
     command = DropStages(fields["sink"], _names(service, fields))
     return {"rows": int(service.command(command).value)}, []
 
 
-def _sinks(service: Service, header: Header, parts: Parts) -> Answer:
+def _sinks(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, sink="", after="", limit=_PAGE_MAX)
     if not 1 <= fields["limit"] <= _PAGE_MAX:
@@ -132,7 +132,7 @@ def _told(view: SinkView) -> Header:
     }
 
 
-def _forget(service: Service, header: Header, parts: Parts) -> Answer:
+def _forget(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     sink = requests.checked(header, sink=str)["sink"]
     return {"forgotten": bool(service.command(ForgetSink(sink)).value)}, []
@@ -144,5 +144,4 @@ ACTIONS: dict[str, Action] = {
     "sinks": _sinks,
     "forget_sink": _forget,
 }
-CALLER_ACTIONS: dict[str, CallerAction] = {"publish_batch": _publish}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

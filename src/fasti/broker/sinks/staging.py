@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.intake import Intake
 from fasti.broker.sinks import rows
@@ -31,7 +32,7 @@ class StageIntake(Intake):
 
     op = "stage"
 
-    def __init__(self, service: Service, descriptor: Header) -> None:
+    def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
         fields = requests.checked(
             descriptor,
             topic=str,
@@ -46,7 +47,7 @@ class StageIntake(Intake):
         for name in ("batch", "partition", "attempt"):
             if fields[name] < 0:
                 raise InvalidArgument(f"{name} is 0 or more", field=name, limit=0)
-        self._begin(service, fields["topic"], ordered=True)
+        self._begin(service, caller, fields["topic"], ordered=True)
         kind, operation = self.settings.kind, fields["operation"]
         rows.check_operation(operation, fields["topic"], kind)
         place = (fields["topic"], kind, fields["owner"], self.settings.partitions)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fasti.broker.caller import EMBEDDED
 from fasti.broker.feed import Feed
 from fasti.broker.log import follow as log_follow
 from fasti.client.client import Client
@@ -33,7 +34,9 @@ def client(broker: VirtualBroker) -> Client:
 
 
 def follower(broker: VirtualBroker, **place: Any) -> Any:
-    return broker.service.exchange({"version": 1, "call": "follow", "topic": "events", **place})
+    return broker.service.exchange(
+        EMBEDDED, {"version": 1, "call": "follow", "topic": "events", **place}
+    )
 
 
 def appended(topic: int) -> Frame:
@@ -121,7 +124,7 @@ def test_only_partitions_that_have_grown_are_looked_at(
 ) -> None:
     client = broker.client()
     client.create_topic("wide", kind="log", partitions=200)
-    session = broker.service.exchange({"version": 1, "call": "follow", "topic": "wide"})
+    session = broker.service.exchange(EMBEDDED, {"version": 1, "call": "follow", "topic": "wide"})
     producer = client.producer("wide")
     producer.send(b"first", partition=7).result()
     assert session.next()[0]["partition"] == 7
@@ -191,7 +194,7 @@ def test_a_long_read_ends_when_the_broker_stops(broker: VirtualBroker, client: C
     for partition in range(2):
         producer.send_batch([b"x"] * 5, partition=partition)
     ticket = {"version": 1, "call": "log", "topic": "events"}
-    _, batches = broker.service.read(ticket)
+    _, batches = broker.service.read(EMBEDDED, ticket)
     assert next(batches).num_rows == 5
     broker.service.begin_stopping()
     with pytest.raises(Unavailable):

@@ -170,15 +170,17 @@ def test_sessions_refusals_and_clock_steps(shard: Shard, clock: FakeClock) -> No
     metrics.session_opened()
     metrics.session_opened()
     metrics.session_closed()
-    metrics.refused("produce", "overloaded")
-    metrics.refused("produce", "overloaded")
+    metrics.refused("produce", "overloaded", "anna")
+    metrics.refused("produce", "overloaded", "anna")
     clock.set_wall(5_000_000)
     shard.clock.now_us()
     clock.set_wall(-2_000_000)
     samples = scrape(metrics, shard)
     assert value(samples, "fasti_sessions") == 1
     assert value(samples, "fasti_sessions_opened_total") == 2
-    assert value(samples, "fasti_refusals_total", op="produce", code="overloaded") == 2
+    assert (
+        value(samples, "fasti_refusals_total", op="produce", code="overloaded", caller="anna") == 2
+    )
     assert value(samples, "fasti_clock_steps_total", direction="forward") == 1
     assert value(samples, "fasti_clock_steps_total", direction="backward") == 1
     assert value(samples, "fasti_clock_last_step_seconds") == -2
@@ -265,7 +267,7 @@ def test_the_page_on_operating_names_every_metric(shard: Shard) -> None:
     metrics = Metrics()
     metrics.mutated("produce", "t", statuses(Outcome.OK))
     metrics.lateness("t", np.array([1]))
-    metrics.refused("produce", "overloaded")
+    metrics.refused("produce", "overloaded", "anna")
     page = (Path(__file__).parents[4] / "docs" / "operating.md").read_text()
     told = [line.split()[2] for line in metrics.text(shard).splitlines() if "# HELP" in line]
     assert len(told) > 30
