@@ -122,10 +122,9 @@ def _is_interrupted(files: Files) -> bool:
 
 def _set_back(engine: Engine, now_us: int) -> None:
     engine.state.last_at_us = now_us
-    for topic in engine.state.topics.values():
-        if topic.settings.kind == "cron":
-            book = topic.body
-            book.last_us[: book.size] = np.minimum(book.last_us[: book.size], now_us)
+    for topic in engine.kind("cron").all_topics.values():
+        book = topic.body
+        book.last_us[: book.size] = np.minimum(book.last_us[: book.size], now_us)
 
 
 def _take_back(files: Files, now_us: int) -> int:
@@ -133,9 +132,7 @@ def _take_back(files: Files, now_us: int) -> int:
     shard = LocalShard(files, _SETTINGS)
     taken = 0
     try:
-        for topic in list(shard.engine.state.topics.values()):
-            if topic.settings.kind != "cron":
-                continue
+        for topic in list(shard.engine.kind("cron").all_topics.values()):
             entries = topic.body.all_ahead()
             later = np.unique(entries.number[entries.occurrence_us > now_us]).tolist()
             active = topic.body.exists & ~topic.body.paused

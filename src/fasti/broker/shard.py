@@ -231,7 +231,7 @@ class Shard:
             if produce.keys is not None:
                 topic = self.engine.state.by_name.get(produce.topic)
                 if topic is not None and topic.settings.partitions > 1:
-                    produce.keys.prepare(topic.settings)
+                    topic.kind.prepare_keys(topic, produce.keys)
 
     def call(self, command: Any, timeout: float | None = None) -> Any:
         """One command's reply, durable."""

@@ -43,16 +43,11 @@ from fasti.core.state import ShardState
 from fasti.core.timeline import produce, reads, staging
 from fasti.core.timeline.partition import FOREVER
 from fasti.core.topics import change_topic, create_topic, delete_topic, pause_topic
+from fasti.core.traits import hint
 from fasti.core.work import Fault, StepFailed, Work
 from fasti.errors import FastiError, Gone, InternalError, InvalidArgument, Overloaded
 from fasti.model import Limits, OnConflict, Outcome
 
-# What to do instead where a command is for other kinds of topic.
-_INSTEAD = {
-    ("cron", commands.Produce): ": its messages come from schedules, which client.schedules(...) "
-    "and `fasti schedules put` make",
-    ("kv", commands.Produce): ": client.kv(...).put and `fasti kv put` set its values",
-}
 # Commands besides those on topics whose handlers change nothing but by events.
 _BY_EVENTS_ONLY = (
     *(commands.CreateTopic, commands.ChangeTopic, commands.DeleteTopic, commands.PauseTopic),
@@ -316,13 +311,15 @@ class Engine:
         if kind not in by_kind:
             # `DescribeGroups` is "describe groups" to people.
             letters = type(command).__name__
-            words = "".join(f" {each.lower()}" if each.isupper() else each for each in letters)
+            words = "".join(
+                f" {letter.lower()}" if letter.isupper() else letter for letter in letters
+            )
             raise InvalidArgument(
                 f"{topic.name!r} is a {kind} topic, which does not support{words}"
-                f"{_INSTEAD.get((kind, type(command)), '')}",
+                f"{hint(kind, words.strip())}",
                 field="topic",
             )
-        if kind != "log" and bool(getattr(command, "group", "")):
+        if not topic.kind.traits.has_groups and bool(getattr(command, "group", "")):
             raise InvalidArgument("groups are for log topics", field="group")
         return self._produce if type(command) is commands.Produce else by_kind[kind]
 

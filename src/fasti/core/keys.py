@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fasti.core.columns.hashing import PUBLIC_SEED, UInt64s, hash_keys, ranked_partitions
 from fasti.core.rows.location import ROWS_MAX
 from fasti.errors import InvalidArgument
-from fasti.model import Limits, TopicSettings
+from fasti.model import Limits
 
 HEADERS = pa.map_(pa.string(), pa.string())
 FIELDS: dict[str, pa.Field] = {
@@ -59,13 +59,6 @@ class Keys:
         if self._ranked is None or self._ranked[0] != count:
             self._ranked = count, ranked_partitions(self.routes, count)
         return self._ranked[1]
-
-    def prepare(self, topic: TopicSettings) -> None:
-        """Works out, and keeps, what choosing partitions of such a topic needs."""
-        if topic.kind == "log":
-            self.ranked(topic.partitions)
-        else:
-            self.routes  # noqa: B018
 
     @property
     def given(self) -> NDArray[np.bool_]:

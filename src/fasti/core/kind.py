@@ -20,10 +20,14 @@ from numpy.typing import NDArray
 from fasti.core.events import Event
 from fasti.core.partitions import Partitions
 from fasti.core.timeline.partition import FOREVER, PARTITION_BYTES, Partition
+from fasti.core.traits import Traits
 
 if TYPE_CHECKING:
+    from fasti.core.commands import Produce
     from fasti.core.delivery.lines import Line
     from fasti.core.engine import Engine
+    from fasti.core.keys import Keys, Rows
+    from fasti.core.replies import Reply
     from fasti.core.state import Topic
     from fasti.core.work import Work
 
@@ -36,13 +40,18 @@ Columns = dict[str, Any]
 class Kind:
     """Everything has a default that does nothing: a timeline without handlers."""
 
-    name: ClassVar[str] = ""
+    traits: ClassVar[Traits]
     in_transactions: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.state, self.limits = engine, engine.state, engine.limits
         # The topics of this kind; while there are none, steps pass it by.
         self.all_topics: dict[int, Topic] = {}
+
+    @property
+    def name(self) -> str:
+        """What settings call the kind."""
+        return self.traits.name
 
     def handlers(self) -> dict[type, Handler]:
         """Who decides commands on topics of this kind."""
@@ -55,6 +64,32 @@ class Kind:
     def events(self) -> dict[type[Event], Apply]:
         """Who makes this kind's own events so."""
         return {}
+
+    # Producing
+
+    def prepare_keys(self, topic: Topic, keys: Keys) -> None:
+        """Works out, and keeps, what choosing partitions by these keys needs. Any thread."""
+        keys.routes  # noqa: B018
+
+    def check_produce(self, work: Work, topic: Topic, command: Produce) -> None:
+        """Before rows go to this topic and to those that it is bound to."""
+
+    def put_rows(
+        self,
+        work: Work,
+        topic: Topic,
+        command: Produce,
+        piece: Rows,
+        begin: int,
+        due: Int64s,
+        rows: Int64s,
+        reply: Reply,
+    ) -> None:
+        """Rows of the frame that is open go to the topic: its own, or those of one bound to it.
+
+        The frame holds `piece`: the command's rows from `begin` on.
+        """
+        raise AssertionError(f"{self.name} topics can't be bound")
 
     # A topic's life
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from fasti.core import events as ev
 from fasti.core.commands import ChangeTopic, CreateTopic, DeleteTopic, PauseTopic
 from fasti.core.replies import Done
-from fasti.core.routing.bindings import KINDS as BOUND_KINDS
 from fasti.core.routing.bindings import drop_target, is_target
 from fasti.core.state import TOPIC_BYTES
+from fasti.core.traits import KINDS, hint
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, Overloaded, TopicMismatch
 from fasti.model import DAY_US, DUE_MAX_US, PARTITIONS_MAX, Limits, TopicSettings
 
 FIXED = ("kind", "partitions", "age_step_us")
-# Those that hand messages out.
-_CONSUMED = ("timeline", "priority", "log")
-# Those that can be made.
-KINDS_READY = {"timeline", "priority", "log", "kv", "cron"}
+# Settings that some kinds don't have.
+_NOT_OF_ALL = frozenset[str]().union(*(traits.settings for traits in KINDS.values()))
 
 
 def create_topic(work: Work, command: CreateTopic) -> Done:
@@ -62,10 +60,10 @@ def pause_topic(work: Work, command: PauseTopic) -> Done:
     """Stops handing out, or goes on; the value is whether that is new."""
     topic = work.topic(command.name)
     kind = topic.settings.kind
-    if kind not in _CONSUMED:
-        hint = ": pause its schedules" if kind == "cron" else ""
+    if not topic.kind.traits.is_consumed:
         raise InvalidArgument(
-            f"{topic.name!r} is a {kind} topic, which nobody consumes{hint}", field="topic"
+            f"{topic.name!r} is a {kind} topic, which nobody consumes{hint(kind, 'pause')}",
+            field="topic",
         )
     if topic.paused == command.paused:
         return Done(False)
@@ -85,7 +83,7 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
     """Raises `invalid_argument` on the first setting that can't be."""
     retry = settings.retry
     for good, field, limit, message in (
-        (settings.kind in KINDS_READY, "kind", None, f"the kind is one of {sorted(KINDS_READY)}"),
+        (settings.kind in KINDS, "kind", None, f"the kind is one of {sorted(KINDS)}"),
         (
             1 <= settings.partitions <= PARTITIONS_MAX,
             "partitions",
@@ -108,12 +106,6 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
         (settings.stage_age_us > 0, "stage_age_us", None, "an age must be positive"),
         (0 <= settings.age_step_us <= DAY_US, "age_step_us", DAY_US, "0 (off) to a day"),
         (
-            not settings.age_step_us or settings.kind == "priority",
-            "age_step_us",
-            None,
-            "only priority topics have an age step",
-        ),
-        (
             0 <= settings.segment_age_us <= DUE_MAX_US >> 1,
             "segment_age_us",
             DUE_MAX_US >> 1,
@@ -122,34 +114,10 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
         (settings.segment_bytes >= 4096, "segment_bytes", None, "at least 4096 bytes"),
         (settings.retained_bytes >= 0, "retained_bytes", None, "a size can't be negative"),
         (
-            settings.kind == "log" or not settings.segment_age_us,
-            "segment_age_us",
-            None,
-            "only logs drop rows by age",
-        ),
-        (
-            settings.kind == "log" or not settings.retained_bytes,
-            "retained_bytes",
-            None,
-            "only logs drop rows by bytes",
-        ),
-        (
             0 <= settings.idle_age_us <= DUE_MAX_US >> 1,
             "idle_age_us",
             DUE_MAX_US >> 1,
             "an age can't be negative, nor for ever: 0 is never",
-        ),
-        (
-            not settings.idle_age_us or settings.kind in ("timeline", "priority"),
-            "idle_age_us",
-            None,
-            "only timelines and priority topics have an idle age",
-        ),
-        (
-            not settings.relay or settings.kind in BOUND_KINDS,
-            "relay",
-            None,
-            f"only topics of the kinds {', '.join(BOUND_KINDS)} can be relays",
         ),
         (retry.base_us >= 0 and retry.limit_us >= 0, "retry", None, "delays can't be negative"),
         (
@@ -163,6 +131,10 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
     ):
         if not good:
             raise InvalidArgument(message, field=field, limit=limit)
+    for name in sorted(_NOT_OF_ALL - KINDS[settings.kind].settings):
+        if getattr(settings, name):
+            kinds = " and ".join(kind for kind, traits in KINDS.items() if name in traits.settings)
+            raise InvalidArgument(f"only {kinds} topics have the setting {name}", field=name)
 
 
 def _check_name(name: str, limits: Limits) -> None:

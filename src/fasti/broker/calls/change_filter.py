@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fasti.broker.calls.listed import NAMED_MAX
 from fasti.core.commands import Get, Target
 from fasti.core.keys import Keys
+from fasti.core.traits import KINDS
 from fasti.errors import InvalidArgument
 from fasti.model import Outcome
 
@@ -123,7 +124,7 @@ def _living(service: Service, key: str, topics: list[str]) -> list[tuple[str, in
     names = [
         name
         for name, settings in service.topics().items()
-        if settings.kind in ("timeline", "priority") and (not topics or name in topics)
+        if KINDS[settings.kind].is_queue and (not topics or name in topics)
     ]
     found: list[tuple[str, int]] = []
     for begin in range(0, len(names), _ASKED_MAX):

@@ -28,6 +28,7 @@ from fasti.core import commands as co
 from fasti.core.keys import HEADERS
 from fasti.core.log.commands import ListDead
 from fasti.core.replies import Messages
+from fasti.core.traits import KINDS
 from fasti.errors import InvalidArgument
 from fasti.model import Limits, Outcome
 
@@ -197,7 +198,7 @@ def _move(
     service: Service, fields: Header, target: str, when: co.When, found: Messages, tally: Tally
 ) -> None:
     """As many of the page as may be gathered at once; the rest is left to the next call."""
-    kind = service.require_topic(target).kind
+    traits = KINDS[service.require_topic(target).kind]
     if not len(found.ids):
         return
     contents = _contents(service, fields["topic"], found)
@@ -210,7 +211,7 @@ def _move(
     status = np.where(lost, Outcome.DEAD, Outcome.OK).astype(np.uint8)
     owners = np.array(found.columns["owner"][:count])
     batch = _produced(service, fields["topic"], found, contents, when)
-    if kind == "priority" and "priority" in found.columns:
+    if traits.has_priorities and "priority" in found.columns:
         numbers = pa.array(np.asarray(found.columns["priority"][:count], dtype=np.int32))
         batch = batch.append_column("priority", numbers)
     left = np.flatnonzero(~lost)

@@ -15,6 +15,7 @@ from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
 from fasti.core.cron.schedule import Schedule
+from fasti.core.traits import KINDS
 from fasti.errors import FastiError, NotFound
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def references_to(service: Service, target: str) -> References:
     found.bindings, found.bindings_count = bound[:_NAMED_MAX], len(bound)
     for name, settings in topics.items():
         # Those of the topic itself go with it.
-        if settings.kind == "cron" and name != target:
+        if KINDS[settings.kind].has_schedules and name != target:
             _read_schedules(service, name, target, found)
     return found
 

@@ -15,6 +15,7 @@ from fasti.broker.calls.snapshot_pages import IdRange, SnapshotTopic, by_place, 
 from fasti.core.rows.arena import EXPIRES, MOMENT, PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns
 from fasti.core.timeline.reads import READY, STATE_WORDS
+from fasti.core.traits import KINDS
 from fasti.errors import InvalidArgument
 from fasti.model import SEQUENCE_BITS, State
 from fasti.protocol.schemas import CONTENT_NAMES, MESSAGES, METADATA, SOME_MOMENTS
@@ -90,7 +91,7 @@ class SnapshotListing:
             requests.integer(fields, "died_to_us"),
         )
         self._contents = tuple(name for name in self.schema.names if name in CONTENT_NAMES)
-        self._ranked = self._topic.settings.kind == "priority"
+        self._ranked = KINDS[self._topic.settings.kind].has_priorities
 
     @property
     def partitions(self) -> int:

@@ -38,6 +38,7 @@ from fasti.broker.metrics.series import SeriesBound
 from fasti.broker.routing import metrics as routing_metrics
 from fasti.broker.sinks import metrics as sink_metrics
 from fasti.core.commands import Count
+from fasti.core.traits import KINDS
 from fasti.errors import FastiError, Overloaded
 from fasti.model import SECOND_US, Outcome
 
@@ -48,7 +49,6 @@ _WORDS = [outcome.word for outcome in Outcome]
 _PENDING = ("scheduled", "ready", "leased", "dead", "staged")
 _FINISHED = ("done", "cancelled")
 # Kinds whose messages are handed out when they are due.
-_QUEUES = ("timeline", "priority")
 # Partitions that are counted between two steps, each in some microseconds.
 _PARTITIONS_PER_CALL = 64
 _COUNT_TIMEOUT_S = 10.0
@@ -137,8 +137,8 @@ def _count_states(shard: Shard) -> tuple[States, dict[str, int | None]]:
     oldest: dict[str, int | None] = {}
     waiting: list[str] = []
     partitions = 0
-    logs = {name for name, settings in topics if settings.kind == "log"}
-    queues = {name for name, settings in topics if settings.kind in _QUEUES}
+    logs = {name for name, settings in topics if KINDS[settings.kind].has_groups}
+    queues = {name for name, settings in topics if KINDS[settings.kind].is_queue}
     for place, (name, settings) in enumerate(topics, 1):
         waiting.append(name)
         partitions += settings.partitions

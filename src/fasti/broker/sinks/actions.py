@@ -38,8 +38,8 @@ def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     check_sink(service, fields["sink"])
     if fields["batch"] < 0:
         raise InvalidArgument("a batch is 0 or more", field="batch", limit=0)
-    if fields["operation"] not in rows.KINDS:
-        words = ", ".join(rows.KINDS)
+    if fields["operation"] not in rows.OPERATIONS:
+        words = ", ".join(rows.OPERATIONS)
         raise InvalidArgument(f"{fields['operation']!r} is none of {words}", field="operation")
     if fields["on_conflict"] not in _ON_CONFLICT:
         raise InvalidArgument("on_conflict is fail or skip", field="on_conflict")

@@ -21,6 +21,7 @@ from fasti.broker.kv import requests as kv_requests
 from fasti.core import commands as co
 from fasti.core.keys import HEADERS, Rows
 from fasti.core.sinks.commands import PARCELS
+from fasti.core.traits import KINDS, kinds_with
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US, SECOND_US
 from fasti.protocol.schemas import PRODUCE_TYPES
@@ -34,15 +35,7 @@ _FAR_US = DUE_MAX_US // 2
 # An entry that is over before it is carried out is there for so long.
 _OVER_US = SECOND_US
 
-_QUEUES = ("timeline", "priority")
-KINDS: dict[str, tuple[str, ...]] = {
-    "produce": (*_QUEUES, "log"),
-    "append": ("log",),
-    "update": _QUEUES,
-    "move": _QUEUES,
-    "cancel": _QUEUES,
-    "put": ("kv",),
-}
+OPERATIONS = tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.sink_operations))
 _TARGET = {"id": pa.int64(), "key": pa.string(), "version": pa.int64()}
 _LOG = {name: PRODUCE_TYPES[name] for name in ("payload", "key", "headers", "content_type")}
 _LOG |= {"subject": PRODUCE_TYPES["subject"], "partition": pa.int32()}
@@ -72,17 +65,15 @@ class Meant:
     @property
     def is_native(self) -> bool:
         """Whether the rows are staged in their topic itself."""
-        return self.operation == "produce" and self.kind in _QUEUES
+        return self.operation == "produce" and KINDS[self.kind].is_queue
 
     @property
     def types(self) -> dict[str, pa.DataType]:
         """The columns that there may be."""
-        if self.kind == "log":
-            return _LOG
+        if self.operation in ("produce", "append"):
+            return PRODUCE_TYPES if self.is_native else _LOG
         if self.operation == "put":
             return _PUT
-        if self.operation == "produce":
-            return PRODUCE_TYPES
         return _TARGET | changing.TYPES[self.operation]
 
     @property
@@ -93,10 +84,10 @@ class Meant:
 
 def check_operation(operation: str, topic: str, kind: str) -> None:
     """Raises unless such an operation is possible in such a topic."""
-    kinds = KINDS.get(operation)
-    if kinds is None:
-        words = ", ".join(KINDS)
+    if operation not in OPERATIONS:
+        words = ", ".join(OPERATIONS)
         raise InvalidArgument(f"{operation!r} is none of {words}", field="operation")
+    kinds = kinds_with(lambda traits: operation in traits.sink_operations)
     if kind not in kinds:
         raise InvalidArgument(
             f"{topic!r} is a {kind} topic, where a sink can't {operation}: that is for "
@@ -142,7 +133,7 @@ def _check(service: Service, meant: Meant, batch: pa.RecordBatch) -> None:
         changing.check(meant.operation, batch, seed, limits)
         _check_range(batch, "due_us", 0)
         _check_range(batch, "delay_us", 0)
-        if "priority" in batch.schema.names and meant.kind != "priority":
+        if "priority" in batch.schema.names and not KINDS[meant.kind].has_priorities:
             raise InvalidArgument(
                 f"{meant.topic!r} is a {meant.kind} topic: its messages have no priority",
                 field="priority",

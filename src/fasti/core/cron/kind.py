@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core import commands
+from fasti.core import commands, traits
 from fasti.core.cron import commands as co
 from fasti.core.cron import events as ev
 from fasti.core.cron.book import SCHEDULE_BYTES, Ahead, CronBook
@@ -36,6 +36,7 @@ from fasti.core.state import Topic
 from fasti.core.timeline import reads
 from fasti.core.timeline.judging import blank
 from fasti.core.timeline.partition import FOREVER
+from fasti.core.traits import Traits
 from fasti.core.work import Work, repeated, split_ids
 from fasti.errors import InvalidArgument, NotFound, Overloaded
 from fasti.model import SECOND_US, Outcome, State
@@ -43,7 +44,6 @@ from fasti.model import SECOND_US, Outcome, State
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-TARGET_KINDS = ("timeline", "priority")
 _SKIP, _CANCEL = OVERLAPS.index("skip"), OVERLAPS.index("cancel")
 # What has fallen due is looked at no more often than this.
 _PASSED_US = SECOND_US // 2
@@ -52,7 +52,7 @@ _PASSED_US = SECOND_US // 2
 class CronKind(Kind):
     """Schedules that emit messages into timelines."""
 
-    name: ClassVar[str] = "cron"
+    traits: ClassVar[Traits] = traits.CRON
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
@@ -284,8 +284,8 @@ class CronKind(Kind):
         target = work.state.by_name.get(name)
         if target is None:
             raise NotFound(f"there is no target topic {name!r}", details={"topic": name})
-        if target.settings.kind not in TARGET_KINDS:
-            kinds = " or ".join(TARGET_KINDS)
+        if not target.kind.traits.is_queue:
+            kinds = " or ".join(traits.kinds_with(lambda kind: kind.is_queue))
             raise InvalidArgument(
                 f"a schedule's target is a {kinds} topic: {name!r} is a {target.settings.kind}",
                 field="target",
@@ -441,7 +441,7 @@ class CronKind(Kind):
         self, work: Work, target: Topic, rows: Rows, due: Int64s, book: CronBook, numbers: Int64s
     ) -> Int64s:
         produce = commands.Produce(target.name, rows, commands.When(due_us=due))
-        if target.settings.kind == "priority":
+        if target.kind.traits.has_priorities:
             produce.priorities = book.priority[numbers]
         after = book.expiry_of(numbers)
         if after is not None:

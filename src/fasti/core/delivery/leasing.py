@@ -210,7 +210,7 @@ def _deliver(
     due: Int64s,
 ) -> None:
     arena = partition.arena
-    ranked = topic.settings.kind == "priority"
+    ranked = topic.kind.traits.has_priorities
     work.effects.append(
         Deliver(
             session,

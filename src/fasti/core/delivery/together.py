@@ -79,7 +79,7 @@ def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
 def _ack_in_group(
     work: Work, topic: Topic, name: str, ids: Int64s, tokens: Int64s, started: Int64s
 ) -> Reply | None:
-    if topic.settings.kind != "log" or name not in topic.body.groups.by_name:
+    if not topic.kind.traits.has_groups or name not in topic.body.groups.by_name:
         return None
     group = topic.body.groups.by_name[name]
     return log_leasing.ack_all(work, topic, group, ids, tokens, started)

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core import traits
 from fasti.core.commands import Count, Forecast
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Columns, Handler, Kind
@@ -44,6 +45,7 @@ from fasti.core.rows.location import in_frame
 from fasti.core.state import Topic
 from fasti.core.timeline import reads
 from fasti.core.timeline.partition import FOREVER
+from fasti.core.traits import Traits
 from fasti.core.work import Work, split_ids
 from fasti.model import SECOND_US, SEQUENCE_BITS, Outcome, State
 
@@ -58,7 +60,7 @@ _PLACES_PER_STEP = 512
 class KvKind(Kind):
     """Key-value topics: the latest value of each key."""
 
-    name: ClassVar[str] = "kv"
+    traits: ClassVar[Traits] = traits.KV
     in_transactions: ClassVar[tuple[type, ...]] = (KvPut, KvDelete)
 
     def __init__(self, engine: Any) -> None:

@@ -18,9 +18,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core import traits
 from fasti.core.commands import Count, Get, Produce
 from fasti.core.delivery.lines import Line
 from fasti.core.events import Event
+from fasti.core.keys import Keys, Rows
 from fasti.core.kind import Apply, Columns, Handler, Kind
 from fasti.core.log import append, reading
 from fasti.core.log.body import Log, log_of, partition_of
@@ -37,8 +39,9 @@ from fasti.core.log.group import GROUP_SHIFT
 from fasti.core.log.groups import LogGroups
 from fasti.core.log.partition import LOG_PARTITION_BYTES, NO_ROWS, LogPartition, LogTail
 from fasti.core.log.retention import Retention
-from fasti.core.replies import Counts, Done
+from fasti.core.replies import Counts, Done, Reply
 from fasti.core.state import Topic
+from fasti.core.traits import Traits
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument
 
@@ -48,7 +51,7 @@ Int64s = NDArray[np.int64]
 class LogKind(Kind):
     """Everything that can be asked of a log, but what its groups are asked."""
 
-    name: ClassVar[str] = "log"
+    traits: ClassVar[Traits] = traits.LOG
     in_transactions: ClassVar[tuple[type, ...]] = (Produce, *LogGroups.in_transactions)
 
     def __init__(self, engine: Any) -> None:
@@ -85,6 +88,29 @@ class LogKind(Kind):
         }
 
     # Deciding
+
+    def prepare_keys(self, topic: Topic, keys: Keys) -> None:
+        """A key's partition in a log is chosen by rank."""
+        keys.ranked(topic.settings.partitions)
+
+    def check_produce(self, work: Work, topic: Topic, command: Produce) -> None:
+        """A relay keeps nothing."""
+        if not topic.settings.relay:
+            append.check_produce(work, topic, command)
+
+    def put_rows(
+        self,
+        work: Work,
+        topic: Topic,
+        command: Produce,
+        piece: Rows,
+        begin: int,
+        due: Int64s,
+        rows: Int64s,
+        reply: Reply,
+    ) -> None:
+        """Appends them."""
+        append.put_rows(work, topic, command, piece, begin, rows, reply)
 
     def _truncate(self, work: Work, command: Truncate) -> Done:
         topic = work.topic(command.topic)

@@ -126,7 +126,7 @@ class LogTurns:
     def is_credit(self, command: Lease) -> bool:
         """Whether the command does no more than add to its session's credit."""
         topic = self._state.by_name.get(command.topic)
-        if topic is None or topic.settings.kind != "log" or not command.wait:
+        if topic is None or not topic.kind.traits.has_groups or not command.wait:
             return False
         groups: Groups = topic.body.groups
         group = groups.by_name.get(command.group)

@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core import traits
 from fasti.core.calendar.ready import Ready
 from fasti.core.columns import codes
 from fasti.core.columns.pairs import sort_pairs
@@ -40,6 +41,7 @@ from fasti.core.state import Topic
 from fasti.core.timeline.change import reprioritise
 from fasti.core.timeline.kind import TimelineKind
 from fasti.core.timeline.partition import FOREVER, NOBODY, Partition, joined
+from fasti.core.traits import Traits
 from fasti.model import DUE_MAX_US
 
 Int64s = NDArray[np.int64]
@@ -207,7 +209,7 @@ class PriorityPartition(Partition):
 class PriorityKind(TimelineKind):
     """Priority topics: messages by (priority, due, sequence)."""
 
-    name: ClassVar[str] = "priority"
+    traits: ClassVar[Traits] = traits.PRIORITY
     in_transactions: ClassVar[tuple[type, ...]] = (*TimelineKind.in_transactions, Reprioritise)
 
     def make(self, topic: Topic) -> None:

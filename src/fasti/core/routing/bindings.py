@@ -12,22 +12,21 @@ from fasti.core.replies import Done
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 from fasti.core.routing.subjects import check_pattern
 from fasti.core.state import BINDING_BYTES, Topic
+from fasti.core.traits import kinds_with
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, NotFound
-
-# What can be bound, and bound to.
-KINDS = ("timeline", "priority", "log")
 
 
 def bind(work: Work, command: Bind) -> Done:
     """Binds a topic to another by a pattern. Done(whether that is new)."""
     topic, target = work.topic(command.topic), work.topic(command.target)
     check_pattern(command.pattern)
-    for each, field in ((topic, "topic"), (target, "target")):
-        if each.settings.kind not in KINDS:
+    for end, field in ((topic, "topic"), (target, "target")):
+        if not end.kind.traits.is_consumed:
+            kinds = ", ".join(kinds_with(lambda traits: traits.is_consumed))
             raise InvalidArgument(
-                f"{each.name!r} is a {each.settings.kind} topic: bindings are between topics of "
-                f"the kinds {', '.join(KINDS)}",
+                f"{end.name!r} is a {end.kind.name} topic: bindings are between topics of "
+                f"the kinds {kinds}",
                 field=field,
             )
     if topic is target:

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from fasti.core.columns.hashing import first_rows, repeated_keys
 from fasti.core.commands import Produce
 from fasti.core.keys import Rows
-from fasti.core.log import append as log_append
 from fasti.core.replies import Reply
 from fasti.core.routing.commands import Routes
 from fasti.core.routing.matching import Matcher, routes_of
@@ -56,8 +55,7 @@ def produce(work: Work, command: Produce) -> Reply:
             return known
     if command.stage:
         raise InvalidArgument("a topic with bindings can't be staged into", field="stage")
-    if topic.settings.kind == "log" and not topic.settings.relay:
-        log_append.check_produce(work, topic, command)
+    topic.kind.check_produce(work, topic, command)
     fan = _Fan(work, topic, command, _routes(work, topic, command))
     reply = fan.put(None) if work.state.memory.undo.active else _put_what_can_be(fan)
     if command.producer:
@@ -156,14 +154,14 @@ class _Fan:
             found.append((self.topic, self.command, np.arange(len(self.command.rows))))
         for name, rows in self.routes.targets:
             target = self.work.topic(name)
-            is_priority = target.settings.kind == "priority"
+            ranked = target.kind.traits.has_priorities
             command = replace(
                 self.command,
                 topic=name,
                 partition=None,
                 producer="",
                 routes=None,
-                priorities=self.command.priorities if is_priority else None,
+                priorities=self.command.priorities if ranked else None,
             )
             found.append((target, command, rows))
         if wanted is not None:
@@ -238,8 +236,5 @@ def _into(
     """Rows of the open frame into one topic; the reply has a row for each of the batch's."""
     reply = blank(len(command.rows))
     reply.versions[:] = 1
-    if topic.settings.kind == "log":
-        log_append.put_rows(work, topic, command, piece, begin, rows, reply)
-    else:
-        timeline.put_rows(work, topic, command, begin, due, rows, reply)
+    topic.kind.put_rows(work, topic, command, piece, begin, due, rows, reply)
     return reply

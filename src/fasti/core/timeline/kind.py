@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fasti.core import commands
+from fasti.core import commands, traits
+from fasti.core.commands import Produce
 from fasti.core.delivery import consumers, leasing
+from fasti.core.events import Int64s
+from fasti.core.keys import Rows
 from fasti.core.kind import Handler, Kind
+from fasti.core.replies import Reply
+from fasti.core.state import Topic
 from fasti.core.timeline import change, produce, reads
 from fasti.core.timeline.bury import Bury, bury
 from fasti.core.timeline.corrupt import GiveUp, give_up
+from fasti.core.traits import Traits
+from fasti.core.work import Work
 
 
 class TimelineKind(Kind):
     """Everything that can be asked of a timeline."""
 
-    name: ClassVar[str] = "timeline"
+    traits: ClassVar[Traits] = traits.TIMELINE
     in_transactions: ClassVar[tuple[type, ...]] = (
         commands.Produce,
         commands.Update,
@@ -29,6 +36,20 @@ class TimelineKind(Kind):
         commands.Nack,
         commands.Reject,
     )
+
+    def put_rows(
+        self,
+        work: Work,
+        topic: Topic,
+        command: Produce,
+        piece: Rows,
+        begin: int,
+        due: Int64s,
+        rows: Int64s,
+        reply: Reply,
+    ) -> None:
+        """Decides them as if they were produced here."""
+        produce.put_rows(work, topic, command, begin, due, rows, reply)
 
     def handlers(self) -> dict[type, Handler]:
         """Who decides commands on timelines."""

@@ -24,6 +24,7 @@ from fasti.core.sinks.events import SinkStageOpened
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import Piece, blank, explain
 from fasti.core.timeline.partition import Partition
+from fasti.core.traits import hint
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument, NotFound, Overloaded, UnknownProducer
 from fasti.model import MINUTE_US, SEQUENCE_BITS, OnConflict, Outcome, State
@@ -288,7 +289,7 @@ class _Part:
         owner, stage = self.command.owner, self.command.stage
         place = (self.work.now_us, self.topic.number, number, sequence, owner, stage)
         columns = (self.due[rows], rows.astype(np.int64), hashes, new_keys)
-        if self.topic.settings.kind == "priority":
+        if self.topic.kind.traits.has_priorities:
             self.work.emit(PriorityProduced(*place, *columns, self._priorities(rows)))
         else:
             self.work.emit(ev.Produced(*place, *columns))
@@ -342,7 +343,7 @@ class _Part:
         self.reply.versions[self.begin + rows] = versions
         place = (self.work.now_us, self.topic.number, partition.number)
         columns = (sequences, versions, self.due[rows], rows.astype(np.int64))
-        if self.topic.settings.kind == "priority":
+        if self.topic.kind.traits.has_priorities:
             self.work.emit(PriorityReplaced(*place, *columns, self._priorities(rows)))
         else:
             self.work.emit(ev.Replaced(*place, *columns))
@@ -395,7 +396,7 @@ def check_priorities(topic: Topic, priorities: UInt16s | None, count: int) -> No
     """Only messages of priority topics have one, and each its own."""
     if priorities is None:
         return
-    if topic.settings.kind != "priority":
+    if not topic.kind.traits.has_priorities:
         raise InvalidArgument(
             f"{topic.name!r} is a {topic.settings.kind} topic: its messages have no priority",
             field="priority",
@@ -407,12 +408,10 @@ def check_priorities(topic: Topic, priorities: UInt16s | None, count: int) -> No
 def check_expires(topic: Topic) -> None:
     """Only what is handed out once can come too late."""
     kind = topic.settings.kind
-    if kind not in ("timeline", "priority"):
-        hint = {"log": ": its rows go by retention", "kv": ": put(ttl=) is for entries"}.get(
-            kind, ""
-        )
+    if not topic.kind.traits.is_queue:
         raise InvalidArgument(
-            f"{topic.name!r} is a {kind} topic: its messages don't expire{hint}", field="expires"
+            f"{topic.name!r} is a {kind} topic: its messages don't expire{hint(kind, 'expires')}",
+            field="expires",
         )
 
 

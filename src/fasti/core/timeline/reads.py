@@ -54,7 +54,7 @@ def _find(work: Work, topic_name: str, target: Target) -> tuple[Reply, Columns]:
     unname_strangers(reply, by_key)
     arena = work.state.memory.arena
     names = ["due", "version", "owner", "lease", "attempts", "location", "flags", MOMENT]
-    if topic.settings.kind == "priority":
+    if topic.kind.traits.has_priorities:
         names.append(PRIORITY)
     columns: Columns = {name: getattr(arena, name).take(slots) for name in names}
     return reply, columns
@@ -79,7 +79,7 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     if 2 * len(rows) < limit and end is not None:
         columns, end = _read(work, topic, snapshot, partition, sequence, _SCANNED_ROWS)
         rows = _filter(work, command, wanted, columns, now_us, snapshot)
-    if topic.settings.kind != "priority":
+    if not topic.kind.traits.has_priorities:
         # Nobody wrote it.
         columns.pop(PRIORITY, None)
     more = len(rows) > limit

@@ -304,7 +304,7 @@ def test_settings_that_no_log_has_and_that_only_logs_have() -> None:
     for field in ("segment_age_us", "retained_bytes"):
         reply = rig.call(CreateTopic("other", TopicSettings(**{field: 10_000_000})))
         assert reply.error.field == field
-        assert "only logs" in reply.error.message
+        assert "only log topics" in reply.error.message
 
 
 def test_a_deleted_log_is_gone_with_its_blocks() -> None:
