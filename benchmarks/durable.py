@@ -13,14 +13,14 @@ from benchmarks.traffic import BATCH, TOPIC, Traffic, prepared, send_all
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core.commands import CreateTopic
-from fasti.storage.files import LocalFiles
+from fasti.storage.directory import directory_storage
 
 _NEVER = 1 << 50
 
 
 def open_shard(directory: Path, **settings: Any) -> Shard:
     """A shard in a directory, with its topic."""
-    shard = Shard(LocalFiles(directory), ShardSettings(**settings))
+    shard = Shard(directory_storage(directory), ShardSettings(**settings))
     shard.call(CreateTopic(TOPIC))
     return shard
 

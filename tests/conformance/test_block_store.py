@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fasti.errors import AlreadyExists, Corruption, Fenced, InvalidArgument, NotFound
-from fasti.storage.blocks import BlockStore, FileBlocks
+from fasti.storage.blocks import BlockStore
+from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.files import LocalFiles
 from fasti.storage.memory import MemoryBlocks
 from fasti.testing.disk import SimulatedFiles

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from fasti.errors import Closed, Gone, InvalidArgument, NotFound, StorageFull
+from fasti.storage.file_journal import FileJournal
 from fasti.storage.files import Files, LocalFiles
-from fasti.storage.frames import body_checksum
-from fasti.storage.journal import FileJournal, Frame, Journal
+from fasti.storage.frames import Frame, body_checksum
+from fasti.storage.journal import Journal
 from fasti.storage.memory import MemoryJournal
 from fasti.testing.disk import SimulatedFiles
 
@@ -232,7 +233,7 @@ def test_a_body_stays_good_when_its_frame_is_trimmed(journal: Journal) -> None:
     for first in range(51, 1000, 50):
         append_synced(journal, frames(first, first + 49))
         journal.trim(first)
-        while journal.prepare_spare():
+        while isinstance(journal, FileJournal) and journal.prepare_spare():
             pass
     assert bytes(body) == b"body 1"
 

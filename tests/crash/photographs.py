@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core.commands import RunsInstalled
 from fasti.model import SECOND_US
 from fasti.storage import checkpoint
 from fasti.storage.checkpoint import Plan, Written
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import SimulatedFiles
 
 START_US = 1_700_000_000 * SECOND_US
@@ -50,14 +51,14 @@ class PhasedShard:
 
     def __init__(self, files: Files, settings: ShardSettings) -> None:
         self.files, self.settings = files, settings
-        self.shard = LocalShard(files, settings)
+        self.shard = LocalShard(FileStorage(files), settings)
         # A checkpoint beside the traffic: its plan, and what was written of it.
         self._plan: Plan | None = None
         self._written: tuple[Written, RunsInstalled] | None = None
 
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, self.settings)
+        self.shard = LocalShard(FileStorage(self.files), self.settings)
         self._plan = self._written = None
 
     def phase(self, now_us: int) -> None:

@@ -21,6 +21,7 @@ from fasti.config import Durability, ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.model import Outcome, TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
 SETTINGS = ShardSettings(
@@ -136,7 +137,7 @@ class Load:
 
 def main() -> None:
     directory, seed, durability = sys.argv[1], int(sys.argv[2]), Durability(sys.argv[3])
-    shard = Shard(LocalFiles(directory), replace(SETTINGS, durability=durability))
+    shard = Shard(FileStorage(LocalFiles(directory)), replace(SETTINGS, durability=durability))
     settings = TopicSettings(lease_us=3600 * 1_000_000, max_attempts=0, lookahead_us=0)
     assert shard.call(co.CreateTopic("t", settings)).error is None
     load = Load(shard, seed)

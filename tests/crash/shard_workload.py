@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
@@ -32,6 +31,7 @@ from fasti.model import (
     sequence_of,
 )
 from fasti.storage.files import Files
+from fasti.storage.local_shard import LocalShard
 from tests.crash.photographs import START_US, Op, PhasedShard, Sight
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=4096, feed_bytes=0)

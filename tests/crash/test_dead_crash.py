@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.core.replies import Deliver
 from fasti.core.timeline.bury import Bury
 from fasti.model import SECOND_US, SEQUENCE_BITS, State, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import SimulatedFiles
 from tests.crash.photographs import START_US, PhotographedFiles
 
@@ -38,7 +39,7 @@ class Story:
 
     def __init__(self, files: SimulatedFiles, seed: int) -> None:
         self.files, self.rng = files, random.Random(seed)
-        self.shard = LocalShard(files, SETTINGS)
+        self.shard = LocalShard(FileStorage(files), SETTINGS)
         self.now_us = START_US
         self.serial = 0
         self.seen: Seen = {}
@@ -124,7 +125,7 @@ class Story:
     def restart(self) -> None:
         self.maybe = self.seen
         self.shard.close()
-        self.shard = LocalShard(self.files, SETTINGS)
+        self.shard = LocalShard(FileStorage(self.files), SETTINGS)
 
     def tell(self, steps: int) -> None:
         acts = [self.bury, self.die, self.move, self.move, self.checkpoint, self.restart, self.idle]
@@ -183,7 +184,7 @@ def test_a_message_is_in_one_topic_or_the_other(seed: int) -> None:
     story.tell(40)
     assert len(taken) > 25
     for image, before, after, now_us in taken:
-        shard = LocalShard(image, SETTINGS)
+        shard = LocalShard(FileStorage(image), SETTINGS)
         found = look(shard, now_us)
         assert found in (before, after)
         both = found["dead"].keys() & found["other"].keys()

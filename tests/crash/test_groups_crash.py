@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
@@ -25,7 +24,9 @@ from fasti.core.log.group import GroupPartition
 from fasti.core.log.window import ACKED, LEASED
 from fasti.core.replies import Deliver
 from fasti.model import SECOND_US, SEQUENCE_BITS, RetryPolicy, TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import SimulatedFiles
 from tests.crash.photographs import (
     START_US,
@@ -254,7 +255,7 @@ def crash_everywhere(seed: int, steps: int, every: int) -> int:
         story.go_on(moment(current))
     sights.append(dump(story.shard))
     for operation, step, image in taken:
-        shard = LocalShard(image, SETTINGS)
+        shard = LocalShard(FileStorage(image), SETTINGS)
         unlike = [differences(sight, dump(shard)) for sight in sights[step : step + 2]]
         assert not all(unlike), (seed, operation, step, told[step : step + 2], unlike)
         if rng.random() < 0.2:

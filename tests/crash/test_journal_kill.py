@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fasti.storage.file_journal import FileJournal
 from fasti.storage.files import LocalFiles
-from fasti.storage.journal import FileJournal
 
 WRITER = """
 import sys

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.cron import commands as cc
@@ -27,12 +26,14 @@ from fasti.core.rows.arena import FRAME_BITS
 from fasti.core.timeline.partition import Partition
 from fasti.errors import Corruption, Gone
 from fasti.model import SECOND_US, SEQUENCE_BITS, State, TopicSettings
-from fasti.storage.blocks import FileBlocks
 from fasti.storage.event_codec import decode
+from fasti.storage.file_blocks import FileBlocks
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
 from fasti.storage.inspect import inspect
 from fasti.storage.journal_recovery import segment_names
 from fasti.storage.journal_segment import SEGMENT_SUFFIX, open_segment, walk
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import LOST_HEADER
 from fasti.storage.losses import Losses
 from fasti.storage.manifest import Manifest
@@ -69,7 +70,7 @@ def tell_messages(files: SimulatedFiles, seed: int) -> None:
 def tell_expiries(files: SimulatedFiles, seed: int) -> None:
     """Messages that expire, some moved, some leased, some over."""
     rng = random.Random(seed)
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     shard.call(co.CreateTopic("t", TopicSettings(partitions=2)), moment(0), 0)
     ids: list[int] = []
     for step in range(1, 60):
@@ -104,7 +105,7 @@ def tell_mixed(files: SimulatedFiles, seed: int) -> None:
     mixed = mixed_rig.MixedShard(seed)
     mixed.shard.close()
     mixed.files = files  # type: ignore[assignment]
-    mixed.shard = LocalShard(files, mixed_rig.SHARD)
+    mixed.shard = LocalShard(FileStorage(files), mixed_rig.SHARD)
     for name, settings in mixed_rig.TOPICS.items():
         mixed.call(co.CreateTopic(name, settings))
     mixed.call(lo.CreateGroup("events", mixed_rig.GROUP, -1))
@@ -360,7 +361,7 @@ def check_logs(
 
 def go_on(files: Files) -> None:
     """A repaired directory is one like any other: it works, checkpoints and opens again."""
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     for topic in list(shard.engine.state.topics.values()):
         shard.call(co.Count(topic.name), LATER_US, 0)
         if topic.settings.kind in ("timeline", "priority"):
@@ -369,7 +370,7 @@ def go_on(files: Files) -> None:
     shard.step([], LATER_US, 10**15)
     shard.checkpoint(LATER_US, 0)
     shard.close()
-    LocalShard(files, SETTINGS).close()
+    LocalShard(FileStorage(files), SETTINGS).close()
     assert inspect(files).ok
 
 
@@ -406,7 +407,10 @@ def test_a_gap_costs_what_the_lost_frames_said(name: str, seed: int) -> None:
     assert not [note for note in repaired.losses.notes if "contradicts" in note]
     assert manifest_of(image).incarnation != incarnation
     assert not repair_directory(image).actions
-    before, after = LocalShard(sound, SETTINGS), LocalShard(image, SETTINGS)
+    before, after = (
+        LocalShard(FileStorage(sound), SETTINGS),
+        LocalShard(FileStorage(image), SETTINGS),
+    )
     check(before, after, frames, voided(frames, lost), repaired.losses)
     before.close()
     after.close()
@@ -434,7 +438,10 @@ def test_a_cut_leaves_what_was_before_it(name: str, seed: int) -> None:
     assert repaired.losses.frames[-1] == (repaired.losses.frames[0][0], None)
     assert repaired.losses.frames[0][0] <= min(lost)
     assert inspect(image).ok
-    before, after = LocalShard(sound, SETTINGS), LocalShard(image, SETTINGS)
+    before, after = (
+        LocalShard(FileStorage(sound), SETTINGS),
+        LocalShard(FileStorage(image), SETTINGS),
+    )
     cut = {sequence for sequence in frames if sequence >= repaired.losses.frames[0][0]}
     check(before, after, frames, cut, repaired.losses)
     before.close()
@@ -462,7 +469,10 @@ def test_missing_and_headless_segments(name: str, seed: int) -> None:
     gone = {n for n, place in frames.items() if place.name == chosen and n > manifest.position}
     repaired = repair_directory(image, allow_gap=True, dry_run=False)
     assert inspect(image).ok
-    before, after = LocalShard(sound, SETTINGS), LocalShard(image, SETTINGS)
+    before, after = (
+        LocalShard(FileStorage(sound), SETTINGS),
+        LocalShard(FileStorage(image), SETTINGS),
+    )
     if repaired.losses is not None:
         check(before, after, frames, voided(frames, gone), repaired.losses)
     before.close()
@@ -492,7 +502,7 @@ def test_a_repair_that_is_interrupted_is_run_again(name: str, allow_gap: bool) -
         if disk.exists(MARKER):
             unfinished += 1
             with pytest.raises(Corruption, match="run `fasti storage repair --apply` again"):
-                ShardStore(disk, SETTINGS)
+                ShardStore(FileStorage(disk), SETTINGS)
             assert not inspect(disk).ok
         repair_directory(disk, allow_gap=allow_gap, dry_run=False)
         assert inspect(disk).ok
@@ -501,7 +511,7 @@ def test_a_repair_that_is_interrupted_is_run_again(name: str, allow_gap: bool) -
 
 
 def seen(files: Files) -> Any:
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     try:
         return messages(shard), log_rows(shard)
     finally:
@@ -514,7 +524,7 @@ def test_positions_from_before_a_repair_are_gone() -> None:
     repair_directory(image, allow_gap=True, dry_run=False)
     after = manifest_of(image)
     assert after.incarnation != before.incarnation
-    shard = LocalShard(image, SETTINGS)
+    shard = LocalShard(FileStorage(image), SETTINGS)
     with pytest.raises(Gone):
         list(shard.store.journal.replay(before.position))
     shard.close()
@@ -560,7 +570,10 @@ def test_damaged_blocks_are_given_up_with_what_they_hold(name: str, seed: int) -
     told = repaired.losses
     assert told is not None
     assert not [note for note in told.notes if "contradicts" in note]
-    before, after = LocalShard(sound, SETTINGS), LocalShard(image, SETTINGS)
+    before, after = (
+        LocalShard(FileStorage(sound), SETTINGS),
+        LocalShard(FileStorage(image), SETTINGS),
+    )
     check_without_block(before, after, told, chosen)
     before.close()
     after.close()

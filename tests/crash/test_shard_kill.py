@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import Durability
 from fasti.core import commands as co
 from fasti.model import State
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
+from fasti.storage.local_shard import LocalShard
 from tests.crash.shard_worker import SETTINGS
 
 WORKER = Path(__file__).with_name("shard_worker.py")
@@ -135,7 +136,7 @@ def run_until_killed(
 
 def look(directory: Path) -> dict[int, dict[str, Any]]:
     """Every message of a directory; counts and leases must agree with the list."""
-    shard = LocalShard(LocalFiles(directory), SETTINGS)
+    shard = LocalShard(FileStorage(LocalFiles(directory)), SETTINGS)
     try:
         now_us = shard.engine.state.last_at_us
         page = shard.call(co.List("t", limit=65_536), now_us, 0)

@@ -172,7 +172,7 @@ def test_a_leap_that_lasts(machine: MachineFaults, tmp_path: Path) -> None:
     "clock", "30 days ahead, accepted by mistake", "start refused; reset-clock loses nothing"
 )
 def test_a_leap_that_is_accepted_and_the_way_back(machine: MachineFaults, tmp_path: Path) -> None:
-    from fasti.broker.clock_reset import reset_clock
+    from fasti.storage.clock_reset import reset_clock
     from fasti.storage.files import LocalFiles
 
     data = tmp_path / "data"

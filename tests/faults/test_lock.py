@@ -17,6 +17,7 @@ from fasti.broker.launch import BrokerProcess
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.errors import DataDirLocked, FastiError, StorageFailed
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from tests.faults.conftest import Tried
 from tests.faults.shim import Calls, MachineFaults
@@ -77,7 +78,7 @@ def test_an_opening_that_fails_leaves_nothing_open(
 ) -> None:
     """Each of its file calls fails once; then the directory can be opened, by this very process."""
     settings = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096)
-    Shard(LocalFiles(tmp_path), settings).close()
+    Shard(FileStorage(LocalFiles(tmp_path)), settings).close()
     gc.collect()
     module: Any = mmap if call == "mmap" else os
     real, before = getattr(module, call), descriptors()
@@ -93,7 +94,7 @@ def test_an_opening_that_fails_leaves_nothing_open(
         with monkeypatch.context() as patch:
             patch.setattr(module, call, fail_once)
             with suppress(FastiError, OSError):
-                Shard(LocalFiles(tmp_path), settings).close(checkpoint=False)
+                Shard(FileStorage(LocalFiles(tmp_path)), settings).close(checkpoint=False)
         gc.collect()
         assert descriptors() == before, nth
         if left[0] >= 0:

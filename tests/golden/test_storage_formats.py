@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fasti.errors import NewerFormat
-from fasti.storage.blocks import FileBlocks, decode_manifest, encode_manifest
+from fasti.storage.file_blocks import FileBlocks, decode_manifest, encode_manifest
+from fasti.storage.file_journal import FileJournal
 from fasti.storage.frames import BEGIN, END, MARK, Frame, Header, decode_header
-from fasti.storage.journal import FileJournal
 from fasti.storage.journal_end import SyncedEnd, decode_ends, encode_end
 from fasti.testing.disk import SimulatedFiles
 

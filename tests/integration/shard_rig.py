@@ -14,6 +14,7 @@ from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.model import TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import File
 from fasti.testing.disk import SimulatedFiles
 
@@ -91,7 +92,7 @@ class FakeClock:
 
 @contextmanager
 def serving(files: Any, settings: ShardSettings = SETTINGS, **options: Any) -> Iterator[Shard]:
-    shard = Shard(files, settings, **options)
+    shard = Shard(FileStorage(files), settings, **options)
     try:
         yield shard
     finally:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import fasti
 import fasti.aio
-from fasti.broker.clock_reset import reset_clock
 from fasti.broker.launch import BrokerProcess
 from fasti.cli.exits import ERROR_EXITS
 from fasti.cli.main import app
@@ -35,6 +34,7 @@ from fasti.errors import (
     Unavailable,
 )
 from fasti.storage.backup import back_up, directory_source
+from fasti.storage.clock_reset import reset_clock
 from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect
 from fasti.storage.restore import restore

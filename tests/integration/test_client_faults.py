@@ -21,6 +21,7 @@ from fasti.core.timeline import change, produce
 from fasti.core.work import Work
 from fasti.doors.flight import FlightDoor
 from fasti.errors import InternalError, InvalidArgument
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
 SETTINGS = ShardSettings(segment_bytes=1 << 18, memory_bytes=64 << 20, leases_max=4096)
@@ -28,7 +29,7 @@ SETTINGS = ShardSettings(segment_bytes=1 << 18, memory_bytes=64 << 20, leases_ma
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    shard = Shard(LocalFiles(tmp_path), SETTINGS)
+    shard = Shard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
     made = Service(shard, Metrics())
     yield made
     made.close()

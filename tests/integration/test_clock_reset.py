@@ -12,8 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 import fasti
-from fasti.broker.clock_reset import reset_clock
-from fasti.broker.local import LocalShard
 from fasti.broker.metrics.counts import Metrics
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
@@ -26,8 +24,11 @@ from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import ClockBehind
 from fasti.model import TopicSettings
+from fasti.storage.clock_reset import reset_clock
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import Crashed, SimulatedFiles
 from fasti.testing.virtual import START, VirtualClock, VirtualTime
 
@@ -39,7 +40,7 @@ DAY_US = 86_400_000_000
 
 
 def opened(data: Path, machine: VirtualClock) -> tuple[Shard, Client]:
-    shard = Shard(LocalFiles(data), SETTINGS, machine)
+    shard = Shard(FileStorage(LocalFiles(data)), SETTINGS, machine)
     service = Service(shard, Metrics(), threaded=False)
     clock = VirtualTime(machine, shard.clock)
     return shard, Client(EmbeddedTransport(service=service, clock=clock))
@@ -131,7 +132,7 @@ def test_a_crash_anywhere_leaves_what_can_be_set_back() -> None:
     """Every change of a file may be the last one before a power cut; then it is run again."""
     disk = SimulatedFiles()
     ahead_us = START_US + 40 * DAY_US
-    local = LocalShard(disk, SMALL)
+    local = LocalShard(FileStorage(disk), SMALL)
     local.call(co.CreateTopic("t", TopicSettings()), ahead_us, 0)
     local.call(co.Produce("t", Rows.of([b"kept"]), co.When(due_us=START_US)), ahead_us, 0)
     local.close()
@@ -148,7 +149,7 @@ def test_a_crash_anywhere_leaves_what_can_be_set_back() -> None:
         image = image.crash(rng)
         reset_clock(image, START_US, dry_run=False)
         assert inspect(image).ok
-        after = LocalShard(image, SMALL)
+        after = LocalShard(FileStorage(image), SMALL)
         assert after.engine.state.last_at_us == START_US
         assert len(after.call(co.List("t"), START_US, 0).ids) == 1
         after.close()
@@ -156,7 +157,7 @@ def test_a_crash_anywhere_leaves_what_can_be_set_back() -> None:
 
 
 def test_as_a_command(tmp_path: Path) -> None:
-    local = LocalShard(LocalFiles(tmp_path), SETTINGS)
+    local = LocalShard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
     ahead_us = time.time_ns() // 1000 + 40 * DAY_US
     local.call(co.CreateTopic("t", TopicSettings()), ahead_us, 0)
     run = CliRunner().invoke

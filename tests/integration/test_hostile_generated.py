@@ -28,6 +28,7 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core.engine import Engine
 from fasti.doors.flight import FlightDoor
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from tests.conformance.protocol_client import Client, Session, returned
 from tests.integration import hostile
@@ -68,7 +69,7 @@ class Target:
     """A broker in this process, whose inside a test may look at, behind its real door."""
 
     def __init__(self, directory: Path) -> None:
-        self.shard = SharingShard(LocalFiles(str(directory)), SETTINGS)
+        self.shard = SharingShard(FileStorage(LocalFiles(str(directory))), SETTINGS)
         self.metrics = Metrics()
         self.service = Service(self.shard, self.metrics)
         self.door = FlightDoor(self.service)

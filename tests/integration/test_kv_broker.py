@@ -129,7 +129,7 @@ def test_a_topic_that_did_not_change_is_never_gone() -> None:
         assert watching.keys(1) == ["b"]
         watching.end()
         assert service.shard.feed.watchers == 0
-        files = service.shard._files
+        files = service.shard._storage.files
     # That the topic has not changed since is known after a restart, too.
     with service_on(files) as service:
         watching = Watching(service, position(service))

@@ -14,6 +14,7 @@ from fasti.broker.shard import Shard, ShardSettings
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.core import commands as co
 from fasti.doors.flight import FlightDoor
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
 SETTINGS = ShardSettings(segment_bytes=1 << 18, memory_bytes=64 << 20, leases_max=4096)
@@ -21,7 +22,7 @@ SETTINGS = ShardSettings(segment_bytes=1 << 18, memory_bytes=64 << 20, leases_ma
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    shard = Shard(LocalFiles(tmp_path), SETTINGS)
+    shard = Shard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
     made = Service(shard, Metrics())
     yield made
     made.close()
@@ -57,6 +58,6 @@ def test_it_stays_forgotten_when_the_journal_is_replayed(tmp_path: Path) -> None
         client.create_topic("jobs")
         with client.producer("jobs") as producer:
             producer.send(b"job").result()
-    shard = Shard(LocalFiles(data), SETTINGS)
+    shard = Shard(FileStorage(LocalFiles(data)), SETTINGS)
     assert shard.engine.state.producers.all() == {}
     shard.close(checkpoint=False)

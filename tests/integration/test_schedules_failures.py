@@ -12,6 +12,7 @@ from fasti.broker.shard import Shard
 from fasti.client.client import Client
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import ShardSettings
+from fasti.storage.file_storage import FileStorage
 from tests.integration.shard_rig import SharedFiles
 
 SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=16 << 20, leases_max=4096)
@@ -51,7 +52,7 @@ def occurrences(client: Client) -> Counter[str]:
 
 def test_a_disk_that_fails_again_and_again() -> None:
     files = SharedFiles()
-    shard = Shard(files, SETTINGS)
+    shard = Shard(FileStorage(files), SETTINGS)
     told = Told(shard)
     service = Service(shard, Metrics())
     transport = EmbeddedTransport(service=service)

@@ -18,6 +18,7 @@ from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
 from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.model import DUE_MAX_US, OnConflict, Outcome
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from tests.integration.shard_rig import (
     NOW_US,
@@ -334,7 +335,7 @@ def test_a_session_leases_again_after_a_recovery() -> None:
 
 def test_closing_answers_everybody() -> None:
     files = SharedFiles()
-    shard = Shard(files, SETTINGS, FakeClock())
+    shard = Shard(FileStorage(files), SETTINGS, FakeClock())
     make_topic(shard)
     session = shard.open_session()
     session.lease("t", "c", 5)

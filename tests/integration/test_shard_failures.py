@@ -29,6 +29,7 @@ from fasti.errors import (
     PermissionDenied,
     StorageFull,
 )
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from tests.integration.shard_rig import (
     NOW_US,
@@ -331,7 +332,7 @@ def test_a_snapshot_of_a_threaded_shard_outlives_checkpoints() -> None:
 
 def test_a_shard_that_can_not_recover_says_so_and_can_be_closed() -> None:
     files = SharedFiles()
-    shard = Shard(files, SETTINGS, FakeClock())
+    shard = Shard(FileStorage(files), SETTINGS, FakeClock())
     make_topic(shard)
     produce(shard, b"one", due_us=NOW_US + 10**9)
     shard.checkpoint()
@@ -353,7 +354,7 @@ def test_a_shard_that_can_not_recover_says_so_and_can_be_closed() -> None:
     shard.close()
     shard.close()
     with pytest.raises(Corruption):
-        Shard(files, SETTINGS)
+        Shard(FileStorage(files), SETTINGS)
     files.flip_bit(state, 100)
     with serving(files) as again:
         assert next(iter(shown(again).values())) == b"one"
@@ -369,7 +370,7 @@ def test_permission_denied_is_told_and_nothing_changes(tmp_path: Path) -> None:
     (tmp_path / "blocks").chmod(0o500)
     try:
         with pytest.raises(PermissionDenied):
-            Shard(LocalFiles(tmp_path), SETTINGS)
+            Shard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
     finally:
         (tmp_path / "blocks").chmod(0o700)
     with serving(LocalFiles(tmp_path)) as shard:
@@ -379,9 +380,9 @@ def test_permission_denied_is_told_and_nothing_changes(tmp_path: Path) -> None:
 OWNER = """
 import sys
 from fasti.broker.shard import Shard
-from fasti.storage.files import LocalFiles
+from fasti.storage.directory import directory_storage
 
-shard = Shard(LocalFiles(sys.argv[1]))
+shard = Shard(directory_storage(sys.argv[1]))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -393,7 +394,7 @@ def test_a_second_process_is_told_who_has_the_directory(tmp_path: Path) -> None:
     with subprocess.Popen(command, **pipes) as owner:  # type: ignore[call-overload]
         assert owner.stdout.readline() == b"open\n"
         with pytest.raises(DataDirLocked) as caught:
-            Shard(LocalFiles(tmp_path), SETTINGS)
+            Shard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
         assert caught.value.details["pid"] == owner.pid
         owner.stdin.close()
     with serving(LocalFiles(tmp_path)):

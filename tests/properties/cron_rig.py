@@ -12,7 +12,6 @@ import numpy as np
 from fasti.broker.cron.emission import occurrence_text, one_row
 from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.cron.scheduler import Scheduler
-from fasti.broker.local import LocalShard
 from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.core import commands as co
@@ -20,7 +19,9 @@ from fasti.core.cron import commands as cc
 from fasti.core.cron.schedule import Schedule
 from fasti.core.replies import Deliver, SchedulesChanged, Step
 from fasti.model import SECOND_US, Outcome, TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 from tests.models.cron import CronModel, Emitted
 
@@ -38,7 +39,7 @@ class SteppedShard:
 
     def __init__(self, files: Files, now_us: int) -> None:
         self.now = now_us
-        self.local = LocalShard(files, SETTINGS)
+        self.local = LocalShard(FileStorage(files), SETTINGS)
         self.engine = self.local.engine
         self.clock = self
         self.recoveries = 0

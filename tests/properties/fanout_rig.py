@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
@@ -19,7 +18,9 @@ from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 from fasti.core.routing.matching import Matcher
 from fasti.errors import NotFound, Overloaded
 from fasti.model import SECOND_US, OnConflict, Outcome, State, TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.local_shard import LocalShard
 from tests.models.fanout import Fanout, Holder, Row
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=64 << 20, leases_max=4096)
@@ -59,7 +60,7 @@ class Rig:
         self.files, self.rng = files, rng
         self.model = Fanout()
         self.now_us = START_US
-        self.shard = LocalShard(files, SETTINGS)
+        self.shard = LocalShard(FileStorage(files), SETTINGS)
         self.payloads = 0
         self.sequences = {"p-1": 0, "p-2": 0}
         # The last batch of each producer, and what it was answered.
@@ -235,11 +236,11 @@ class Rig:
     def reopen(self, files: Files) -> None:
         """Another disk, as a crash left it: only to be looked at."""
         self.files, self.now_us = files, START_US + 3_600 * SECOND_US
-        self.shard = LocalShard(files, SETTINGS, tick=self.now_us)
+        self.shard = LocalShard(FileStorage(files), SETTINGS, tick=self.now_us)
 
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, SETTINGS, tick=self.now_us)
+        self.shard = LocalShard(FileStorage(self.files), SETTINGS, tick=self.now_us)
         for topic in self.model.topics.values():
             topic.unrouted = 0
 

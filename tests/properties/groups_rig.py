@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
@@ -22,6 +21,8 @@ from fasti.core.log.group import PLACE_BYTES
 from fasti.core.replies import ConsumerReplaced, Deliver, SessionDoubted, Step
 from fasti.errors import FastiError
 from fasti.model import SECOND_US, SEQUENCE_BITS, SEQUENCE_MASK, Outcome, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 from tests.models.groups import GroupsModel
 
@@ -41,7 +42,7 @@ class Rig:
         shard = ShardSettings(segment_bytes=1 << 16, memory_bytes=16 << 20, leases_max=leases)
         self.leases_max, self.shard_settings = leases, shard
         self.files = MemoryFiles()
-        self.shard = LocalShard(self.files, shard)
+        self.shard = LocalShard(FileStorage(self.files), shard)
         self.model = GroupsModel(settings, window_rows, dead_max)
         self.model.now_us = START_US
         self.shard.call(co.CreateTopic(TOPIC, settings), START_US, 0)
@@ -113,7 +114,7 @@ class Rig:
 
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, self.shard_settings, self.model.tick)
+        self.shard = LocalShard(FileStorage(self.files), self.shard_settings, self.model.tick)
         self.model.restart()
         self.check()
         self.advance(0, 0)

@@ -16,7 +16,6 @@ import pyarrow as pa
 from fasti.broker.kv.changes import changes_batch
 from fasti.broker.kv.requests import SEPARATOR, KvKeys
 from fasti.broker.kv.rings import Moment, happened_to
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core.commands import Count, CreateTopic, Transaction, When
 from fasti.core.keys import Rows
@@ -24,6 +23,7 @@ from fasti.core.kv.commands import KvDelete, KvDescribe, KvGet, KvPut, KvRows
 from fasti.core.replies import Frame, Reply, Step
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome, TopicSettings
 from fasti.storage.files import Files
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 from tests.models.kv import Answer, KvModel
 

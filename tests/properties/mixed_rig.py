@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.broker.kv.requests import KvKeys
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.capsule import capture
@@ -26,6 +25,8 @@ from fasti.core.rows.arena import STATE_MASK
 from fasti.core.timeline.partition import FOREVER
 from fasti.core.timeline.reads import READY
 from fasti.model import SECOND_US, OnConflict, RetryPolicy, State, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import read_piece
 from fasti.storage.memory_files import MemoryFiles
 
@@ -55,7 +56,7 @@ class MixedShard:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.files = MemoryFiles()
-        self.shard = LocalShard(self.files, SHARD)
+        self.shard = LocalShard(FileStorage(self.files), SHARD)
         self.now_us = START_US
         self.sent = 0
         self.held: list[Held] = []
@@ -67,7 +68,7 @@ class MixedShard:
 
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, SHARD)
+        self.shard = LocalShard(FileStorage(self.files), SHARD)
 
     def take(self) -> None:
         """Leases some of what is there."""

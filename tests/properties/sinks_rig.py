@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
@@ -30,6 +29,7 @@ from fasti.model import Limits, Outcome, TopicSettings
 from fasti.storage import event_codec
 from fasti.storage.files import Files
 from fasti.storage.frames import StoredFrame
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 from fasti.storage.transitions import transitions
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.core import commands as co
 from fasti.core.log.commands import CreateGroup, DeleteGroup, DescribeGroups, ResetGroup, Truncate
 from fasti.core.routing.commands import Bind, Unbind
 from fasti.core.work import StepFailed
 from fasti.errors import InternalError
 from fasti.model import SECOND_US
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from tests.properties.fault_rig import InjectedFault, Injection
 from tests.properties.mixed_rig import GROUP, SHARD, TOPICS, MixedShard
 from tests.properties.test_mixed_transactions import same
@@ -112,7 +113,7 @@ class Faulty(MixedShard):
 
     def reopen(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, SHARD)
+        self.shard = LocalShard(FileStorage(self.files), SHARD)
 
     def reopen_alike(self) -> None:
         """What the engine has is what its journal says."""

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
@@ -30,6 +29,8 @@ from fasti.core.log.commands import DescribeLog, FindOffset, ReadLog, Truncate
 from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, SECOND_US, SEQUENCE_BITS, TopicSettings
 from fasti.storage import log_blocks
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import offset_at, read_piece
 from fasti.storage.memory_files import MemoryFiles
 from tests.models.log import LogModel, Topic
@@ -58,7 +59,7 @@ class LogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.files = MemoryFiles()
-        self.shard = LocalShard(self.files, SHARD)
+        self.shard = LocalShard(FileStorage(self.files), SHARD)
         self.model = LogModel()
         self.model.now_us = START_US
         self.sent = 0
@@ -235,7 +236,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, SHARD)
+        self.shard = LocalShard(FileStorage(self.files), SHARD)
         self.plan = self.written = None
         self.compare()
 

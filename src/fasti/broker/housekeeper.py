@@ -91,7 +91,7 @@ class Housekeeper:
         if (
             self._checkpoint_is_due()
             # Less than a whole segment: no spare is ready behind the one in use.
-            or shard.store.journal.room_bytes() < shard.settings.segment_bytes
+            or shard.store.capacity.room_bytes() < shard.settings.segment_bytes
         ):
             with self._changed:
                 self._changed.notify_all()
@@ -182,7 +182,7 @@ class Housekeeper:
     def _make_spares(self) -> float | None:
         try:
             with self._working():
-                while self._shard.store.journal.prepare_spare():
+                while self._shard.store.capacity.prepare_spare():
                     self._preparer.busy()
         except StorageFull as error:
             self.last_error = error

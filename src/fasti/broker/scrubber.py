@@ -24,9 +24,8 @@ from fasti.core.rows.location import in_block
 from fasti.core.timeline.corrupt import GiveUp
 from fasti.errors import Closed, FastiError
 from fasti.model import SEQUENCE_BITS
-from fasti.storage.files import Files
+from fasti.storage.damages import ScrubFinding
 from fasti.storage.runs import Block, rows_columns
-from fasti.storage.scrub import ScrubFinding, scrub, total_bytes
 from fasti.storage.seals import unseal
 from fasti.storage.store import ShardStore
 
@@ -71,8 +70,8 @@ class ScrubPass:
 class Scrubber:
     """One thread that reads. `start_pass` and what it tells are for any thread."""
 
-    def __init__(self, shard: Shard, files: Files) -> None:
-        self._shard, self._files = shard, files
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
         self._changed = threading.Condition()
         self._stopping = self._wanted = False
         interval_s = shard.settings.scrub_interval_us / 1e6
@@ -133,9 +132,9 @@ class Scrubber:
     def _scrub(self, found: ScrubPass) -> None:
         store = self._shard.store
         manifest = store.manifest
-        found.total_bytes = total_bytes(self._files, manifest)
+        found.total_bytes = store.storage.scrub_bytes(manifest)
         pace = _Pacer(self, store, found).wait
-        for finding in scrub(self._files, store.blocks, manifest, pace):
+        for finding in store.storage.scrub(manifest, pace):
             # What a checkpoint has put out of force meanwhile is not needed any more.
             if self._is_needed(store, finding.file):
                 if len(found.findings) < _FINDINGS_MAX:

@@ -80,8 +80,7 @@ from fasti.errors import (
     StorageFull,
     TimedOut,
 )
-from fasti.storage import copies, homes
-from fasti.storage.files import Files
+from fasti.storage.storage_engine import StorageEngine
 from fasti.storage.store import ShardStore
 
 _log = logging.getLogger("fasti.broker.shard")
@@ -103,11 +102,11 @@ Int64s = NDArray[np.int64]
 
 
 class Shard:
-    """Opens a data directory and serves it until `close`."""
+    """Opens the storage that it is given and serves it until `close`."""
 
     def __init__(
         self,
-        files: Files,
+        storage: StorageEngine,
         settings: ShardSettings | None = None,
         clock: MachineClock | None = None,
     ) -> None:
@@ -116,7 +115,7 @@ class Shard:
         # The only time that anything in the broker goes by, and that anybody is told.
         self.clock = EngineClock(machine, self.settings)
         self._ticks = LeaseTicks(machine)
-        self._files = files
+        self._storage = storage
         self._wakeup = threading.Condition()
         self._urgent: deque[Request] = deque()
         self._bulk: deque[Request] = deque()
@@ -157,7 +156,7 @@ class Shard:
         self._worker = self.threads.worker("fasti-sequencer", self._run, lambda error: None)
         self.damage = DamageControl(self)
         self.housekeeper = Housekeeper(self)
-        self.scrubber = Scrubber(self, files)
+        self.scrubber = Scrubber(self)
         self.pulse = Pulse(self)
         self._open(None)
         try:
@@ -171,12 +170,12 @@ class Shard:
 
     def _open(self, cut_after: int | None) -> None:
         settings = self.settings
-        self.store = ShardStore(self._files, settings, cut_after)
+        self.store = ShardStore(self._storage, settings, cut_after)
         try:
             self.engine = Engine(settings.memory_bytes, settings.leases_max, settings.limits)
             self.store.load(self.engine)
             if cut_after is None:
-                expected_us = clock_record.expected_us(self._files, self._machine)
+                expected_us = clock_record.expected_us(self.store.storage, self._machine)
                 self.clock.begin_at(self.engine.state.last_at_us, expected_us)
                 self.record_clock()
             self._warn_of_copy()
@@ -196,12 +195,9 @@ class Shard:
 
     def _warn_of_copy(self) -> None:
         """Once: a directory that was opened lives here from then on."""
-        if self.store.copied_from is not None:
+        if self.store.storage.copy_warning is not None:
             self.is_copy = True
-            _log.warning("%s", copies.warning(self.store.copied_from))
-        elif self.store.lived_elsewhere is not None:
-            self.is_copy = True
-            _log.warning("%s", homes.warning(self.store.lived_elsewhere))
+            _log.warning("%s", self.store.storage.copy_warning)
 
     # For callers: any thread
 
@@ -304,7 +300,7 @@ class Shard:
 
     def record_clock(self) -> None:
         """Leaves a word for the next start. For whoever changes what the clock goes by."""
-        clock_record.write(self._files, self._machine, self.clock)
+        clock_record.write(self.store.storage, self._machine, self.clock)
 
     def close(self, checkpoint: bool = True) -> None:
         """Answers what was handed over, writes a last checkpoint, and lets the directory go.
@@ -409,7 +405,7 @@ class Shard:
         if not self._bulk:
             return False
         request = self._bulk[0]
-        if self.store.journal.room_bytes() >= self._needed_bytes(request):
+        if self.store.capacity.room_bytes() >= self._needed_bytes(request):
             return True
         if self._short_of_room is not request:
             self._short_of_room = request
@@ -498,14 +494,17 @@ class Shard:
         if not request.size_bytes:
             return True
         needed = self._needed_bytes(request)
-        if self.store.journal.room_bytes() >= needed:
+        if self.store.capacity.room_bytes() >= needed:
             return True
         try:
-            while self.store.journal.room_bytes() < needed and self._make_room():
+            while self.store.capacity.room_bytes() < needed and self._make_room():
                 pass
             # More than is prepared ahead: new segments are made for it, beside the reserve.
-            missing = needed - self.store.journal.room_bytes()
-            if missing > 0 and self._files.free_bytes() < missing + self.settings.segment_bytes:
+            missing = needed - self.store.capacity.room_bytes()
+            if (
+                missing > 0
+                and self.store.capacity.free_bytes() < missing + self.settings.segment_bytes
+            ):
                 raise StorageFull(f"{missing} bytes are missing")
             return True
         except StorageFull as error:
@@ -523,7 +522,7 @@ class Shard:
     def _has_room(self, needed_bytes: int) -> bool:
         """For the housekeeper, while something is refused."""
         try:
-            if self.store.journal.room_bytes() >= needed_bytes:
+            if self.store.capacity.room_bytes() >= needed_bytes:
                 return True
         except FastiError:
             return False  # It is being opened again.
@@ -532,13 +531,13 @@ class Shard:
     def free_bytes(self) -> int:
         """What the disk has left; 0 if it doesn't say."""
         try:
-            return self._files.free_bytes()
+            return self.store.capacity.free_bytes()
         except FastiError:
             return 0
 
     def _make_room(self) -> bool:
         try:
-            return self.store.journal.prepare_spare()
+            return self.store.capacity.prepare_spare()
         except StorageFull:
             if self.store.give_up_feed():
                 return True

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fasti.broker.clock_reset import reset_clock
 from fasti.cli import moments, output
 from fasti.cli.backup import progress_bar, size_bytes
 from fasti.cli.connection import Address, TlsCa, TlsClientCert, Token, client_of
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.client.address import DEFAULT_ADDRESS
+from fasti.storage.clock_reset import reset_clock
 from fasti.storage.inspect import Stats, existing_files, holder, inspect
 from fasti.storage.inspect import stats as read_stats
 from fasti.storage.losses import IdRange, Losses

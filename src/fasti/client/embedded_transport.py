@@ -25,8 +25,8 @@ from fasti.client.transport import TIMEOUT_S, BrokerClock, Ended, Header
 from fasti.config import ShardSettings
 from fasti.errors import Closed, FastiError, IllegalTransition, Unavailable
 from fasti.protocol.schemas import VERSION
-from fasti.storage.directory import data_files
-from fasti.storage.files import Files
+from fasti.storage.directory import directory_storage
+from fasti.storage.storage_engine import StorageEngine
 
 _VERSION = {"version": VERSION}
 
@@ -56,7 +56,7 @@ class EmbeddedTransport:
         self,
         data: str | Path | None = None,
         *,
-        files: Files | None = None,
+        storage: StorageEngine | None = None,
         settings: ShardSettings | None = None,
         service: Service | None = None,
         clock: BrokerClock | None = None,
@@ -67,11 +67,11 @@ class EmbeddedTransport:
         self._owns_shard = service is None
         self._data = data
         if service is None:
-            if files is None:
+            if storage is None:
                 if data is None:
-                    raise ValueError("data, files or service must be given")
-                files = data_files(data, clone)
-            service = _opened(Shard(files, settings))
+                    raise ValueError("data, storage or service must be given")
+                storage = directory_storage(data, clone)
+            service = _opened(Shard(storage, settings))
         self.service = service
         self.clock = clock or LocalClock(service.shard.clock)
         self._open: set[_ProduceStream | _ConsumeStream] = set()

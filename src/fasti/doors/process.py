@@ -47,7 +47,7 @@ from fasti.doors.warmup import warm_up
 from fasti.errors import AlreadyExists, FastiError
 from fasti.settings.load import ServeSettings
 from fasti.settings.values import Address
-from fasti.storage.directory import data_files
+from fasti.storage.directory import directory_storage
 
 _log = logging.getLogger("fasti.broker")
 
@@ -125,8 +125,8 @@ class Broker:
 
     def _open(self) -> float:
         begin = time.monotonic()
-        files = data_files(self._settings.data, self._settings.clone)
-        self.shard = Shard(files, self._settings.shard)
+        storage = directory_storage(self._settings.data, self._settings.clone)
+        self.shard = Shard(storage, self._settings.shard)
         # A sequencer that sleeps until something is due must learn that it is due already.
         watch_settings(self._wake, self.shard.threads)
         self.metrics.recovery_seconds = time.monotonic() - begin

@@ -17,7 +17,7 @@ from fasti.config import ShardSettings
 from fasti.doors.flight import FlightDoor
 from fasti.protocol.envelope import dump, pack, parse
 from fasti.protocol.schemas import VERSION
-from fasti.storage.memory_files import MemoryFiles
+from fasti.storage.directory import passing_storage
 
 _TOPIC = "warm-up"
 _ROWS = 3
@@ -27,7 +27,7 @@ _RETURNS = pa.schema([(name, pa.int64()) for name in ("id", "token", "started_us
 
 def warm_up(scraped: bool = True) -> None:
     """Takes a few dozen milliseconds, and twice that if its metrics will be scraped."""
-    shard = Shard(MemoryFiles(), _SETTINGS)
+    shard = Shard(passing_storage(), _SETTINGS)
     try:
         service = Service(shard, Metrics())
         service.logs_control = False

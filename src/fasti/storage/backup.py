@@ -26,7 +26,8 @@ from typing import Any, NamedTuple, Protocol, cast
 from xxhash import xxh3_64_intdigest
 
 from fasti.errors import Corruption, InvalidArgument, NewerFormat
-from fasti.storage.blocks import MANIFEST_NAME, BlockStore, FileBlocks, encode_manifest
+from fasti.storage.blocks import MANIFEST_NAME, BlockStore
+from fasti.storage.file_blocks import FileBlocks, encode_manifest
 from fasti.storage.files import File, Files, LocalFiles
 from fasti.storage.frames import (
     BEGIN,

@@ -20,8 +20,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from fasti.errors import Corruption, FastiError
@@ -49,21 +48,15 @@ def warning(origin: str) -> str:
     )
 
 
-@contextmanager
-def explaining(origin: str | None) -> Iterator[None]:
-    """Damage of a copy is told as what it is."""
-    try:
-        yield
-    except Corruption as error:
-        if origin is None:
-            raise
-        raise Corruption(
-            f"{error.message}; this directory looks like a copy of {origin} when it was copied, so "
-            f"its files are of different moments: {_ADVICE}",
-            file=error.file,
-            offset=error.offset,
-            details=error.details,
-        ) from error
+def explain(error: Corruption, origin: str) -> Corruption:
+    """Damage of a copy, told as what it is."""
+    return Corruption(
+        f"{error.message}; this directory looks like a copy of {origin} when it was copied, so "
+        f"its files are of different moments: {_ADVICE}",
+        file=error.file,
+        offset=error.offset,
+        details=error.details,
+    )
 
 
 def mark_open(files: Files) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 _log = logging.getLogger("fasti.storage.damage")
 
@@ -26,6 +27,35 @@ class DamagedFile:
     offset: int
     message: str
     rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostIds:
+    """Messages of a topic that a damaged block held, of a log the ids of rows; at most 1,000 are named."""
+
+    topic: str
+    count: int
+    ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubFinding:
+    """A damaged file, and whose payloads are lost with it, as far as can be told."""
+
+    file: str
+    offset: int
+    message: str
+    lost: list[LostIds] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @property
+    def damaged(self) -> DamagedFile:
+        """As a shard notes it."""
+        rows = sum(each.count for each in self.lost) if self.lost else None
+        return DamagedFile(self.file, self.offset, self.message, rows)
 
 
 class Damages:

@@ -1,4 +1,7 @@
-"""The data directory of a broker, before it is opened: made, closed to other users, cloned if asked."""
+"""The local composition: the storage of a broker that keeps its data in a directory of this machine.
+
+Here, and nowhere else beside the offline tools, it is decided that a shard lives in files.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import os
 from pathlib import Path
 
 from fasti.storage import homes
-from fasti.storage.blocks import FileBlocks
 from fasti.storage.copies import mark_closed
+from fasti.storage.file_blocks import FileBlocks
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files, LocalFiles
 from fasti.storage.manifest import Manifest
+from fasti.storage.memory_files import MemoryFiles
 from fasti.storage.rebase import finish, refuse_unfinished
 from fasti.storage.restore import begin_life
 from fasti.storage.safe_open import tighten
@@ -18,8 +23,9 @@ from fasti.storage.safe_open import tighten
 _log = logging.getLogger("fasti.storage")
 
 
-def data_files(path: str | os.PathLike[str], clone: bool = False) -> LocalFiles:
-    """The files of a directory that a broker is about to use.
+def directory_storage(path: str | os.PathLike[str], clone: bool = False) -> FileStorage:
+    """The storage of a directory that a broker is about to open: made, closed to other users, cloned if
+    that is wanted.
 
     Raises `PermissionDenied`, `StorageFull` or `StorageFailed` if it can't be made or looked at; with
     `clone` also `DataDirLocked` beside a broker, and what opening it would.
@@ -32,7 +38,12 @@ def data_files(path: str | os.PathLike[str], clone: bool = False) -> LocalFiles:
         shard = clone_directory(files)
         if shard is not None:
             _log.warning("%s is a directory of its own now: shard %s", path, shard)
-    return files
+    return FileStorage(files)
+
+
+def passing_storage() -> FileStorage:
+    """Files in memory: all code of a directory runs on it, and nothing is left of it."""
+    return FileStorage(MemoryFiles())
 
 
 def clone_directory(files: Files) -> str | None:

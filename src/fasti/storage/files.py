@@ -48,6 +48,7 @@ from fasti.errors import (
     StorageFailed,
     StorageFull,
 )
+from fasti.storage.frames import flattened
 from fasti.storage.safe_open import make_folder, open_file, open_folder, open_lock
 
 if TYPE_CHECKING:
@@ -198,12 +199,6 @@ def replace_by_rename(files: Files, name: str, data: bytes) -> None:
         file.close()
     files.rename(temporary, name)
     files.sync_directory(folder_of(name))
-
-
-def flattened(buffers: Sequence[Buffer]) -> list[memoryview]:
-    """The buffers that aren't empty, each as a view of bytes; nothing is copied."""
-    views = (memoryview(buffer) for buffer in buffers)
-    return [view.cast("B") for view in views if view.nbytes]
 
 
 @contextmanager

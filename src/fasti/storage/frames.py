@@ -135,6 +135,12 @@ def body_bytes(body: Sequence[Buffer]) -> int:
     return total
 
 
+def flattened(buffers: Sequence[Buffer]) -> list[memoryview]:
+    """The buffers that aren't empty, each as a view of bytes; nothing is copied."""
+    views = (memoryview(buffer) for buffer in buffers)
+    return [view.cast("B") for view in views if view.nbytes]
+
+
 def padding(body_length: int) -> bytes:
     """The zeros that follow a body of that length."""
     return _PADDING[-body_length % ALIGNMENT]

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from fasti.core.commands import Count
 from fasti.core.engine import Engine
 from fasti.errors import Corruption, DataDirLocked, FastiError, NotFound, PermissionDenied
-from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, FileBlocks
+from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY
 from fasti.storage.copies import OPEN_NAME, copied_from
 from fasti.storage.copies import warning as copy_warning
+from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.files import File, Files, LocalFiles, Lock
 from fasti.storage.journal import Journal
 from fasti.storage.journal_recovery import Chain, close_chain, read_chain, segment_names

@@ -8,26 +8,25 @@ checks them:
 * A frame counts when it is durable, and a group of frames when its last one is: `replay` shows
   durable, finished groups and nothing else.  A group that was never finished is void; at the
   next opening its sequences are given again.
+* Reading one frame by its sequence (`body`, `at_us`) may be slow: recent frames with payloads come
+  from memory (payloads.py).
 * `StorageFull` means that nothing was written and the journal can still be used.  After any
   other failure of an append or sync the outcome is unknown and the journal is of no more use.
 
 Threads: `append`, `sync`, `sync_end` and `mark` are for one thread at a time, the committer; `body` and
-`replay` for any; `trim` and `prepare_spare` for a background thread; the properties for any.
+`replay` for any; `trim` for a background thread; the properties for any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from fasti.storage.file_journal import DEFAULT_SEGMENT_BYTES, FileJournal
 from fasti.storage.frames import Frame, Sealed, StoredFrame
-
-__all__ = ["DEFAULT_SEGMENT_BYTES", "FileJournal", "Frame", "Journal", "Sealed", "StoredFrame"]
 
 
 class Journal(Protocol):
-    """An append-only sequence of frames.  One suite in tests/conformance runs on every kind."""
+    """An append-only sequence of frames."""
 
     @property
     def incarnation(self) -> int:
@@ -100,19 +99,5 @@ class Journal(Protocol):
     def at_us(self, sequence: int) -> int:
         """When a frame was decided; `Gone` if trimmed, `NotFound` if new."""
 
-    def prepare_spare(self) -> bool:
-        """Do slow work ahead of need, in a background thread; True if it did something.
-
-        To be called after opening and after appends, until it answers False.  Raises
-        `StorageFull` when there is no room for it, which harms nothing yet.
-        """
-
-    def room_bytes(self) -> int:
-        """What ordinary appends can still take without new disk space."""
-
     def close(self) -> None:
         """Let go of everything.  Syncs nothing."""
-
-
-if TYPE_CHECKING:
-    _conforms: type[Journal] = FileJournal

@@ -7,10 +7,12 @@ durable before. A manifest from a newer version is refused and nothing is touche
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
 from fasti.errors import NewerFormat
+from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.runs import Block
 
@@ -32,6 +34,12 @@ class Manifest:
     state_name: str = ""
     blocks: list[Block] = field(default_factory=list)
     logs: list[LogBlock] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, blocks: BlockStore) -> tuple[int, Manifest]:
+        """The first manifest of a new shard, written; with its version."""
+        manifest = cls(secrets.randbits(63), (secrets.randbits(64), secrets.randbits(64)))
+        return blocks.switch_manifest(0, manifest.encode()), manifest
 
     @property
     def names(self) -> set[str]:

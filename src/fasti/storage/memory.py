@@ -25,8 +25,7 @@ from fasti.errors import (
     StorageFull,
 )
 from fasti.storage.blocks import checked_block_name
-from fasti.storage.files import flattened
-from fasti.storage.frames import Frame, Sealed, StoredFrame, frame_bytes
+from fasti.storage.frames import Frame, Sealed, StoredFrame, flattened, frame_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -199,9 +198,6 @@ class MemoryJournal:
     def at_us(self, sequence: int) -> int:
         with self._lock:
             return self._frame(sequence).at_us
-
-    def prepare_spare(self) -> bool:
-        return False
 
     def room_bytes(self) -> int:
         with self._lock:

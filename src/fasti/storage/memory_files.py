@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fasti.errors import AlreadyExists, NotFound
-from fasti.storage.files import checked_name, flattened, replace_by_rename
+from fasti.storage.files import checked_name, replace_by_rename
+from fasti.storage.frames import flattened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -18,8 +18,9 @@ import secrets
 from fasti.core.engine import Engine
 from fasti.errors import Corruption
 from fasti.storage import checkpoint
-from fasti.storage.blocks import BlockStore, FileBlocks
+from fasti.storage.blocks import BlockStore
 from fasti.storage.checkpoint import CheckpointWriter
+from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.files import Files
 from fasti.storage.frames import HEADER_BYTES
 from fasti.storage.journal_recovery import segment_names

@@ -24,9 +24,8 @@ from fasti.model import State
 from fasti.storage import log_blocks
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode
-from fasti.storage.files import Files
-from fasti.storage.journal import Journal, StoredFrame
-from fasti.storage.journal_segment import too_short
+from fasti.storage.frames import StoredFrame
+from fasti.storage.journal import Journal
 from fasti.storage.manifest import Manifest
 from fasti.storage.runs import Block, Columns, rows_columns
 from fasti.storage.seals import unseal
@@ -44,34 +43,6 @@ def delete_leftovers(blocks: BlockStore, manifest: Manifest) -> None:
     for name in blocks.list():
         if name not in named:
             blocks.delete(name)
-
-
-def check_sizes(files: Files, manifest: Manifest, directory: str = "blocks") -> None:
-    """Raises `Corruption` if an object that the manifest names is missing or has become shorter.
-
-    Payloads are not read when a directory is opened; by their lengths it costs nothing to tell.
-    """
-    stored = set(files.list(f"{directory}/"))
-    listed = [(block.names, block.size_bytes) for block in manifest.blocks]
-    listed += [([block.name], block.size_bytes) for block in manifest.logs]
-    for names, size_bytes in listed:
-        sizes = {name: _size(files, f"{directory}/{name}", stored) for name in names}
-        if sum(sizes.values()) < size_bytes:
-            # The one that is empty, or the payloads: rows are read and checked in full.
-            name = min(names, key=lambda name: (sizes[name] > 0, name))
-            raise too_short(f"{directory}/{name}", sum(sizes.values()), size_bytes)
-    if manifest.state_name and f"{directory}/{manifest.state_name}" not in stored:
-        raise _missing(manifest.state_name)
-
-
-def _size(files: Files, path: str, stored: set[str]) -> int:
-    if path not in stored:
-        raise _missing(path.rpartition("/")[2])
-    file = files.open(path, writable=False)
-    try:
-        return file.size
-    finally:
-        file.close()
 
 
 def recover(engine: Engine, blocks: BlockStore, manifest: Manifest, version: int) -> None:
@@ -99,7 +70,7 @@ def _restore_logs(engine: Engine, blocks: BlockStore, manifest: Manifest) -> Non
     stored = set(blocks.list()) if manifest.logs else set()
     for block in manifest.logs:
         if block.name not in stored:
-            raise _missing(block.name)
+            raise missing_block(block.name)
     log_blocks.restore(engine, manifest.logs)
 
 
@@ -142,10 +113,11 @@ def _get(blocks: BlockStore, name: str) -> memoryview:
     try:
         return blocks.get(name)
     except NotFound as error:
-        raise _missing(name) from error
+        raise missing_block(name) from error
 
 
-def _missing(name: str) -> Corruption:
+def missing_block(name: str) -> Corruption:
+    """What to raise where an object that the manifest names is not there."""
     file = f"blocks/{name}"
     return Corruption(f"{file}: missing, though the manifest names it", file=file, offset=0)
 

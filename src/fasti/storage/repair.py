@@ -18,7 +18,8 @@ from typing import Any
 
 from fasti.errors import Corruption, FastiError
 from fasti.storage import rebase, verify
-from fasti.storage.blocks import MANIFEST_NAME, FileBlocks
+from fasti.storage.blocks import MANIFEST_NAME
+from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.files import Files
 from fasti.storage.inspect import check_objects
 from fasti.storage.journal_recovery import close_chain, read_chain

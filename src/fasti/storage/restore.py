@@ -20,14 +20,15 @@ from fasti.core.engine import Engine
 from fasti.errors import AlreadyExists, Corruption, NotFound
 from fasti.storage import rebase
 from fasti.storage.backup import CHUNK_BYTES, Description, Progress, describe
-from fasti.storage.blocks import FileBlocks
+from fasti.storage.file_blocks import FileBlocks
+from fasti.storage.file_storage import check_sizes
 from fasti.storage.files import LOCK_NAME, Files, LocalFiles
 from fasti.storage.inspect import inspect
 from fasti.storage.journal_recovery import close_chain, read_chain
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.rebase import RESTORING_NAME
-from fasti.storage.recovery import TOOL_MEMORY_BYTES, check_sizes, delete_leftovers, recover, replay
+from fasti.storage.recovery import TOOL_MEMORY_BYTES, delete_leftovers, recover, replay
 from fasti.storage.salvage import GappedJournal
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -26,9 +25,10 @@ from numpy.typing import NDArray
 from fasti.core.capsule import dead_rows
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.model import SEQUENCE_BITS
-from fasti.storage.blocks import BlockStore, FileBlocks
+from fasti.storage.blocks import BlockStore
 from fasti.storage.damaged_rows import salvage
-from fasti.storage.damages import DamagedFile
+from fasti.storage.damages import LostIds, ScrubFinding
+from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.files import Files
 from fasti.storage.inspect import ReadOnlyFiles, holder
 from fasti.storage.journal_recovery import corrupt_frame, segment_names
@@ -51,35 +51,6 @@ Pace = Callable[[int], None]
 _READ_BYTES = 1 << 20
 # A finding names so many ids of each topic; it counts all.
 _IDS_MAX = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class LostIds:
-    """Messages of a topic that a damaged block held; of a log the ids of rows."""
-
-    topic: str
-    count: int
-    ids: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class ScrubFinding:
-    """A damaged file, and whose payloads are lost with it, as far as can be told."""
-
-    file: str
-    offset: int
-    message: str
-    lost: list[LostIds] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
-    @property
-    def damaged(self) -> DamagedFile:
-        """As a shard notes it."""
-        rows = sum(each.count for each in self.lost) if self.lost else None
-        return DamagedFile(self.file, self.offset, self.message, rows)
 
 
 def scrub(

@@ -1,4 +1,4 @@
-"""A shard's data directory: lock, journal, blocks and manifest, and what is done with them.
+"""What a shard stores: journal, blocks and manifest, and what is done with them.
 
 The store knows no threads of its own. The order of things is what keeps the promises:
 
@@ -11,7 +11,6 @@ The store knows no threads of its own. The order of things is what keeps the pro
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,25 +30,16 @@ from fasti.core.replies import Frame as EngineFrame
 from fasti.core.timeline.partition import FOREVER
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage import checkpoint as checkpoints
-from fasti.storage import copies, homes
-from fasti.storage.blocks import BlockStore, FileBlocks
 from fasti.storage.checkpoint import CheckpointWriter, Plan, Written
 from fasti.storage.event_codec import encode
-from fasti.storage.file_journal import FileJournal
-from fasti.storage.files import Files
-from fasti.storage.frames import Frame, body_bytes
-from fasti.storage.journal import Journal, StoredFrame
+from fasti.storage.frames import Frame, StoredFrame, body_bytes
 from fasti.storage.log_blocks import log_kind
 from fasti.storage.log_keys import load_keys
-from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
-from fasti.storage.rebase import finish as finish_rebase
-from fasti.storage.rebase import refuse_unfinished
-from fasti.storage.recovery import check_sizes, delete_leftovers, recover, replay
+from fasti.storage.recovery import delete_leftovers, recover, replay
 from fasti.storage.runs import number_in
 from fasti.storage.slices import load_slice
-
-_BLOCKS = "blocks"
+from fasti.storage.storage_engine import StorageEngine
 
 
 @dataclass(slots=True)
@@ -63,40 +53,20 @@ class _Condemned:
 
 
 class ShardStore:
-    """An open data directory. Only one process can have it open: `locked` says who else does."""
+    """An open storage engine, for one shard. Whether another has it open is the engine's to tell."""
 
-    def __init__(self, files: Files, settings: ShardSettings, cut_after: int | None = None) -> None:
+    def __init__(
+        self, engine: StorageEngine, settings: ShardSettings, cut_after: int | None = None
+    ) -> None:
         self.settings = settings
-        self._files = files
-        self._lock = files.lock()
-        try:
-            refuse_unfinished(files)
-            # Of which directory this is a copy that was made while it was open, in words.
-            self.copied_from = copies.copied_from(files)
-            # Of which directory, that may still be in use, this is a copy.
-            self.lived_elsewhere = homes.lived_elsewhere(files)
-            with copies.explaining(self.copied_from):
-                stored = FileBlocks(files, _BLOCKS)
-                self.blocks: BlockStore = stored
-                self._close_blocks = stored.close
-                self.version, self.manifest = self._open_manifest()
-                check_sizes(files, self.manifest, _BLOCKS)
-                # A clone that was interrupted when all was decided.
-                finish_rebase(files, self.manifest, keep_journal=False)
-                self.journal: Journal = FileJournal(
-                    files,
-                    segment_bytes=settings.segment_bytes,
-                    incarnation=self.manifest.incarnation,
-                    cut_after=cut_after,
-                )
-        except BaseException:
-            self._lock.release()
-            raise
+        self.storage = storage = engine.open(settings, cut_after)
+        self.journal, self.blocks = storage.journal, storage.blocks
+        self.capacity = storage.capacity
+        self.version, self.manifest = storage.manifest
         self.payloads = Payloads(self.journal, self.blocks)
         self.payloads.is_named = lambda name: name in self.manifest.names
         # What had to be replayed when it was opened.
         self.tail_bytes = 0
-        self._is_loaded = False
         self._unwritten: list[int] = []
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
@@ -110,55 +80,27 @@ class ShardStore:
             LoadKeys: lambda wanted: load_keys(self.payloads, wanted),
         }
 
-    def _open_manifest(self) -> tuple[int, Manifest]:
-        found = self.blocks.read_manifest()
-        if found is not None:
-            # The process before may have died before this name was durable; soon blocks are
-            # deleted that only the manifest before it names.
-            self._files.sync_directory(_BLOCKS)
-            return found[0], Manifest.decode(found[1])
-        if self._files.list("journal/"):
-            raise Corruption(
-                "there is a journal but no manifest", file=f"{_BLOCKS}/MANIFEST", offset=0
-            )
-        if homes.read_home(self._files) is not None:
-            raise Corruption(
-                "blocks and journal of this directory are gone; restore it from a backup, or remove "
-                f"the file {homes.HOME_NAME} to begin with nothing",
-                file=f"{_BLOCKS}/MANIFEST",
-                offset=0,
-            )
-        seed = (secrets.randbits(64), secrets.randbits(64))
-        manifest = Manifest(secrets.randbits(63), seed)
-        return self.blocks.switch_manifest(0, manifest.encode()), manifest
-
     @property
     def seed(self) -> tuple[int, int]:
         """The secret under which keys are hashed here."""
         return self.manifest.seed
 
     def close(self) -> None:
-        """Lets go of the directory. Syncs nothing: whoever closes has done that."""
-        try:
-            self.journal.close()
-            self._close_blocks()
-            if self._is_loaded:
-                copies.mark_closed(self._files)
-        finally:
-            self._lock.release()
+        """Lets go of the storage. Syncs nothing: the caller has done that."""
+        self.storage.close()
 
     # Opening
 
     def load(self, engine: Engine) -> int:
         """Brings a fresh engine up to date; returns how many frames were replayed."""
         self._unneeded = self.manifest.position
-        with copies.explaining(self.copied_from):
+        try:
             recover(engine, self.blocks, self.manifest, self.version)
             replayed = replay(engine, self.journal, self.manifest, self._count_tail)
+        except Corruption as error:
+            raise self.storage.explain(error) from error
         delete_leftovers(self.blocks, self.manifest)
-        copies.mark_open(self._files)
-        homes.settle(self._files)
-        self._is_loaded = True
+        self.storage.settle()
         return replayed
 
     def _count_tail(self, frame: StoredFrame) -> None:
@@ -282,7 +224,7 @@ class ShardStore:
             self._condemned.remove(condemned)
         named = {f"blocks/{name}" for name in self.manifest.names | held}
         self.payloads.damages.forget(lambda file: file.startswith("blocks/") and file not in named)
-        self.payloads.damages.forget(lambda file: not self._files.exists(file))
+        self.payloads.damages.forget(lambda file: not self.storage.holds(file))
         self._unneeded = max(self._unneeded, position)
         self.trim_feed(now_us)
 
@@ -308,8 +250,7 @@ class ShardStore:
         feed = sum(each.size_bytes for each in sealed if each.last_sequence <= self._unneeded)
         journal = sum(each.size_bytes for each in sealed) - feed
         return {
-            # The segment in use is allocated whole.
-            "journal": journal + self.settings.segment_bytes,
+            "journal": journal + self.capacity.allocated_bytes,
             "feed": feed,
             "blocks": sum(block.size_bytes for block in self.manifest.blocks),
         }

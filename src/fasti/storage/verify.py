@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from fasti.errors import Corruption, FastiError
-from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, decode_manifest
+from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY
+from fasti.storage.file_blocks import decode_manifest
 from fasti.storage.files import Files, folder_of
 from fasti.storage.frames import (
     END,

@@ -32,15 +32,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fasti.errors import DataDirLocked
-from fasti.storage.files import (
-    File,
-    Lock,
-    checked_name,
-    flattened,
-    folder_of,
-    replace_by_rename,
-    translated,
-)
+from fasti.storage.files import File, Lock, checked_name, folder_of, replace_by_rename, translated
+from fasti.storage.frames import flattened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -32,6 +32,7 @@ from fasti.client.durations import Duration, aware_us, duration_us
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import Durability, ShardSettings
 from fasti.errors import InvalidArgument, TimedOut
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
 if TYPE_CHECKING:
@@ -133,7 +134,9 @@ class VirtualBroker:
         self.machine = VirtualClock(start or START)
         self._place = tempfile.TemporaryDirectory(prefix="fasti-testing-")
         self.watch = _Watch()
-        self.shard = Shard(LocalFiles(self._place.name), settings or _SETTINGS, self.machine)
+        self.shard = Shard(
+            FileStorage(LocalFiles(self._place.name)), settings or _SETTINGS, self.machine
+        )
         self.clock = VirtualTime(self.machine, self.shard.clock)
         # Schedules fire when the time is moved on.
         self.service = Service(self.shard, self.watch, threaded=False)

@@ -19,6 +19,7 @@ from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.errors import ClockBehind
 from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from fasti.storage.file_storage import CLOCK_NAME, FileStorage
 from fasti.storage.files import LocalFiles
 
 SETTINGS = ShardSettings(
@@ -194,30 +195,31 @@ def test_a_reader_that_was_stopped_between_the_clocks_proves_nothing(
 def test_a_leap_while_no_broker_ran_is_doubted_on_the_same_boot(
     machine: Machine, clock: EngineClock, tmp_path: Path
 ) -> None:
-    files = LocalFiles(tmp_path)
+    storage = FileStorage(LocalFiles(tmp_path)).open(ShardSettings(segment_bytes=4096))
     last_us = clock.now_us()
-    clock_record.write(files, machine, clock)
+    clock_record.write(storage, machine, clock)
     machine.go_on(3 * DAY_US)
     # Off for days, and the wall is right.
-    assert clock_record.expected_us(files, machine) == machine.wall_us
+    assert clock_record.expected_us(storage, machine) == machine.wall_us
     machine.go_on(SECOND_US, 30 * DAY_US)
-    expected_us = clock_record.expected_us(files, machine)
+    expected_us = clock_record.expected_us(storage, machine)
     assert expected_us == machine.wall_us - 30 * DAY_US
     begun = EngineClock(machine, SETTINGS)
     begun.begin_at(last_us, expected_us)
     assert (begun.now_us(), begun.state) == (expected_us, ClockState.DOUBTING)
     # What is doubted is not recorded; what is accepted is.
-    clock_record.write(files, machine, begun)
-    assert clock_record.expected_us(files, machine) == expected_us
+    clock_record.write(storage, machine, begun)
+    assert clock_record.expected_us(storage, machine) == expected_us
     assert begun.accept()
-    clock_record.write(files, machine, begun)
-    assert clock_record.expected_us(files, machine) == machine.wall_us
+    clock_record.write(storage, machine, begun)
+    assert clock_record.expected_us(storage, machine) == machine.wall_us
     # After a reboot nobody knows.
     machine.boot = "second"
-    assert clock_record.expected_us(files, machine) is None
-    (tmp_path / clock_record.NAME).write_text("[]")
+    assert clock_record.expected_us(storage, machine) is None
+    (tmp_path / CLOCK_NAME).write_text("[]")
     machine.boot = "first"
-    assert clock_record.expected_us(files, machine) is None
+    assert clock_record.expected_us(storage, machine) is None
+    storage.close()
 
 
 STEPS_US = st.one_of(

@@ -14,6 +14,7 @@ from fasti.config import Durability, ShardSettings
 from fasti.core import events as ev
 from fasti.core.replies import Frame, Step
 from fasti.errors import FastiError
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.journal_end import read_end
 from fasti.storage.store import ShardStore
 from tests.integration.shard_rig import SharedFiles
@@ -24,7 +25,9 @@ class Bench:
 
     def __init__(self, **settings: Any) -> None:
         self.files = SharedFiles()
-        self.store = ShardStore(self.files, ShardSettings(segment_bytes=1 << 16, **settings))
+        self.store = ShardStore(
+            FileStorage(self.files), ShardSettings(segment_bytes=1 << 16, **settings)
+        )
         self.answered: list[int] = []
         self.synced_when_answered: list[int] = []
         self.failed: list[tuple[FastiError, list[int]]] = []

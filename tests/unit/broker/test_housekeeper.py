@@ -124,8 +124,8 @@ def test_a_disk_so_full_that_even_the_feed_cannot_go_refuses_and_goes_on() -> No
     with serving(files, clock=FakeClock()) as shard:
         make_topic(shard)
         produce(shard, b"before")
-        store, journal = shard.store, shard.store.journal
-        prepare, trim = journal.prepare_spare, journal.trim
+        store, journal, capacity = shard.store, shard.store.journal, shard.store.capacity
+        prepare, trim = capacity.prepare_spare, journal.trim
 
         def full() -> bool:
             raise StorageFull("no room")
@@ -133,7 +133,7 @@ def test_a_disk_so_full_that_even_the_feed_cannot_go_refuses_and_goes_on() -> No
         def broken(through: int) -> None:
             raise StorageFailed("nor can anything be deleted")
 
-        journal.prepare_spare = full  # type: ignore[method-assign]
+        capacity.prepare_spare = full  # type: ignore[method-assign]
         journal.trim = broken  # type: ignore[method-assign]
         large = [b"x" * 9_000] * 6
         with pytest.raises(StorageFull):
@@ -141,7 +141,7 @@ def test_a_disk_so_full_that_even_the_feed_cannot_go_refuses_and_goes_on() -> No
         assert shard.store is store
         assert shard.room.full
         assert shard.threads.troubles() == []
-        journal.prepare_spare = prepare  # type: ignore[method-assign]
+        capacity.prepare_spare = prepare  # type: ignore[method-assign]
         journal.trim = trim  # type: ignore[method-assign]
         with shard.housekeeper._changed:
             shard.housekeeper._changed.notify_all()

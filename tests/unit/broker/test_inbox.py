@@ -13,6 +13,7 @@ from fasti.core.commands import Cancel, Count, CreateTopic, Produce, Target
 from fasti.core.keys import Rows
 from fasti.errors import Overloaded
 from fasti.model import Limits
+from fasti.storage.file_storage import FileStorage
 from fasti.testing.disk import SimulatedFiles
 
 
@@ -23,7 +24,7 @@ def test_a_full_inbox_refuses_bulk_first_and_then_everything() -> None:
         inbox_rows_max=100,
         limits=Limits(batch_rows_max=100),
     )
-    shard = Shard(SimulatedFiles(), settings)
+    shard = Shard(FileStorage(SimulatedFiles()), settings)
     shard.call(CreateTopic("t"))
     held = threading.Event()
     blocked = shard.run(held.wait)

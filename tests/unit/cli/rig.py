@@ -19,6 +19,7 @@ from fasti.cli.main import app
 from fasti.client.client import Client
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import ShardSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
 
@@ -72,7 +73,9 @@ class Shell:
 @contextmanager
 def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     """A broker in a directory; whatever address a command has, it is this one."""
-    service = Service(Shard(LocalFiles(directory), ShardSettings(segment_bytes=1 << 16)), Metrics())
+    service = Service(
+        Shard(FileStorage(LocalFiles(directory)), ShardSettings(segment_bytes=1 << 16)), Metrics()
+    )
     shell = Shell(service)
     monkeypatch.setattr("fasti.client.client.connect", shell.connect)
     try:

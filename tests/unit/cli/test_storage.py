@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fasti.broker.local import LocalShard
 from fasti.cli.exits import ERROR_EXITS
 from fasti.cli.main import app
 from fasti.config import ShardSettings
 from fasti.core.commands import Count, CreateTopic, Produce, When
 from fasti.core.keys import Rows
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
+from fasti.storage.local_shard import LocalShard
 
 NOW = 1_000_000_000
 SETTINGS = ShardSettings(segment_bytes=65_536)
@@ -22,7 +23,7 @@ SETTINGS = ShardSettings(segment_bytes=65_536)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    shard = LocalShard(LocalFiles(tmp_path), SETTINGS)
+    shard = LocalShard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
     shard.call(CreateTopic("emails"), NOW, 0)
     for _ in range(5):
         shard.call(Produce("emails", Rows.of([b"x"] * 10), When(delay_us=9)), NOW, 0)
@@ -91,7 +92,7 @@ def test_a_gap_before_later_frames_of_the_same_topic(directory: Path) -> None:
     assert topic["possible"][0]["first"] == 51
     code, text, _ = run("verify", directory)
     assert code == 0, text
-    shard = LocalShard(LocalFiles(directory), SETTINGS)
+    shard = LocalShard(FileStorage(LocalFiles(directory)), SETTINGS)
     assert shard.call(Count("emails"), NOW, 0).states["scheduled"] == 40
     reply = shard.call(Produce("emails", Rows.of([b"new"])), NOW, 0)
     assert reply.ids.tolist() == [topic["possible"][0]["last"] + 1]
@@ -120,7 +121,7 @@ def test_errors_are_one_line_and_an_exit_code_of_their_own(directory: Path) -> N
     code, _, problem = run("verify", directory / "nothing")
     assert code == ERROR_EXITS["not_found"]
     assert problem.startswith("error not_found: ")
-    shard = LocalShard(LocalFiles(directory), SETTINGS)
+    shard = LocalShard(FileStorage(LocalFiles(directory)), SETTINGS)
     try:
         for command in ("stats", "repair"):
             flags = ["--apply"] if command == "repair" else []
@@ -135,7 +136,7 @@ def test_errors_are_one_line_and_an_exit_code_of_their_own(directory: Path) -> N
 
 
 def test_a_scrub_of_a_directory(directory: Path) -> None:
-    shard = LocalShard(LocalFiles(directory), SETTINGS)
+    shard = LocalShard(FileStorage(LocalFiles(directory)), SETTINGS)
     shard.checkpoint(NOW, 0)
     shard.close()
     code, text, _ = run("scrub", directory)

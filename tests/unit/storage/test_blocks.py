@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fasti.errors import Corruption, NewerFormat, NotFound, StorageFailed, StorageFull
-from fasti.storage.blocks import FileBlocks, decode_manifest, encode_manifest
+from fasti.storage.file_blocks import FileBlocks, decode_manifest, encode_manifest
 from fasti.storage.frames import body_checksum
 from fasti.testing.disk import SimulatedFiles
 

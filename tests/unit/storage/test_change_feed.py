@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
@@ -17,6 +16,8 @@ from fasti.core.log.commands import DeleteGroup
 from fasti.errors import Gone, NotFound
 from fasti.model import DAY_US, TopicSettings
 from fasti.storage.change_feed import ChangeFeed, DirectoryNames
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import SimulatedFiles
 
 NOW_US = 1_700_000_000_000_000
@@ -24,7 +25,7 @@ SMALL: dict[str, Any] = {"segment_bytes": 8192, "memory_bytes": 16 << 20, "lease
 
 
 def opened(files: SimulatedFiles, **settings: Any) -> LocalShard:
-    return LocalShard(files, ShardSettings(**SMALL, **settings))
+    return LocalShard(FileStorage(files), ShardSettings(**SMALL, **settings))
 
 
 def feed_of(shard: LocalShard) -> ChangeFeed:

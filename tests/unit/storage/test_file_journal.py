@@ -23,9 +23,9 @@ from fasti.errors import (
     StorageFull,
 )
 from fasti.storage import frames as codec
+from fasti.storage.file_journal import FileJournal
 from fasti.storage.files import Files, LocalFiles
 from fasti.storage.frames import BEGIN, END, HEADER_BYTES, Frame, Header, body_checksum, frame_bytes
-from fasti.storage.journal import FileJournal
 from fasti.storage.journal_segment import (
     SegmentHeader,
     decode_segment_header,

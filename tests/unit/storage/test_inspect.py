@@ -8,23 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core.commands import Cancel, CreateTopic, Lease, Produce, Target, When
 from fasti.core.events import Cancelled
 from fasti.core.keys import Rows
 from fasti.core.replies import Frame
 from fasti.errors import DataDirLocked, NotFound, PermissionDenied
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from fasti.storage.frames import body_checksum
 from fasti.storage.inspect import ReadOnlyFiles, existing_files, holder, inspect, stats
+from fasti.storage.local_shard import LocalShard
 
 NOW = 1_000_000_000
 
 
 def fill(path: Path) -> None:
     """100 messages, of which 90 are in blocks and 10 in the journal's tail; one is cancelled."""
-    shard = LocalShard(LocalFiles(path), ShardSettings(segment_bytes=65_536))
+    shard = LocalShard(FileStorage(LocalFiles(path)), ShardSettings(segment_bytes=65_536))
     shard.call(CreateTopic("emails"), NOW, 0)
     rows = Rows.of([b"payload"] * 90)
     due = NOW + 1_000_000 * np.arange(90)
@@ -132,7 +133,7 @@ def test_stats_count_what_is_there_and_write_nothing(directory: Path) -> None:
 
 def test_stats_of_an_open_directory_answer_locked(directory: Path) -> None:
     files = LocalFiles(directory)
-    shard = LocalShard(files, ShardSettings(segment_bytes=65_536))
+    shard = LocalShard(FileStorage(files), ShardSettings(segment_bytes=65_536))
     try:
         with pytest.raises(DataDirLocked):
             stats(LocalFiles(directory), NOW)
@@ -163,7 +164,7 @@ def test_read_only_files_refuse_every_change(directory: Path) -> None:
 
 
 def test_a_journal_that_contradicts_itself_is_found(directory: Path) -> None:
-    shard = LocalShard(LocalFiles(directory), ShardSettings(segment_bytes=65_536))
+    shard = LocalShard(FileStorage(LocalFiles(directory)), ShardSettings(segment_bytes=65_536))
     last = shard.store.journal.last_sequence
     shard.store.journal.append(shard.store.encode([_stranger(last + 1)]))
     shard.store.journal.sync()

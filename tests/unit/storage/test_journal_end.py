@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasti.errors import Corruption
+from fasti.storage.file_journal import FileJournal
 from fasti.storage.frames import Frame
-from fasti.storage.journal import FileJournal
 from fasti.storage.journal_end import SyncedEnd, decode_ends, encode_end, read_end
 from fasti.storage.verify import repair, verify
 from fasti.testing.disk import Crashed, SimulatedFiles

@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from fasti.errors import FastiError, StorageFull
+from fasti.storage.file_journal import FileJournal
 from fasti.storage.frames import Frame
-from fasti.storage.journal import FileJournal
 from fasti.storage.journal_spares import Spares
 from fasti.testing.disk import SimulatedFiles
 

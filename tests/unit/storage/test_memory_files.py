@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import AlreadyExists, InvalidArgument, NotFound
 from fasti.model import TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files, LocalFiles
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 from tests.integration.shard_rig import NOW_US, SETTINGS
 
@@ -74,12 +75,12 @@ def test_a_view_stays_as_it_was_when_the_file_grows(files: Files) -> None:
 
 def test_a_shard_opens_again_on_them() -> None:
     files = MemoryFiles()
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     shard.call(co.CreateTopic("t", TopicSettings()), NOW_US, 0)
     shard.call(co.Produce("t", Rows.of([b"one"]), co.When(due_us=NOW_US)), NOW_US, 0)
     shard.checkpoint(NOW_US, 0)
     shard.call(co.Produce("t", Rows.of([b"two"]), co.When(due_us=NOW_US)), NOW_US, 0)
     shard.close()
-    again = LocalShard(files, SETTINGS)
+    again = LocalShard(FileStorage(files), SETTINGS)
     assert again.call(co.Count("t"), NOW_US, 0).states["ready"] == 2
     again.close()

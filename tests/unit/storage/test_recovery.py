@@ -8,6 +8,7 @@ import pytest
 from fasti.core import events as ev
 from fasti.core.replies import Frame
 from fasti.errors import Corruption
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
 from fasti.storage.store import ShardStore
 from fasti.testing.disk import SimulatedFiles
@@ -36,7 +37,7 @@ def test_with_and_without_checkpoints_the_same_is_read(seed: int) -> None:
 
 def append(files: Files, event: ev.Event) -> None:
     """An event that nobody decided."""
-    store = ShardStore(files, SETTINGS)
+    store = ShardStore(FileStorage(files), SETTINGS)
     frame = Frame(store.journal.last_sequence + 1, [event], None)
     store.journal.append(store.encode([frame]))
     store.journal.sync()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import Corruption
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.inspect import inspect
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.repair import repair_directory
 from fasti.testing.disk import SimulatedFiles
 
@@ -38,7 +39,7 @@ def send(shard: LocalShard, count: int, now_us: int) -> None:
 
 
 def scheduled(files: SimulatedFiles) -> int:
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     count = int(shard.call(co.Count("t"), 10**6, 0).states["scheduled"])
     shard.close()
     return count
@@ -46,7 +47,7 @@ def scheduled(files: SimulatedFiles) -> int:
 
 def test_an_older_manifest_that_is_put_back_is_told_or_loses_nothing() -> None:
     files = SimulatedFiles()
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     shard.call(co.CreateTopic("t"), 1, 0)
     manifests = [content(files, MANIFEST)]
     for turn in range(2, 8):
@@ -68,7 +69,7 @@ def test_an_older_manifest_that_is_put_back_is_told_or_loses_nothing() -> None:
 @pytest.mark.parametrize("harm", ["cut", "zeroed", "deleted"])
 def test_an_end_that_is_gone_is_told_with_what_it_costs(harm: str, allow_gap: bool) -> None:
     files = SimulatedFiles()
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     shard.call(co.CreateTopic("t"), 1, 0)
     send(shard, 5, 2)
     shard.checkpoint(3, 0)
@@ -84,7 +85,7 @@ def test_an_end_that_is_gone_is_told_with_what_it_costs(harm: str, allow_gap: bo
     if harm == "deleted":
         files.delete(newest)
     with pytest.raises(Corruption):
-        LocalShard(files, SETTINGS)
+        LocalShard(FileStorage(files), SETTINGS)
     assert not inspect(files).ok
     planned = repair_directory(files, allow_gap=allow_gap)
     done = repair_directory(files, allow_gap=allow_gap, dry_run=False)

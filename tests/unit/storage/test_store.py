@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
@@ -22,8 +21,10 @@ from fasti.errors import (
     StorageError,
     StorageFailed,
 )
-from fasti.storage import blocks, event_codec, manifest, seals
-from fasti.storage.blocks import FileBlocks
+from fasti.storage import event_codec, file_blocks, manifest, seals
+from fasti.storage.file_blocks import FileBlocks
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import SimulatedFiles
 from tests.crash.shard_workload import Driven, dump, list_all, moment, write_story
 
@@ -32,7 +33,7 @@ NOW_US = 1_700_000_000_000_000
 
 
 def opened(files: SimulatedFiles) -> LocalShard:
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     shard.call(co.CreateTopic("t"), NOW_US, 0)
     return shard
 
@@ -112,25 +113,25 @@ def test_any_flipped_bit_is_found_when_opening(kind: str) -> None:
         files.flip_bit(name, offset, offset % 8)
         before = content(files)
         with pytest.raises(StorageError) as caught:
-            LocalShard(files, SETTINGS)
+            LocalShard(FileStorage(files), SETTINGS)
         assert isinstance(caught.value, Corruption), offset
         assert name.endswith(caught.value.details["file"])
         assert "offset" in caught.value.details
         assert files.list("blocks/") == [n for n in before if n.startswith("blocks/")]
         files.flip_bit(name, offset, offset % 8)
-    assert len(shown(LocalShard(files, SETTINGS))) == 35
+    assert len(shown(LocalShard(FileStorage(files), SETTINGS))) == 35
 
 
 def test_any_flipped_bit_of_a_payload_is_found_when_it_is_read() -> None:
     files = grown_directory()
     name = next(n for n in files.list("blocks/") if n.endswith(".payloads"))
     size = len(content(files)[name])
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     before = shown(shard)
     shard.close()
     for offset in [*range(0, size, 101), size - 1]:
         files.flip_bit(name, offset, offset % 8)
-        shard = LocalShard(files, SETTINGS)
+        shard = LocalShard(FileStorage(files), SETTINGS)
         with suppress(Corruption):
             # A bit that says nothing of any row costs none.
             assert shown(shard) == before
@@ -149,7 +150,7 @@ def test_a_rotten_payload_is_not_copied_under_a_fresh_checksum() -> None:
     name = next(n for n in files.list("blocks/") if n.endswith(".payloads"))
     damaged = content(files)[name].index(b"9" * 20)
     files.flip_bit(name, damaged)
-    shard = LocalShard(files, SETTINGS)
+    shard = LocalShard(FileStorage(files), SETTINGS)
     # More than half is dead: it would be rewritten, but then a good copy could not be put back.
     shard.checkpoint(NOW_US, 0)
     assert name in files.list("blocks/")
@@ -167,7 +168,7 @@ def test_a_flipped_bit_in_the_middle_of_the_journal_is_found() -> None:
     files.flip_bit(name, body)
     before = files.list("")
     with pytest.raises(Corruption) as caught:
-        LocalShard(files, SETTINGS)
+        LocalShard(FileStorage(files), SETTINGS)
     assert caught.value.details["file"] == name
     assert files.list("") == before
 
@@ -178,7 +179,7 @@ def test_a_missing_block_is_corruption(kind: str) -> None:
     name = next(n for n in files.list("blocks/") if n.endswith(kind))
     files.delete(name)
     with pytest.raises(Corruption) as caught:
-        LocalShard(files, SETTINGS)
+        LocalShard(FileStorage(files), SETTINGS)
     assert name.endswith(caught.value.details["file"])
 
 
@@ -186,12 +187,12 @@ def test_a_missing_manifest_or_journal_is_corruption() -> None:
     files = grown_directory()
     files.rename("blocks/MANIFEST", "elsewhere")
     with pytest.raises(Corruption, match="no manifest"):
-        LocalShard(files, SETTINGS)
+        LocalShard(FileStorage(files), SETTINGS)
     files.rename("elsewhere", "blocks/MANIFEST")
     for name in files.list("journal/"):
         files.delete(name)
     with pytest.raises(Corruption, match="as of frame"):
-        LocalShard(killed(files), SETTINGS)
+        LocalShard(FileStorage(killed(files)), SETTINGS)
 
 
 def test_a_failed_opening_deletes_no_leftovers() -> None:
@@ -200,10 +201,10 @@ def test_a_failed_opening_deletes_no_leftovers() -> None:
     damaged = next(n for n in files.list("blocks/") if n.endswith(".state"))
     files.flip_bit(damaged, 40)
     with pytest.raises(Corruption):
-        LocalShard(files, SETTINGS)
+        LocalShard(FileStorage(files), SETTINGS)
     assert files.exists("blocks/000000000999.rows")
     files.flip_bit(damaged, 40)
-    LocalShard(files, SETTINGS)
+    LocalShard(FileStorage(files), SETTINGS)
     assert not files.exists("blocks/000000000999.rows")
 
 
@@ -213,7 +214,7 @@ def test_a_failed_opening_deletes_no_leftovers() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (blocks, "MANIFEST_FORMAT_VERSION"),
+        (file_blocks, "MANIFEST_FORMAT_VERSION"),
         (manifest, "MANIFEST_DATA_VERSION"),
         (seals, "BLOCK_FORMAT_VERSION"),
         (event_codec, "BODY_FORMAT_VERSION"),
@@ -227,7 +228,7 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(
         files = grown_directory()
     before = content(files)
     with pytest.raises(NewerFormat) as caught:
-        LocalShard(files, SETTINGS)
+        LocalShard(FileStorage(files), SETTINGS)
     assert (caught.value.details["found"], caught.value.details["supported"]) == (
         99,
         getattr(module, name),
@@ -242,20 +243,20 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(
 @pytest.mark.parametrize("kind", ["open", "sync_directory"])
 def test_permission_denied_is_told_and_nothing_is_changed(kind: str) -> None:
     files = grown_directory()
-    before = shown(LocalShard(files, SETTINGS))
+    before = shown(LocalShard(FileStorage(files), SETTINGS))
     names = killed(files).list("blocks/")
     refused = 0
     for nth in range(1, 6):
         files.fail(kind, nth, errno.EACCES)
         try:
-            shard = LocalShard(files, SETTINGS)
+            shard = LocalShard(FileStorage(files), SETTINGS)
         except PermissionDenied:
             refused += 1
         else:
             shard.close()
         files.heal()
         assert files.list("blocks/") == names
-        again = LocalShard(files, SETTINGS)
+        again = LocalShard(FileStorage(files), SETTINGS)
         assert shown(again) == before
         again.close()
     assert refused
@@ -286,7 +287,7 @@ def test_a_checkpoint_that_fails_anywhere_loses_nothing_and_the_next_one_has_it_
             shard.checkpoint(NOW_US, 0)
             assert shown(shard) == before
             shard.close()
-            again = LocalShard(files, SETTINGS)
+            again = LocalShard(FileStorage(files), SETTINGS)
             assert shown(again) == before, (kind, nth)
             named = {f"blocks/{n}" for n in again.store.manifest.names}
             assert set(files.list("blocks/")) == named | {"blocks/MANIFEST"}, (kind, nth)
@@ -310,7 +311,7 @@ def test_a_full_disk_in_the_middle_of_a_checkpoint_leaves_no_files() -> None:
     shard.checkpoint(NOW_US, 0)
     shard.close()
     del before[ids[0]]
-    assert shown(LocalShard(files, SETTINGS)) == before
+    assert shown(LocalShard(FileStorage(files), SETTINGS)) == before
 
 
 def test_when_a_switch_may_have_happened_the_blocks_of_both_manifests_stay() -> None:
@@ -326,10 +327,10 @@ def test_when_a_switch_may_have_happened_the_blocks_of_both_manifests_stay() -> 
         with pytest.raises(StorageFailed):
             shard.checkpoint(NOW_US, 0)
         image = files.crash(random.Random(seed))
-        assert shown(LocalShard(image, SETTINGS)) == before
+        assert shown(LocalShard(FileStorage(image), SETTINGS)) == before
         shard.checkpoint(NOW_US, 0)
         image = files.crash(random.Random(seed))
-        assert shown(LocalShard(image, SETTINGS)) == before
+        assert shown(LocalShard(FileStorage(image), SETTINGS)) == before
 
 
 # What is deleted, and when
@@ -349,7 +350,7 @@ def test_blocks_that_are_all_dead_are_deleted() -> None:
     shard.checkpoint(NOW_US, 0)
     assert [n for n in files.list("blocks/") if not n.endswith(("state", "MANIFEST"))] == []
     shard.close()
-    assert shown(LocalShard(files, SETTINGS)) == {}
+    assert shown(LocalShard(FileStorage(files), SETTINGS)) == {}
 
 
 def test_blocks_that_are_mostly_dead_are_rewritten() -> None:
@@ -364,7 +365,7 @@ def test_blocks_that_are_mostly_dead_are_rewritten() -> None:
     assert block_bytes(files) < large / 5
     assert shown(shard) == before
     shard.close()
-    assert shown(LocalShard(files, SETTINGS)) == before
+    assert shown(LocalShard(FileStorage(files), SETTINGS)) == before
 
 
 def test_many_small_runs_are_merged_and_deltas_too() -> None:
@@ -381,7 +382,7 @@ def test_many_small_runs_are_merged_and_deltas_too() -> None:
     before = shown(shard)
     assert before[first[0]] == (NOW_US + 41 * 10**9, b"first")
     shard.close()
-    again = LocalShard(files, SETTINGS)
+    again = LocalShard(FileStorage(files), SETTINGS)
     assert shown(again) == before
 
 
@@ -401,7 +402,7 @@ def test_deltas_are_merged_when_most_of_them_are_out_of_date(
     assert max(rows) <= 2 * 8 + 10
     before = shown(shard)
     shard.close()
-    assert shown(LocalShard(files, SETTINGS)) == before
+    assert shown(LocalShard(FileStorage(files), SETTINGS)) == before
 
 
 def test_the_journal_is_trimmed_by_checkpoints() -> None:
@@ -415,7 +416,7 @@ def test_the_journal_is_trimmed_by_checkpoints() -> None:
     assert len([n for n in files.list("journal/") if n.endswith(".segment")]) == 1
     assert shown(shard) == before
     shard.close()
-    assert shown(LocalShard(files, SETTINGS)) == before
+    assert shown(LocalShard(FileStorage(files), SETTINGS)) == before
 
 
 def test_a_snapshot_reads_its_payloads_after_checkpoints_and_then_files_go() -> None:
@@ -447,7 +448,7 @@ def test_a_snapshot_reads_its_payloads_after_checkpoints_and_then_files_go() -> 
 def test_many_small_topics_share_blocks() -> None:
     files = SimulatedFiles()
     settings = ShardSettings(memory_bytes=1 << 30, leases_max=1024)
-    shard = LocalShard(files, settings)
+    shard = LocalShard(FileStorage(files), settings)
     names = [f"topic-{n}" for n in range(2000)]
     shard.step([co.CreateTopic(name) for name in names], NOW_US, 0)
     when = co.When(due_us=NOW_US + 10**9)
@@ -457,7 +458,7 @@ def test_many_small_topics_share_blocks() -> None:
     assert len(shard.store.manifest.blocks) <= 2
     shard.call(co.DeleteTopic("topic-7"), NOW_US, 0)
     shard.close()
-    again = LocalShard(files, settings)
+    again = LocalShard(FileStorage(files), settings)
     got = again.call(co.Get("topic-1999", co.Target(ids=np.array([1, 2]))), NOW_US, 0)
     payloads = again.store.payloads.gather(got.columns["location"]).column("payload")
     assert payloads.to_pylist() == [b"topic-1999", b"2"]
@@ -483,7 +484,7 @@ def test_a_deleted_topic_gives_its_space_back() -> None:
 
 def test_large_payloads_among_small_ones_make_blocks_of_a_bounded_size() -> None:
     files = SimulatedFiles()
-    shard = LocalShard(files, ShardSettings(memory_bytes=16 << 20, leases_max=1024))
+    shard = LocalShard(FileStorage(files), ShardSettings(memory_bytes=16 << 20, leases_max=1024))
     shard.call(co.CreateTopic("t"), NOW_US, 0)
     produce(shard, *(b"small" for _ in range(3000)))
     large = [bytes([n]) * (1 << 20) for n in range(12)]
@@ -494,7 +495,7 @@ def test_large_payloads_among_small_ones_make_blocks_of_a_bounded_size() -> None
     assert max(block.size_bytes for block in shard.store.manifest.blocks) < 6 << 20
     assert shown(shard) == before
     shard.close()
-    assert shown(LocalShard(files, SETTINGS)) == before
+    assert shown(LocalShard(FileStorage(files), SETTINGS)) == before
 
 
 def test_a_story_reads_the_same_from_journal_and_runs() -> None:

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from fasti.errors import Corruption, DataDirLocked, FastiError, Gone
-from fasti.storage.blocks import FileBlocks
+from fasti.storage.file_blocks import FileBlocks
+from fasti.storage.file_journal import FileJournal
 from fasti.storage.frames import (
     BEGIN,
     END,
@@ -19,7 +20,6 @@ from fasti.storage.frames import (
     encode_header,
     frame_bytes,
 )
-from fasti.storage.journal import FileJournal
 from fasti.storage.journal_segment import decode_segment_header, segment_name
 from fasti.storage.verify import repair, verify
 from fasti.testing.disk import Crashed, SimulatedFiles

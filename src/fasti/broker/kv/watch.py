@@ -25,7 +25,7 @@ from fasti.core.kv.commands import KvDescribe
 from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.protocol.schemas import CHANGES
 from fasti.storage.event_codec import decode_about
-from fasti.storage.journal import StoredFrame
+from fasti.storage.frames import StoredFrame
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core.commands import Count, CreateTopic, Lease, Produce, When
 from fasti.core.keys import Rows
 from fasti.core.replies import Deliver
 from fasti.model import DAY_US
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import SimulatedFiles
 
 NOW_US = 1_800_000_000_000_000
@@ -15,7 +16,7 @@ NOW_US = 1_800_000_000_000_000
 
 def test_entries_that_runs_hold_are_forgotten_and_come_back_in_time():
     shard = LocalShard(
-        SimulatedFiles(), ShardSettings(memory_bytes=64 << 20, segment_bytes=1 << 20)
+        FileStorage(SimulatedFiles()), ShardSettings(memory_bytes=64 << 20, segment_bytes=1 << 20)
     )
     shard.call(CreateTopic("t"), NOW_US, 0)
     random = np.random.default_rng(1)

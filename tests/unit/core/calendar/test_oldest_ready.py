@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
@@ -13,6 +12,8 @@ from fasti.core.priority.kind import PriorityPartition
 from fasti.core.replies import Counts
 from fasti.core.rows.arena import FRAME_BITS, STATE_MASK
 from fasti.model import MINUTE_US, State, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.testing.disk import SimulatedFiles
 
 NOW_US = 1_800_000_000_000_000
@@ -22,7 +23,7 @@ SECOND_US = 1_000_000
 class Rig:
     def __init__(self, kind: str = "timeline", partitions: int = 1) -> None:
         settings = ShardSettings(memory_bytes=64 << 20, segment_bytes=1 << 20)
-        self.shard = LocalShard(SimulatedFiles(), settings)
+        self.shard = LocalShard(FileStorage(SimulatedFiles()), settings)
         self.now_us, self.tick = NOW_US, 0
         self.call(co.CreateTopic("t", TopicSettings(kind=kind, partitions=partitions)))
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.cron import commands as cc
@@ -16,6 +15,8 @@ from fasti.core.keys import Rows
 from fasti.core.replies import SchedulesChanged
 from fasti.errors import InvalidArgument, NotFound, Overloaded
 from fasti.model import SECOND_US, Limits, Outcome, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 
 NOW = 1_800_000_000 * SECOND_US
@@ -28,7 +29,7 @@ class Rig:
         self.settings = ShardSettings(
             segment_bytes=8192, memory_bytes=16 << 20, leases_max=64, limits=limits or Limits()
         )
-        self.shard = LocalShard(self.files, self.settings)
+        self.shard = LocalShard(FileStorage(self.files), self.settings)
         self.good(co.CreateTopic("t", TopicSettings(partitions=2)))
         self.good(co.CreateTopic("c", TopicSettings(kind="cron")))
 
@@ -144,7 +145,7 @@ def test_all_of_it_survives_a_restart(checkpoint: bool) -> None:
     if checkpoint:
         rig.shard.checkpoint(NOW, 0)
     rig.shard.close()
-    rig.shard = LocalShard(rig.files, rig.settings)
+    rig.shard = LocalShard(FileStorage(rig.files), rig.settings)
     after = [getattr(rig.page(), name) for name in cc.SchedulesPage.__slots__]
     for name, was, now in zip(cc.SchedulesPage.__slots__, before, after, strict=True):
         if name != "changes":

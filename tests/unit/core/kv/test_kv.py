@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from fasti.broker.kv.requests import KvKeys
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core.commands import Count, CreateTopic, DeleteTopic, Forecast, Produce, When
 from fasti.core.keys import Rows
@@ -27,6 +26,8 @@ from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.replies import Asked
 from fasti.errors import InvalidArgument, Overloaded
 from fasti.model import MINUTE_US, SECOND_US, Outcome, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 
 NOW_US = 1_700_000_000 * SECOND_US
@@ -39,7 +40,7 @@ class Topic:
     def __init__(self, partitions: int = 1, settings: ShardSettings = SETTINGS) -> None:
         self.files = MemoryFiles()
         self.settings = settings
-        self.shard = LocalShard(self.files, settings)
+        self.shard = LocalShard(FileStorage(self.files), settings)
         self.now_us = NOW_US
         self.call(CreateTopic("t", TopicSettings(kind="kv", partitions=partitions)))
 
@@ -77,7 +78,7 @@ class Topic:
 
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, self.settings)
+        self.shard = LocalShard(FileStorage(self.files), self.settings)
 
 
 def _told(reply: Any) -> list[tuple[str, int]]:

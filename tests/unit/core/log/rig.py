@@ -7,14 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core.commands import CreateTopic, Produce
 from fasti.core.keys import Keys, Rows
 from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, ReadLog
 from fasti.core.replies import Reply
 from fasti.model import SECOND_US, TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import offset_at, read_piece
 from fasti.storage.memory_files import MemoryFiles
 
@@ -27,7 +28,7 @@ class LogRig:
 
     def __init__(self, files: Files | None = None, **settings: Any) -> None:
         self.files = files or MemoryFiles()
-        self.shard = LocalShard(self.files, SETTINGS)
+        self.shard = LocalShard(FileStorage(self.files), SETTINGS)
         self.now_us = START_US
         self.create("events", **settings)
 
@@ -93,7 +94,7 @@ class LogRig:
 
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, SETTINGS)
+        self.shard = LocalShard(FileStorage(self.files), SETTINGS)
 
     def step(self, seconds: float = 0) -> None:
         self.now_us += int(seconds * SECOND_US)

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
@@ -20,6 +19,8 @@ from fasti.core.log import window as log_window
 from fasti.core.replies import ConsumerReplaced, Deliver, Step
 from fasti.errors import AlreadyExists, Gone, InvalidArgument, NotFound, Overloaded
 from fasti.model import SECOND_US, Limits, Outcome, RetryPolicy, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 
 NOW_US = 1_700_000_000 * SECOND_US
@@ -31,7 +32,7 @@ class Groups:
     def __init__(self, limits: Limits | None = None, **settings: Any) -> None:
         self.files, self.now_us, self.tick = MemoryFiles(), NOW_US, 0
         self.settings = ShardSettings(limits=limits or Limits())
-        self.shard = LocalShard(self.files, self.settings)
+        self.shard = LocalShard(FileStorage(self.files), self.settings)
         retry = RetryPolicy(base_us=10 * SECOND_US, jitter=0)
         self.call(co.CreateTopic("log", TopicSettings(kind="log", retry=retry, **settings)))
 
@@ -68,7 +69,7 @@ class Groups:
 
     def restart(self) -> None:
         self.shard.close()
-        self.shard = LocalShard(self.files, self.settings, self.tick)
+        self.shard = LocalShard(FileStorage(self.files), self.settings, self.tick)
 
 
 def ack(delivery: Deliver, rows: Any = slice(None)) -> co.Ack:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
@@ -15,6 +14,8 @@ from fasti.core.routing.commands import Bind, ReadBindings
 from fasti.core.routing.matching import Matcher
 from fasti.errors import InvalidArgument, Overloaded
 from fasti.model import Outcome, TopicSettings
+from fasti.storage.file_storage import FileStorage
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
 
 NOW_US = 1_700_000_000_000_000
@@ -27,7 +28,7 @@ class Bound:
     def __init__(self, memory_bytes: int = 256 << 20, **settings: Any) -> None:
         self.files = MemoryFiles()
         self.settings = ShardSettings(memory_bytes=memory_bytes)
-        self.shard = LocalShard(self.files, self.settings)
+        self.shard = LocalShard(FileStorage(self.files), self.settings)
         self.call(co.CreateTopic("a", TopicSettings(**settings)))
         self.call(co.CreateTopic("b", TopicSettings(partitions=3)))
         self.call(Bind("a", ">", "b"))
@@ -64,7 +65,7 @@ def test_a_batch_of_several_frames() -> None:
     assert bound.counts() == [ROWS - 2, ROWS - 1]
     # The journal tells the same story.
     bound.shard.close()
-    bound.shard = LocalShard(bound.files, bound.settings)
+    bound.shard = LocalShard(FileStorage(bound.files), bound.settings)
     assert bound.counts() == [ROWS - 2, ROWS - 1]
 
 

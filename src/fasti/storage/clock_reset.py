@@ -22,15 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from fasti.broker.local import LocalShard
 from fasti.config import ShardSettings
 from fasti.core.cron.commands import PauseSchedule
 from fasti.core.engine import Engine
 from fasti.errors import NotFound
 from fasti.storage import rebase
-from fasti.storage.blocks import FileBlocks
+from fasti.storage.file_blocks import FileBlocks
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
 from fasti.storage.journal_recovery import close_chain, read_chain
+from fasti.storage.local_shard import LocalShard
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.rebase import MARKER
@@ -129,7 +130,7 @@ def _set_back(engine: Engine, now_us: int) -> None:
 
 def _take_back(files: Files, now_us: int) -> int:
     """Has schedules take back what they emitted for later: how many they are."""
-    shard = LocalShard(files, _SETTINGS)
+    shard = LocalShard(FileStorage(files), _SETTINGS)
     taken = 0
     try:
         for topic in list(shard.engine.kind("cron").all_topics.values()):
@@ -138,7 +139,7 @@ def _take_back(files: Files, now_us: int) -> int:
             active = topic.body.exists & ~topic.body.paused
             names = [topic.body.names[number] for number in later if active[number]]
             for name in names:
-                # As whoever pauses a schedule and lets it go on: it begins again from now.
+                # As a caller who pauses a schedule and lets it go on: it begins again from now.
                 both = [PauseSchedule(topic.name, name, paused) for paused in (True, False)]
                 shard.step(both, now_us, 0)
             taken += len(names)

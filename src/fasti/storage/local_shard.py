@@ -1,7 +1,7 @@
 """A shard without threads: every call decides, writes, syncs and answers before it returns.
 
 For tests, tools and simulations, where time is passed in and nothing may happen by itself. The
-threaded shard (shard.py) is made of the same parts.
+threaded shard (broker/shard.py) is made of the same parts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any
 from fasti.config import ShardSettings
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked, Step
-from fasti.storage.files import Files
+from fasti.storage.storage_engine import StorageEngine
 from fasti.storage.store import ShardStore
 
 
 class LocalShard:
     """One shard, one thread, no clock."""
 
-    def __init__(self, files: Files, settings: ShardSettings | None = None, tick: int = 0) -> None:
+    def __init__(
+        self, storage: StorageEngine, settings: ShardSettings | None = None, tick: int = 0
+    ) -> None:
         self.settings = settings or ShardSettings()
-        self.store = ShardStore(files, self.settings)
+        self.store = ShardStore(storage, self.settings)
         self.engine = Engine(
             self.settings.memory_bytes, self.settings.leases_max, self.settings.limits
         )
