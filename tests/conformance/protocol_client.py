@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pyarrow.ipc
+from xxhash import xxh64_intdigest
 
 VERSION = 1
 WAIT_S = 60.0
@@ -135,30 +135,13 @@ def statuses(outcomes: Header | list[Outcome]) -> list[str]:
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """The partition of a key, by the page's arithmetic."""
-    m1, m2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-    m3, m4 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
-    data = key.encode()
-    words = np.frombuffer(data + bytes(-len(data) % 8), dtype="<u8")
-    with np.errstate(over="ignore"):
-        a, b = np.uint64(len(data)) * m1, np.uint64(len(data)) * m2
-        for word in words:
-            a = _rotl((a ^ word) * m2, 29)
-            b = _rotl((b + word * m3) * m1, 33)
-        h = a + b
-        h = (h ^ (h >> np.uint64(33))) * m3
-        h = (h ^ (h >> np.uint64(33))) * m4
-        h = h ^ (h >> np.uint64(33))
-    return (int(h) or 1) % partitions
+    """The partition of a key, as the page has it."""
+    return xxh64_intdigest(key.encode()) % partitions
 
 
 def partition_of_id(id_: int) -> int:
     """The partition in an id: the upper 12 of its 63 bits."""
     return id_ >> 51
-
-
-def _rotl(value: np.uint64, bits: int) -> np.uint64:
-    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
 class Client:

@@ -14,9 +14,8 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
+from xxhash import xxh64_intdigest
 
-from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys
 from fasti.errors import Gone, InvalidArgument, NotFound
 from fasti.model import SECOND_US, SEQUENCE_BITS, TopicSettings
 
@@ -239,7 +238,7 @@ def _drop(partition: Partition, before: int) -> None:
 
 def partition_of(key: str, count: int) -> int:
     """Rendezvous hashing, a key and a partition at a time."""
-    key_hash = int(hash_keys(pa.array([key]), PUBLIC_SEED)[0, 0])
+    key_hash = xxh64_intdigest(key.encode())
     scores = [_mixed(key_hash ^ ((number + 1) * _STEP & _WORD)) for number in range(count)]
     return scores.index(max(scores))
 

@@ -23,9 +23,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
+from xxhash import xxh64_intdigest
 
-from fasti.core.columns.hashing import partitions_of
 from fasti.errors import (
     AlreadyExists,
     FastiError,
@@ -541,8 +540,8 @@ class Model(Leases):
 
 
 def route(key: str, partitions: int) -> int:
-    """The partition of a key: fixed by the protocol, so the model asks the same function."""
-    return int(partitions_of(pa.array([key], pa.string()), partitions)[0])
+    """The partition of a key, as the protocol has it."""
+    return xxh64_intdigest(key.encode()) % partitions
 
 
 def as_asked(name: str, arguments: dict[str, Any], answer: Answer) -> bool:

@@ -14,14 +14,15 @@ from types import ModuleType
 
 import pyarrow as pa
 import pytest
+from xxhash import xxh64_hexdigest
 
 import fasti
 import fasti.aio
 import fasti.pipeline
 import fasti.spark
 from fasti.config import ShardSettings
-from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys
 from fasti.core.journaled import EVENTS
+from fasti.core.keys import Keys
 from fasti.core.lifecycle import draw
 from fasti.core.rows.arena import BYTES_PER_ROW, COLUMNS
 from fasti.model import Limits, Outcome, RetryPolicy, TopicSettings
@@ -128,23 +129,14 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
 
 
-def test_the_hash_vectors_are_those_of_the_code() -> None:
-    text = (DOCS / "architecture.md").read_text()
-    vectors = re.findall(r"^\| `([^`]+)` \| `([0-9a-f]{16})` \| (\d+) \|$", text, re.MULTILINE)
+def test_the_hash_vectors_are_those_of_the_library_and_of_the_code() -> None:
+    text = (DOCS / "protocol.md").read_text()
+    vectors = re.findall(r"^\| `([^`]+)` \| ([0-9a-f]{16}) \| (\d+) \|$", text, re.MULTILINE)
     assert len(vectors) >= 4
-    first = hash_keys(pa.array([key for key, _, _ in vectors]), PUBLIC_SEED)[:, 0].tolist()
-    assert [(f"{value:016x}", str(value % 12)) for value in first] == [v[1:] for v in vectors]
-
-
-def test_the_hash_can_be_computed_from_its_description() -> None:
-    (code,) = blocks(DOCS / "architecture.md", "python")
-    names: dict[str, object] = {}
-    exec(code, names)
-    partition = names["partition"]
-    assert callable(partition)
-    keys = ["a", "user-7", "12345678", "order-123456789", "größe", "x" * 511]
-    first = hash_keys(pa.array(keys), PUBLIC_SEED)[:, 0].tolist()
-    assert [partition(key, 12) for key in keys] == [value % 12 for value in first]
+    for key, hashed, partition in vectors:
+        assert xxh64_hexdigest(key.encode()) == hashed
+        assert int(hashed, 16) % 12 == int(partition)
+        assert Keys(pa.array([key]), (0, 0)).partitions(12).tolist() == [int(partition)]
 
 
 def test_formats_name_every_column_and_event() -> None:

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fasti.core.columns.hashing import PUBLIC_SEED, UInt64s, hash_keys, ranked_partitions
+from fasti.core.columns.hashing import UInt64s, hash_keys, ranked_partitions
+from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.rows.location import ROWS_MAX
 from fasti.errors import InvalidArgument
 from fasti.model import Limits
@@ -46,7 +47,7 @@ class Keys:
     @cached_property
     def routes(self) -> UInt64s:
         """The public hash, which decides the partition. Needed only where there are several."""
-        return hash_keys(self.values, PUBLIC_SEED)[:, 0]
+        return public_hashes(self.values)
 
     def partitions(self, count: int) -> NDArray[np.int64]:
         """The partition of each key."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from fasti.core.columns.hashing import PUBLIC_SEED, UInt64s, hash_keys
+from fasti.core.columns.hashing import UInt64s
+from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.log.commands import KeysLoaded, LogPiece
 from fasti.core.log.order import LoadKeys
 from fasti.core.rows.location import ROWS_MAX
@@ -28,4 +29,7 @@ def _hashes(payloads: Payloads, piece: LogPiece) -> UInt64s:
         keys = keys.slice(piece.location & (ROWS_MAX - 1), piece.count)
     else:
         keys = keys.take(pa.array(piece.rows))
-    return hash_keys(keys, PUBLIC_SEED)[:, 0]
+    hashes = np.maximum(public_hashes(keys), np.uint64(1))
+    if keys.null_count:
+        hashes[np.asarray(keys.is_null())] = 0
+    return hashes

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.broker.cron.occurrences import local_text, zone_of
-from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys
+from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.cron.schedule import Schedule
 from fasti.core.keys import FIELDS, Rows
 
@@ -104,7 +104,7 @@ class Chunk:
         self.versions = np.array([m.version for m in members], dtype=np.int64)
         self.last_us = np.array([m.last_us for m in members], dtype=np.int64)
         self._jitter = np.array([m.schedule.jitter_us for m in members], dtype=np.int64)
-        self._hashes = hash_keys(pa.array([m.name for m in members]), PUBLIC_SEED)[:, 0]
+        self._hashes = public_hashes(pa.array([m.name for m in members]))
         self._fixed = _fixed_columns(members)
         templated = any(m.schedule.template for m in members)
         self._templates = members if templated else None

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.broker.calls import requests
-from fasti.core.columns.hashing import PUBLIC_SEED, UInt64s, hash_keys
+from fasti.core.columns.hashing import UInt64s
+from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.commands import When
 from fasti.core.keys import HEADERS, Keys, Rows
 from fasti.core.kv.commands import ANY_VERSION, KvDelete, KvPut
@@ -48,7 +49,7 @@ class KvKeys(Keys):
     @cached_property
     def routes(self) -> UInt64s:
         """All entries of a key share a partition."""
-        return hash_keys(self._named, PUBLIC_SEED)[:, 0]
+        return public_hashes(self._named)
 
 
 def keys(batch: pa.RecordBatch, seed: Seed) -> KvKeys:

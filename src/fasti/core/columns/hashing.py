@@ -2,8 +2,8 @@
 
 A key's identity in the engine is a seeded 128-bit hash of its bytes; the bytes themselves stay
 with the payload. The seed is a secret of the data directory, so that nobody outside can prepare
-keys that collide. The partition of a key comes from the same function under the public seed
-(0, 0), because every client must be able to compute it (docs/architecture.md, "Keys").
+keys that collide. The partition of a key comes from a public hash (xxh64.py), because every client
+must be able to compute it.
 
 Two lanes of 64 bits each take every 8-byte little-endian word of the key, the last one padded
 with zeros, and start from the seed and the length; both end in the finaliser of MurmurHash3. The
@@ -23,12 +23,11 @@ _M2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _M3 = np.uint64(0xFF51AFD7ED558CCD)
 _M4 = np.uint64(0xC4CEB9FE1A85EC53)
 _33 = np.uint64(33)
-PUBLIC_SEED = (0, 0)
 
 
 def hash_keys(keys: pa.Array, seed: tuple[int, int]) -> UInt64s:
     """(n, 2) hashes of a string or binary column; a null key is (0, 0), which no key hashes to."""
-    offsets, data = _layout(keys)
+    offsets, data = layout(keys)
     lengths = np.diff(offsets)
     first = np.uint64(seed[0]) ^ (lengths.astype(np.uint64) * _M1)
     second = np.uint64(seed[1]) + (lengths.astype(np.uint64) * _M2)
@@ -50,15 +49,8 @@ def hash_keys(keys: pa.Array, seed: tuple[int, int]) -> UInt64s:
     return hashes
 
 
-def partitions_of(keys: pa.Array, count: int) -> NDArray[np.int64]:
-    """The partition of each key in a topic of `count` partitions."""
-    if count == 1:
-        return np.zeros(len(keys), dtype=np.int64)
-    return (hash_keys(keys, PUBLIC_SEED)[:, 0] % np.uint64(count)).astype(np.int64)
-
-
 def ranked_partitions(hashes: UInt64s, count: int) -> NDArray[np.int64]:
-    """The partition of each key of a log, from the first public hash: the one that scores highest.
+    """The partition of each key of a log, from its public hash: the one that scores highest.
 
     Rendezvous hashing: each partition scores each key, and of two counts of partitions the keys
     that one more partition gets are the only ones that lie elsewhere. Scores never tie, since the
@@ -110,7 +102,7 @@ def first_rows(hashes: UInt64s) -> NDArray[np.int64]:
     return first
 
 
-def _layout(keys: pa.Array) -> tuple[NDArray[np.int64], bytes]:
+def layout(keys: pa.Array) -> tuple[NDArray[np.int64], bytes]:
     """Offsets and bytes of the column; the bytes are followed by eight zeros."""
     if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):
         kind: type[np.signedinteger] = np.int32

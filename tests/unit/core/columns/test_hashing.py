@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasti.core.columns.hashing import (
-    PUBLIC_SEED,
     first_rows,
     hash_keys,
-    partitions_of,
     repeated_keys,
 )
 
@@ -56,24 +54,6 @@ def test_zeros_at_the_end_and_lengths_make_a_difference():
 def test_seeds_make_a_difference():
     column = pa.array(["user-7"])
     assert hash_keys(column, (1, 2))[0, 0] != hash_keys(column, (1, 3))[0, 0]
-
-
-def test_the_public_hash_is_fixed_for_ever():
-    column = pa.array(["", "a", "user-7", "12345678", "123456789", "é" * 20])
-    assert hash_keys(column, PUBLIC_SEED)[:, 0].tolist() == PUBLIC_VECTORS
-    assert partitions_of(column, 12).tolist() == [vector % 12 for vector in PUBLIC_VECTORS]
-    assert partitions_of(column, 1).tolist() == [0] * 6
-
-
-# Partitions of keys on every disk and in every client depend on these numbers.
-PUBLIC_VECTORS = [
-    1,
-    15199803639461483028,
-    13455667423387931962,
-    1134550632596109678,
-    1519696659397704944,
-    5153435304977716373,
-]
 
 
 def test_keys_that_stand_in_a_batch_twice() -> None:

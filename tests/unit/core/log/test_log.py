@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from fasti.broker.calls.listing import metadata
-from fasti.core.columns.hashing import PUBLIC_SEED, hash_keys, ranked_partitions
+from fasti.core.columns.hashing import ranked_partitions
+from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.commands import (
     Ack,
     ChangeTopic,
@@ -72,7 +73,7 @@ def test_partitions_as_told_by_key_and_in_turn() -> None:
     assert turns == [0, 1, 2, 3, 0]
     keys = [f"key-{n}" for n in range(200)]
     ids = rig.produce([key.encode() for key in keys], keys).ids
-    wanted = Keys(pa.array(keys), PUBLIC_SEED).ranked(4)
+    wanted = Keys(pa.array(keys), (0, 0)).ranked(4)
     assert (ids >> SEQUENCE_BITS).tolist() == wanted.tolist()
     assert set(wanted.tolist()) == {0, 1, 2, 3}
     again = rig.produce([b"2"] * 200, keys).ids
@@ -88,14 +89,14 @@ def test_rendezvous_hashing_is_as_the_protocol_says() -> None:
     table = re.findall(r"^\| `(.+)` \| ([0-9a-f]{16}) \|((?: \d+ \|){5})$", text, re.MULTILINE)
     assert len(table) == 4
     for key, hashed, places in table:
-        found = hash_keys(pa.array([key]), PUBLIC_SEED)[:, 0]
+        found = public_hashes(pa.array([key]))
         assert f"{int(found[0]):016x}" == hashed
         told = [int(place) for place in places.split("|")[:-1]]
         assert [int(ranked_partitions(found, count)[0]) for count in (2, 3, 4, 8, 64)] == told
 
 
 def test_one_more_partition_only_takes_keys_and_all_have_their_share() -> None:
-    many = hash_keys(pa.array([str(n) for n in range(20_000)]), PUBLIC_SEED)[:, 0]
+    many = public_hashes(pa.array([str(n) for n in range(20_000)]))
     eight, nine = ranked_partitions(many, 8), ranked_partitions(many, 9)
     moved = eight != nine
     assert (nine[moved] == 8).all(), "only what the new one gets moves"
