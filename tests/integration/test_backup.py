@@ -137,7 +137,7 @@ def test_a_second_backup_brings_only_what_is_new(filled: fasti.Client, tmp_path:
 
 def test_files_stay_while_a_backup_is_under_way(tmp_path: Path) -> None:
     transport = EmbeddedTransport(tmp_path / "data")
-    shard = transport.service.shard
+    shard = transport.service.placement.catalogue
     with fasti.Client(transport) as client:
         fill(client)
         expected = content(client)
@@ -164,7 +164,7 @@ def test_files_stay_while_a_backup_is_under_way(tmp_path: Path) -> None:
 
 def test_a_hold_that_nobody_uses_ends(tmp_path: Path) -> None:
     transport = EmbeddedTransport(tmp_path / "data")
-    holds = transport.service.shard.holds
+    holds = transport.service.placement.catalogue.holds
     with fasti.Client(transport) as client:
         told, _ = transport.call("begin_backup")
         assert len(holds) == 1
@@ -434,7 +434,7 @@ def test_in_virtual_time(tmp_path: Path) -> None:
 
 def test_a_full_disk_and_a_recovery_end_backups(tmp_path: Path) -> None:
     transport = EmbeddedTransport(tmp_path / "data")
-    shard = transport.service.shard
+    shard = transport.service.placement.catalogue
     with fasti.Client(transport) as client:
         client.create_topic("t")
         told, _ = transport.call("begin_backup")

@@ -11,6 +11,7 @@ import pytest
 
 import fasti
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
@@ -30,7 +31,7 @@ SETTINGS = ShardSettings(segment_bytes=1 << 18, memory_bytes=64 << 20, leases_ma
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     shard = Shard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
-    made = Service(shard, Metrics())
+    made = Service(OneShard(shard), Metrics())
     yield made
     made.close()
     shard.close(checkpoint=False)
@@ -53,8 +54,8 @@ def client(address: str) -> Iterator[fasti.Client]:
 
 def recoveries(service: Service) -> int:
     """When all of them are over."""
-    service.shard.call(co.Count("jobs"), 60)
-    return service.shard.recoveries
+    service.placement.catalogue.call(co.Count("jobs"), 60)
+    return service.placement.catalogue.recoveries
 
 
 def raise_early(work: Work, command: Any) -> Any:
@@ -77,7 +78,7 @@ def test_a_consumer_of_a_topic_that_can_not_be_consumed_is_told_so(
 def test_a_cancel_that_meets_a_fault_is_told_and_nobody_else_is(
     service: Service, address: str, client: fasti.Client
 ) -> None:
-    service.shard.engine._by_kind[co.Cancel]["timeline"] = raise_early
+    service.placement.catalogue.engine._by_kind[co.Cancel]["timeline"] = raise_early
     [message] = [client.producer("jobs").send(b"x", delay="1h").result().id]
     with pytest.raises(InternalError) as told:
         client.messages("jobs").cancel(id=message)
@@ -113,7 +114,7 @@ def test_a_call_that_makes_the_broker_recover_is_not_repeated(
         change.cancel(work, command)
         raise ZeroDivisionError("a fault")
 
-    service.shard.engine._by_kind[co.Cancel]["timeline"] = fail_late
+    service.placement.catalogue.engine._by_kind[co.Cancel]["timeline"] = fail_late
     message = client.producer("jobs").send(b"x", delay="1h").result().id
     with pytest.raises(InternalError):
         client.messages("jobs").cancel(id=message)
@@ -160,7 +161,7 @@ def test_a_published_batch_ends_although_a_parcel_meets_a_fault(
         raise ZeroDivisionError("a fault")
 
     monkeypatch.setattr(change, "cancel", fail)
-    service.shard.engine._by_kind[co.Cancel]["timeline"] = fail
+    service.placement.catalogue.engine._by_kind[co.Cancel]["timeline"] = fail
     client.producer("jobs").send(b"x", key="k", delay="1h").result()
     sink = client.sink("jobs", "sink", "cancel")
     with sink.stage(0, 0, 0) as stage:
@@ -177,14 +178,14 @@ def test_a_published_batch_ends_although_a_parcel_meets_a_fault(
 def test_schedules_go_on_although_one_target_meets_a_fault(
     service: Service, client: fasti.Client
 ) -> None:
-    fire = service.shard.engine._by_kind[Fire]["cron"]
+    fire = service.placement.catalogue.engine._by_kind[Fire]["cron"]
 
     def fail(work: Work, command: Any) -> Any:
         if command.target == "bad":
             raise ZeroDivisionError("a fault")
         return fire(work, command)
 
-    service.shard.engine._by_kind[Fire]["cron"] = fail
+    service.placement.catalogue.engine._by_kind[Fire]["cron"] = fail
     client.create_topic("bad")
     client.create_topic("nightly", kind="cron")
     schedules = client.schedules("nightly")
@@ -197,7 +198,7 @@ def test_schedules_go_on_although_one_target_meets_a_fault(
             assert message.payload == b"y"
             message.ack()
     assert recoveries(service) == 0
-    assert service.shard.faults.counts()["Fire", "kept"] >= 1
+    assert service.placement.catalogue.faults.counts()["Fire", "kept"] >= 1
 
 
 def test_a_message_that_can_not_be_handed_over_ends_its_consumer(
@@ -207,7 +208,7 @@ def test_a_message_that_can_not_be_handed_over_ends_its_consumer(
     client.producer("jobs").send(b"x").result()
     with pytest.raises(InternalError), client.consumer("jobs", timeout=60) as consumer:
         next(iter(consumer))
-    assert service.shard.faults.counts() == {("consume", "kept"): 1}
+    assert service.placement.catalogue.faults.counts() == {("consume", "kept"): 1}
     assert recoveries(service) == 0
 
 
@@ -218,7 +219,7 @@ def test_a_follower_that_can_not_be_told_is_ended(
     monkeypatch.setattr("fasti.broker.log.follow.LogFollower.pages", lambda _: 1 // 0)
     with pytest.raises(InternalError):
         next(iter(client.reader("log", follow=True, timeout=60)))
-    assert service.shard.faults.counts() == {("follow", "kept"): 1}
+    assert service.placement.catalogue.faults.counts() == {("follow", "kept"): 1}
 
 
 def test_a_receipt_that_can_not_be_told_is_not_asked_for_again(
@@ -227,4 +228,4 @@ def test_a_receipt_that_can_not_be_told_is_not_asked_for_again(
     monkeypatch.setattr("fasti.broker.calls.intake.outcomes.encode", lambda _: 1 // 0)
     with pytest.raises(InternalError):
         client.producer("jobs").send(b"x").result()
-    assert service.shard.faults.counts() == {("produce", "kept"): 1}
+    assert service.placement.catalogue.faults.counts() == {("produce", "kept"): 1}

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fasti
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.cli.exits import FOUND_SOMETHING
@@ -41,7 +42,7 @@ DAY_US = 86_400_000_000
 
 def opened(data: Path, machine: VirtualClock) -> tuple[Shard, Client]:
     shard = Shard(FileStorage(LocalFiles(data)), SETTINGS, machine)
-    service = Service(shard, Metrics(), threaded=False)
+    service = Service(OneShard(shard), Metrics(), threaded=False)
     clock = VirtualTime(machine, shard.clock)
     return shard, Client(EmbeddedTransport(service=service, clock=clock))
 
@@ -109,15 +110,15 @@ def test_schedules_go_on_from_the_present(tmp_path: Path) -> None:
     schedules.put("hourly", every="5s", target="mail", payload=b"tick")
     machine.move(off_us=40 * DAY_US)
     assert client.accept_clock()
-    scheduler = client.transport.service.scheduler
+    scheduler = client.transport.service.schedulers[0]
     scheduler.catch_up()
     closed(shard, client)
     machine.move(off_us=-40 * DAY_US)
     taken = reset_clock(LocalFiles(tmp_path), START_US, dry_run=False)
     shard, client = opened(tmp_path, machine)
-    client.transport.service.scheduler.catch_up()
+    client.transport.service.schedulers[0].catch_up()
     machine.move(20_000_000)
-    client.transport.service.scheduler.catch_up()
+    client.transport.service.schedulers[0].catch_up()
     due = client.messages("mail").list(limit=None, columns=["due_us"])["due_us"].to_pylist()
     later = sorted((at_us - START_US) // 1_000_000 for at_us in due)
     # What was emitted ahead of the leap's time is taken back; what had fallen due by it was emitted.

@@ -23,6 +23,7 @@ import pytest
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.launch import BrokerProcess
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
@@ -71,7 +72,7 @@ class Target:
     def __init__(self, directory: Path) -> None:
         self.shard = SharingShard(FileStorage(LocalFiles(str(directory))), SETTINGS)
         self.metrics = Metrics()
-        self.service = Service(self.shard, self.metrics)
+        self.service = Service(OneShard(self.shard), self.metrics)
         self.door = FlightDoor(self.service)
         self.calls = hostile.learn(self.service)
         # Of steps with several inputs: what stood in them, and on which kind of topic.

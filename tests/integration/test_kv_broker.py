@@ -18,6 +18,7 @@ from fasti.broker.kv import order as kv_order
 from fasti.broker.kv import reads as kv_reads
 from fasti.broker.kv import rings
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.config import Durability
 from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded
@@ -31,7 +32,7 @@ HEAD = {"version": 1, "topic": "t"}
 @contextmanager
 def service_on(files: Any, settings: Any = SMALL) -> Iterator[Service]:
     with serving(files, settings) as shard:
-        service = Service(shard, Metrics())
+        service = Service(OneShard(shard), Metrics())
         try:
             yield service
         finally:
@@ -102,8 +103,8 @@ def test_what_the_journal_has_lost_is_gone() -> None:
         before = position(service)
         for n in range(40):
             put(service, [f"key-{n}"], bytes(600))
-        service.shard.checkpoint()
-        assert service.shard.store.journal.first_sequence > before + 1
+        service.placement.catalogue.checkpoint()
+        assert service.placement.catalogue.store.journal.first_sequence > before + 1
         with pytest.raises(Gone) as gone:
             Watching(service, before)
         earliest = gone.value.details["earliest"]
@@ -122,14 +123,14 @@ def test_a_topic_that_did_not_change_is_never_gone() -> None:
         before = position(service)
         for n in range(40):
             put(service, [f"key-{n}"], bytes(600), topic="other")
-        service.shard.checkpoint()
-        assert service.shard.store.journal.first_sequence > before + 1
+        service.placement.catalogue.checkpoint()
+        assert service.placement.catalogue.store.journal.first_sequence > before + 1
         watching = Watching(service, before)
         put(service, ["b"])
         assert watching.keys(1) == ["b"]
         watching.end()
-        assert service.shard.feed.watchers == 0
-        files = service.shard._storage.files
+        assert service.placement.catalogue.feed.watchers == 0
+        files = service.placement.catalogue._storage.files
     # That the topic has not changed since is known after a restart, too.
     with service_on(files) as service:
         watching = Watching(service, position(service))
@@ -170,7 +171,7 @@ def test_watchers_and_scans_over_a_failure_of_the_disk(kind: str) -> None:
             except OutcomeUnknown:
                 continue
             acknowledged.append(f"key-{n:05d}")
-        assert service.shard.recoveries == 3
+        assert service.placement.catalogue.recoveries == 3
         assert scan(service) == acknowledged
         assert watching.keys(len(acknowledged)) == acknowledged
         watching.end()
@@ -288,7 +289,7 @@ def test_copies_stay_true_while_the_journal_is_trimmed(monkeypatch: pytest.Monke
             else:
                 put(service, keys, b"%d" % n + bytes(rng.choice([0, 900])))
             if n % 10 == 9:
-                service.shard.checkpoint()
+                service.placement.catalogue.checkpoint()
         put(service, ["end"])
         for thread in threads:
             thread.join(50)
@@ -296,7 +297,7 @@ def test_copies_stay_true_while_the_journal_is_trimmed(monkeypatch: pytest.Monke
             checked = Copy(service)
             checked.run()
             assert copy.entries == checked.entries
-        assert service.shard.store.journal.first_sequence > 100
+        assert service.placement.catalogue.store.journal.first_sequence > 100
 
 
 def test_counters_that_many_raise_at_once() -> None:
@@ -358,7 +359,7 @@ def test_scans_while_keys_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
             delete(service, gone)
             present -= set(gone)
             if round_ % 7 == 3:
-                service.shard.checkpoint()
+                service.placement.catalogue.checkpoint()
             assert scan(service) == sorted(present)
             assert scan(service, prefix="key-0005") == [
                 key for key in sorted(present) if key.startswith("key-0005")
@@ -434,7 +435,7 @@ def test_values_that_are_overwritten_take_no_space() -> None:
         for round_ in range(100):
             # By turns all of them, and a third, which leaves blocks that are dead in part.
             put(service, keys[:: 1 + 2 * (round_ % 2)], b"%0100d" % round_)
-            service.shard.checkpoint()
+            service.placement.catalogue.checkpoint()
             sizes.append(sum(files.open(name, False).size for name in files.list("blocks/")))
         # As large after a hundred rounds as after ten, and never more than what lives and as much.
         assert max(sizes[10:]) <= 1.1 * max(sizes[:10])

@@ -9,6 +9,7 @@ import pytest
 
 import fasti
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard, ShardSettings
 from fasti.client.embedded_transport import EmbeddedTransport
@@ -23,7 +24,7 @@ SETTINGS = ShardSettings(segment_bytes=1 << 18, memory_bytes=64 << 20, leases_ma
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     shard = Shard(FileStorage(LocalFiles(tmp_path)), SETTINGS)
-    made = Service(shard, Metrics())
+    made = Service(OneShard(shard), Metrics())
     yield made
     made.close()
     shard.close(checkpoint=False)
@@ -47,9 +48,9 @@ def test_a_producer_that_is_closed_is_forgotten(service: Service, client: fasti.
             assert producer.send(b"%d" % number).result().ok
     client.close()
     # Behind everything that came before.
-    while service.shard.engine.state.producers.all():
-        service.shard.call(co.Count("jobs"), 60)
-    assert service.shard.call(co.Count("jobs"), 60).states["ready"] == 10
+    while service.placement.catalogue.engine.state.producers.all():
+        service.placement.catalogue.call(co.Count("jobs"), 60)
+    assert service.placement.catalogue.call(co.Count("jobs"), 60).states["ready"] == 10
 
 
 def test_it_stays_forgotten_when_the_journal_is_replayed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import datetime
 
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.client.client import Client
@@ -54,7 +55,7 @@ def test_a_disk_that_fails_again_and_again() -> None:
     files = SharedFiles()
     shard = Shard(FileStorage(files), SETTINGS)
     told = Told(shard)
-    service = Service(shard, Metrics())
+    service = Service(OneShard(shard), Metrics())
     transport = EmbeddedTransport(service=service)
     client = Client(transport)
     try:

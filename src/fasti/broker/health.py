@@ -47,21 +47,22 @@ class Pulse:
 
 def report(service: Service) -> dict[str, Any]:
     """What the action `health` answers."""
-    shard = service.shard
+    shards = service.placement.shards()
     state = "serving"
-    if shard.failed:
+    if any(shard.failed for shard in shards):
         state = "failed"
     elif service.stopping:
         state = "stopping"
-    troubles = shard.threads.troubles()
+    troubles = service.threads.troubles()
     told: dict[str, Any] = {"ready": False, "state": state}
     if troubles:
         told["threads"] = [trouble.to_json() for trouble in troubles]
-    reason = None if state != "serving" else next(_reasons(shard), None)
+    reasons = (reason for shard in shards for reason in _reasons(shard))
+    reason = None if state != "serving" else next(reasons, None)
     if reason is not None:
         told["reason"] = reason
     told["ready"] = state == "serving" and reason is None
-    if told["ready"] and shard.clock.read().state is ClockState.DOUBTING:
+    if told["ready"] and service.clock.read().state is ClockState.DOUBTING:
         # Work gets done, by the broker's own clock: whoever looks is told.
         told["reason"] = "clock_leap"
     return told

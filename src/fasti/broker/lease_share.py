@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,7 @@ from fasti.broker.shares import Bound, Share
 from fasti.errors import Closed
 
 if TYPE_CHECKING:
+    from fasti.broker.placement import Placement
     from fasti.broker.shard import Shard
 
 # A look at all leases holds for so long; what was handed out since is added.
@@ -68,11 +70,11 @@ class SessionCredit:
 class LeaseShare(Share):
     """The leases of all callers."""
 
-    def __init__(self, shard: Shard) -> None:
-        settings = shard.settings
+    def __init__(self, placement: Placement) -> None:
+        settings = placement.catalogue.settings
         percent = settings.limits.caller_share
         super().__init__(Bound("leases", "leases_max", settings.leases_max, percent))
-        self._shard = shard
+        self._placement, self._clock = placement, placement.catalogue.clock
         self._sessions: dict[str, set[SessionCredit]] = {}
         self._credit: Counter[str] = Counter()
         self._callers: dict[Name, str] = {}
@@ -121,7 +123,8 @@ class LeaseShare(Share):
             self._credit[caller.name] += granted
             session.open += granted
         # A caller has no more leases than there are.
-        if self._shard.engine.memory.leases.active + credit + granted <= share:
+        active = sum(s.engine.memory.leases.active for s in self._placement.shards())
+        if active + credit + granted <= share:
             return granted
         held = self._held_by(caller, share - credit - granted)
         fits = max(0, min(granted, share - held - credit))
@@ -152,7 +155,7 @@ class LeaseShare(Share):
     def _held_by(self, caller: Caller, enough: int) -> int:
         """Looks again if it may be more than `enough`: what was handed out since may be finished."""
         with self._lock:
-            looked_us, now_us = self._looked_us, self._shard.clock.tick()
+            looked_us, now_us = self._looked_us, self._clock.tick()
             if looked_us is not None and 0 <= now_us - looked_us < _LOOK_US:
                 since = self._since[caller.name]
                 held = self._counts.get(caller.name, 0) + since
@@ -165,16 +168,17 @@ class LeaseShare(Share):
         with self._lock:
             self._since.clear()
             callers = dict(self._callers)
-        pairs, names = self._shard.run(lambda: _leases(self._shard, callers)).result()
         counts: Counter[str] = Counter()
         alive: set[Name] = set()
-        distinct, numbers = np.unique(pairs, return_counts=True)
-        for pair, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
-            if pair in names:
-                counts[callers[names[pair]]] += number
-                alive.add(names[pair])
+        for shard in self._placement.shards():
+            pairs, names = shard.run(partial(_leases, shard, callers)).result()
+            distinct, numbers = np.unique(pairs, return_counts=True)
+            for pair, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
+                if pair in names:
+                    counts[callers[names[pair]]] += number
+                    alive.add(names[pair])
         with self._lock:
-            self._counts, self._looked_us = counts, self._shard.clock.tick()
+            self._counts, self._looked_us = counts, self._clock.tick()
             if len(self._callers) > self._names_max:
                 alive |= {each.name for sessions in self._sessions.values() for each in sessions}
                 self._callers = {n: c for n, c in self._callers.items() if n in alive}

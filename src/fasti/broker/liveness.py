@@ -56,10 +56,10 @@ class Liveness:
 
     def __init__(self, service: Service, hang_up: Callable[[str], bool]) -> None:
         self._service, self._hang_up = service, hang_up
-        self._silence_s = service.shard.settings.limits.session_silence_us / 1e6
+        self._silence_s = service.limits.session_silence_us / 1e6
         self._watched: dict[Subscription, _Watched] = {}
         self._stopped = threading.Event()
-        self._worker = service.shard.threads.worker("fasti-liveness", self._run)
+        self._worker = service.threads.worker("fasti-liveness", self._run)
 
     def start(self) -> None:
         """Polls from now on."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -34,6 +35,7 @@ from fasti.broker.lease_share import LeaseShare
 from fasti.broker.log.follow import LogFollower
 from fasti.broker.log.reads import LogReads
 from fasti.broker.metrics.lateness import LatenessBook
+from fasti.broker.placement import Placement
 from fasti.broker.routing.routes import RouteBook
 from fasti.broker.shares import CountedShare, Shares
 from fasti.broker.sinks.carrying import Carrier
@@ -89,17 +91,21 @@ class Exchange(Protocol):
 
 
 class Service:
-    """One per shard. Doors and an embedded client share it."""
+    """One per broker. Doors and an embedded client share it."""
 
-    def __init__(self, shard: Shard, metrics: Metrics, threaded: bool = True) -> None:
-        self.shard = shard
+    def __init__(self, placement: Placement, metrics: Metrics, threaded: bool = True) -> None:
+        self.placement = placement
+        # The same for all shards of a broker.
+        catalogue = placement.catalogue
+        self.settings, self.limits = catalogue.settings, catalogue.settings.limits
+        self.clock, self.threads, self.faults = catalogue.clock, catalogue.threads, catalogue.faults
         self.metrics = metrics
-        self.shares = metrics.shares = Shares(shard)
-        self.leases = self.shares.leases = LeaseShare(shard)
+        self.shares = metrics.shares = Shares(placement)
+        self.leases = self.shares.leases = LeaseShare(placement)
         self.lateness = LatenessBook()
         self.snapshots = Snapshots(self)
         self.listings = Listings(self)
-        self.routes = RouteBook(shard)
+        self.routes = RouteBook(placement)
         self.stopping = False
         # Whether control calls leave a line in the log: not those of a broker that warms up.
         self.logs_control = True
@@ -119,8 +125,9 @@ class Service:
             "watch": KvWatcher,
             "changes": ChangeFollower,
         }
-        self.scheduler = Scheduler(shard, threaded=threaded)
-        self.scheduler.start()
+        self.schedulers = [Scheduler(shard, threaded) for shard in placement.shards()]
+        for scheduler in self.schedulers:
+            scheduler.start()
         self.carrier = Carrier(self)
         self.carrier.start()
         # Changing a topic reads its settings first: two changes at once would lose one.
@@ -188,9 +195,12 @@ class Service:
         # Whoever told all sessions of an end at this moment did not know of this one.
         if self.stopping:
             session.stop(_STOPPING)
-        elif session.topic and session.topic not in self.shard.engine.state.by_name:
+        elif session.topic and not self._has_topic(session.topic):
             session.stop(_deleted(session.topic))
         return session
+
+    def _has_topic(self, topic: str) -> bool:
+        return topic in self.placement.shard_of(topic).engine.state.by_name
 
     def leave(self, session: Exchange) -> None:
         """The session's wire is gone."""
@@ -260,7 +270,8 @@ class Service:
 
     def close(self) -> None:
         """Ends what works by itself here; before the shard is closed."""
-        self.scheduler.stop()
+        for scheduler in self.schedulers:
+            scheduler.stop()
         self.carrier.stop()
 
     def begin_stopping(self) -> None:
@@ -286,26 +297,27 @@ class Service:
 
     # For the parts of the service
 
-    def failed(self, call: str, error: Exception, engine: Engine | None = None) -> FastiError:
+    def failed(
+        self, call: str, error: Exception, shard: Shard, engine: Engine | None = None
+    ) -> FastiError:
         """What is told of an exception that ends a stream: trouble that passes, or our own fault.
 
         `engine` is the one that the stream began with. What the same messages would do to the next
         stream too is not to be repeated.
         """
-        shard = self.shard
         recovers = shard.failure is not None or engine not in (None, shard.engine)
         if isinstance(error, (FastiError, OSError)) or recovers or self.stopping:
             return Closed(f"the session failed: {error}")
         shard.faults.note_call(call, error)
         return InternalError(f"the broker failed on this {call}, as far as it came: {error!r}")
 
-    def submit(self, commands: Sequence[Any]) -> Future[list[Any]]:
-        """Hands commands to the shard; what they produce is routed first."""
+    def submit(self, shard: Shard, commands: Sequence[Any]) -> Future[list[Any]]:
+        """Hands commands to a shard; what they produce is routed first."""
         if self.stopping:
             raise self.unavailable()
         for command in commands:
             self.routes.route(command)
-        return self.shard.submit(commands)
+        return shard.submit(commands)
 
     def command(self, command: Any) -> Any:
         """One command's reply; its error is raised."""
@@ -338,15 +350,18 @@ class Service:
 
     def paused_topics(self) -> set[str]:
         """The names of those that hand nothing out."""
-        shard = self.shard
-        found: set[str] = shard.run(
-            lambda: {topic.name for topic in shard.engine.state.topics.values() if topic.paused}
-        ).result()
-        return found
+        paused: set[str] = set()
+        for shard in self.placement.shards():
+            paused |= shard.run(partial(_paused, shard)).result()
+        return paused
 
     def topics(self) -> dict[str, TopicSettings]:
         """All topics, of which each is durable by now."""
-        shard = self.shard
+        shards = self.placement.shards()
+        return {name: has for shard in shards for name, has in self.topics_of(shard).items()}
+
+    def topics_of(self, shard: Shard) -> dict[str, TopicSettings]:
+        """Those of one shard."""
         found: dict[str, TopicSettings] = shard.run(
             lambda: {topic.name: topic.settings for topic in shard.engine.state.topics.values()}
         ).result()
@@ -354,6 +369,11 @@ class Service:
         with suppress(FastiError):
             shard.submit([]).result()
         return found
+
+
+def _paused(shard: Shard) -> set[str]:
+    """In the sequencer."""
+    return {topic.name for topic in shard.engine.state.topics.values() if topic.paused}
 
 
 def _consumed(session: Exchange) -> str:

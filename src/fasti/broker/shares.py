@@ -16,7 +16,7 @@ Any thread may call anything here.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from fasti.broker.caller import Caller
 from fasti.errors import Overloaded
 
 if TYPE_CHECKING:
-    from fasti.broker.shard import Shard
+    from fasti.broker.placement import Placement
 
 _RETRY_US = 1_000_000
 # Callers that have series of their own in the metrics; all others are one.
@@ -208,26 +208,28 @@ class Shares:
     backups: SeenShare
     leases: Share
 
-    def __init__(self, shard: Shard) -> None:
-        self._limits = shard.settings.limits
+    def __init__(self, placement: Placement) -> None:
+        settings = placement.catalogue.settings
+        self._limits = settings.limits
 
         def topics() -> Container[str]:
-            return shard.engine.state.by_name
+            return ChainMap(*(shard.engine.state.by_name for shard in placement.shards()))
 
         self.sessions = CountedShare(self.bound("open sessions", "sessions_max"))
         self.intakes = CountedShare(self.bound("open produce streams", "intakes_max"))
         self.reads = CountedShare(self.bound("reads under way", "reads_max"))
         self.calls = CountedShare(self.bound("calls under way", "calls_max"))
         self.watchers = CountedShare(self.bound("followers and watchers", "watchers_max"))
-        rows = ("rows that wait", "inbox_rows_max", shard.settings.inbox_rows_max)
+        rows = ("rows that wait", "inbox_rows_max", settings.inbox_rows_max)
         self.inbox_rows = CountedShare(Bound(*rows, self._limits.caller_share))
         self.topics = NameShare(self.bound("topics", "topics_max"), topics)
         self.inboxes = NameShare(self.bound("inboxes", "inboxes_max"), topics)
+        catalogue = placement.catalogue
         self.sinks = NameShare(
-            self.bound("sinks", "sinks_max"), lambda: shard.engine.state.sinks.all
+            self.bound("sinks", "sinks_max"), lambda: catalogue.engine.state.sinks.all
         )
         self.stages = NameShare(
-            self.bound("stages", "stages_max"), lambda: shard.engine.state.stages
+            self.bound("stages", "stages_max"), lambda: catalogue.engine.state.stages
         )
 
     def bound(self, what: str, field: str) -> Bound:

@@ -18,6 +18,7 @@ from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls.intake import Intake
 from fasti.broker.clock import EngineClock
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
 from fasti.client import forking
@@ -73,7 +74,7 @@ class EmbeddedTransport:
                 storage = directory_storage(data, clone)
             service = _opened(Shard(storage, settings))
         self.service = service
-        self.clock = clock or LocalClock(service.shard.clock)
+        self.clock = clock or LocalClock(service.clock)
         self._open: set[_ProduceStream | _ConsumeStream] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -157,7 +158,8 @@ class EmbeddedTransport:
         if self._owns_shard:
             self.service.begin_stopping()
             self.service.close()
-            self.service.shard.close()
+            for shard in self.service.placement.shards():
+                shard.close()
 
     def __repr__(self) -> str:
         return f"embedded:{self._data}" if self._data is not None else "an embedded broker"
@@ -182,7 +184,7 @@ class EmbeddedTransport:
 def _opened(shard: Shard) -> Service:
     """A service for the shard, which is closed if there can't be one: it has the directory's lock."""
     try:
-        return Service(shard, Metrics())
+        return Service(OneShard(shard), Metrics())
     except BaseException:
         shard.close(checkpoint=False)
         raise

@@ -92,7 +92,7 @@ class FlightDoor(fl.FlightServerBase):
         SIGINT by Arrow's own, which wait for every open stream.
         """
         if self._guard is not None:
-            self._guard.start(self.port, self._service.shard.threads)
+            self._guard.start(self.port, self._service.threads)
 
     def stop(self) -> None:
         """Returns when every call that was under way has ended."""
@@ -364,7 +364,7 @@ def _refusals(service: Service) -> Iterator[None]:
     except (fl.FlightError, pa.ArrowException, OSError, StopIteration, GeneratorExit):
         raise
     except Exception as error:
-        service.shard.faults.note_call("call", error)
+        service.faults.note_call("call", error)
         raise _as_flight(
             InternalError(f"the broker failed on this call, as far as it came: {error!r}")
         ) from error

@@ -34,6 +34,7 @@ from fasti.broker.logs import fields
 from fasti.broker.machine_clock import watch_settings
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.doors.credentials import Credentials
@@ -105,7 +106,7 @@ class Broker:
         listener = bind(settings.http, _HTTP_PATIENCE_S) if settings.http else None
         seconds = self._open()
         try:
-            self.service = Service(self.shard, self.metrics)
+            self.service = Service(OneShard(self.shard), self.metrics)
             warm_up(scraped=settings.http is not None)
             self._door = self._open_door(tls, credentials, client_ca)
             self._liveness = Liveness(self.service, AcceptedSockets(self._door.port).hang_up)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
@@ -29,7 +30,7 @@ def warm_up(scraped: bool = True) -> None:
     """Takes a few dozen milliseconds, and twice that if its metrics will be scraped."""
     shard = Shard(passing_storage(), _SETTINGS)
     try:
-        service = Service(shard, Metrics())
+        service = Service(OneShard(shard), Metrics())
         service.logs_control = False
         door = FlightDoor(service, "127.0.0.1", 0)
         door.start()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from fasti.broker.caller import EMBEDDED
 from fasti.broker.clock import EngineClock
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.client.durations import Duration, aware_us, duration_us
@@ -139,7 +140,7 @@ class VirtualBroker:
         )
         self.clock = VirtualTime(self.machine, self.shard.clock)
         # Schedules fire when the time is moved on.
-        self.service = Service(self.shard, self.watch, threaded=False)
+        self.service = Service(OneShard(self.shard), self.watch, threaded=False)
         self._clients: list[Client] = []
         self._closed = False
 
@@ -268,8 +269,9 @@ class VirtualBroker:
         """When a message of these topics is due next, or any schedule has something to do."""
         now_us = self.clock.now_us()
         # Schedules that were put since the time was moved are not known to it yet.
-        self.service.scheduler.catch_up()
-        found = [at_us for at_us in (self.service.scheduler.next_us(),) if at_us is not None]
+        scheduler = self.service.schedulers[0]
+        scheduler.catch_up()
+        found = [at_us for at_us in (scheduler.next_us(),) if at_us is not None]
         for topic in self._own_client.topics():
             if topic.name not in names:
                 continue
@@ -308,7 +310,7 @@ class VirtualBroker:
     def _move(self, wall_us: int, tick_us: int) -> None:
         """In pieces, so that schedules find the moments at which they are due."""
         until_us = self.clock.now_us() + wall_us
-        scheduler = self.service.scheduler
+        scheduler = self.service.schedulers[0]
         scheduler.catch_up()
         while (at_us := scheduler.next_us()) is not None and at_us < until_us:
             self._move_on(max(at_us - self.clock.now_us(), 0), 0)

@@ -8,6 +8,7 @@ import pytest
 
 from fasti.broker import health
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.errors import OutcomeUnknown, StorageFailed
 from fasti.storage.file_journal import FileJournal
@@ -21,7 +22,7 @@ def test_a_shard_that_fails_again_and_again_is_not_ready_until_something_is_writ
         raise StorageFailed("a bad sector")
 
     with serving(SharedFiles(), clock=FakeClock()) as shard:
-        service = Service(shard, Metrics())
+        service = Service(OneShard(shard), Metrics())
         make_topic(shard)
         assert health.report(service) == {"ready": True, "state": "serving"}
         with monkeypatch.context() as patch:
@@ -39,7 +40,7 @@ def test_a_shard_that_fails_again_and_again_is_not_ready_until_something_is_writ
 
 def test_a_step_that_does_not_come_back_is_asked_for_once() -> None:
     with serving(SharedFiles(), clock=FakeClock()) as shard:
-        service = Service(shard, Metrics())
+        service = Service(OneShard(shard), Metrics())
         go_on, began = threading.Event(), threading.Event()
 
         def hold_up() -> None:

@@ -53,9 +53,9 @@ class Rig:
         self.sessions = list(sessions)
         self.hung_up: list[str] = []
         self.ended = 0
-        shard = SimpleNamespace(settings=SimpleNamespace(limits=Limits()), threads=Threads())
         service: Any = SimpleNamespace(
-            shard=shard,
+            limits=Limits(),
+            threads=Threads(),
             subscriptions=lambda: {each.number: each for each in self.sessions},
             metrics=SimpleNamespace(sessions_ended_silent=self._count),
         )

@@ -13,6 +13,7 @@ import pytest
 from fasti.broker import lease_share
 from fasti.broker.caller import EMBEDDED, Caller, caller_from
 from fasti.broker.lease_share import LeaseShare
+from fasti.broker.placement import OneShard
 from fasti.broker.shares import Bound, CountedShare, NameShare
 from fasti.errors import Closed, Overloaded
 from fasti.testing import VirtualBroker
@@ -96,7 +97,7 @@ def test_leases_and_credit_stay_within_the_share() -> None:
     draw = random.Random(7)
     with VirtualBroker(settings=replace(_SETTINGS, leases_max=400)) as broker:
         broker.client().create_topic("t")
-        shares = LeaseShare(broker.shard)
+        shares = LeaseShare(OneShard(broker.shard))
         sessions = [shares.open(ANNA, "t", f"c-{n}") for n in range(8)]
         held = 0
         shares.held = lambda: {"anna": held}  # type: ignore[method-assign]
@@ -130,7 +131,7 @@ def test_leases_and_credit_stay_within_the_share() -> None:
 def test_a_session_is_never_left_without_credit_below_the_share() -> None:
     with VirtualBroker(settings=replace(_SETTINGS, leases_max=400)) as broker:
         broker.client().create_topic("t")
-        shares = LeaseShare(broker.shard)
+        shares = LeaseShare(OneShard(broker.shard))
         first = shares.open(ANNA, "t", "first")
         assert first.admit(1_000_000) == 100
         others = [shares.open(ANNA, "t", f"c-{n}") for n in range(300)]
@@ -144,7 +145,7 @@ def test_a_session_is_never_left_without_credit_below_the_share() -> None:
 def test_names_of_consumers_are_bounded() -> None:
     with VirtualBroker() as broker:
         broker.client().create_topic("t")
-        shares = LeaseShare(broker.shard)
+        shares = LeaseShare(OneShard(broker.shard))
         for number in range(5_000):
             shares.open(ANNA, "t", f"c-{number}").close()
         assert len(shares._callers) <= 1_001
@@ -195,7 +196,7 @@ def test_credit_of_a_request_that_is_refused_is_given_back(
         session = broker.service.exchange(ANNA, CONSUME)
         submit = broker.service.submit
 
-        def full(commands: Any) -> Any:
+        def full(shard: Any, commands: Any) -> Any:
             raise Overloaded("the inbox is full")
 
         ack = pa.RecordBatch.from_pydict({"id": pa.array([1]), "token": pa.array([1])})
@@ -215,7 +216,7 @@ def test_a_session_that_was_closed_meanwhile_is_granted_nothing() -> None:
     """A caller would have less for as long as the broker runs, each time that it happens."""
     with VirtualBroker() as broker:
         broker.client().create_topic("t")
-        shares = LeaseShare(broker.shard)
+        shares = LeaseShare(OneShard(broker.shard))
         session = shares.open(ANNA, "t", "c")
         session.close()
         with pytest.raises(Closed):
@@ -262,7 +263,7 @@ def test_what_was_finished_since_the_last_look_is_not_held() -> None:
     """Another caller has many leases; this one finishes each message at once."""
     settings = replace(_SETTINGS, leases_max=400)
     with VirtualBroker(settings=settings) as broker:
-        shares = LeaseShare(broker.shard)
+        shares = LeaseShare(OneShard(broker.shard))
         session = shares.open(ANNA, "t", "quick")
         broker.shard.engine.memory.leases._free_count = 0
         for _ in range(10):

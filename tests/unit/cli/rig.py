@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fasti.broker.metrics.counts import Metrics
+from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.broker.shard import Shard
 from fasti.cli.main import app
@@ -74,11 +75,12 @@ class Shell:
 def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     """A broker in a directory; whatever address a command has, it is this one."""
     service = Service(
-        Shard(FileStorage(LocalFiles(directory)), ShardSettings(segment_bytes=1 << 16)), Metrics()
+        OneShard(Shard(FileStorage(LocalFiles(directory)), ShardSettings(segment_bytes=1 << 16))),
+        Metrics(),
     )
     shell = Shell(service)
     monkeypatch.setattr("fasti.client.client.connect", shell.connect)
     try:
         yield shell
     finally:
-        service.shard.close()
+        service.placement.catalogue.close()

@@ -57,25 +57,24 @@ if TYPE_CHECKING:
 def _hello(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    shard = service.shard
     return {
         "server": version("fasti"),
         "protocol": VERSION,
-        **shard.clock.told(),
-        "limits": asdict(shard.settings.limits),
+        **service.clock.told(),
+        "limits": asdict(service.limits),
         "shard": _shard_name(service),
     }, []
 
 
 def _shard_name(service: Service) -> str:
     """What positions belong to."""
-    return f"{service.shard.store.manifest.incarnation:016x}"
+    return f"{service.placement.catalogue.store.manifest.incarnation:016x}"
 
 
 def _clock(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    reading = service.shard.clock.read()
+    reading = service.clock.read()
     return {
         "now_us": reading.now_us,
         "steady_us": reading.steady_us,
@@ -88,11 +87,12 @@ def _clock(service: Service, caller: Caller, header: Header, parts: Parts) -> An
 def _accept_clock(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    changed = service.shard.clock.accept()
-    service.shard.record_clock()
-    # What is due by it is due now.
-    service.shard.run(lambda: None)
-    return {"changed": changed, "now_us": service.shard.clock.now_us()}, []
+    changed = service.clock.accept()
+    for shard in service.placement.shards():
+        shard.record_clock()
+        # What is due by it is due now.
+        shard.run(lambda: None)
+    return {"changed": changed, "now_us": service.clock.now_us()}, []
 
 
 def _health(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -104,7 +104,7 @@ def _health(service: Service, caller: Caller, header: Header, parts: Parts) -> A
 def _metrics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    return {"text": service.metrics.text(service.shard)}, []
+    return {"text": "".join(map(service.metrics.text, service.placement.shards()))}, []
 
 
 def _checkpoint(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -112,7 +112,8 @@ def _checkpoint(service: Service, caller: Caller, header: Header, parts: Parts) 
     none(parts)
     if within_us is not None and within_us < 0:
         raise InvalidArgument("within_us can't be negative", field="within_us", limit=0)
-    service.shard.checkpoint(None if within_us is None else within_us / 1_000_000)
+    for shard in service.placement.shards():
+        shard.checkpoint(None if within_us is None else within_us / 1_000_000)
     return {}, []
 
 
@@ -120,14 +121,15 @@ def _scrub(service: Service, caller: Caller, header: Header, parts: Parts) -> An
     """Begins a scrub, unless one is under way."""
     requests.checked(header)
     none(parts)
-    service.shard.scrubber.start_pass()
+    for shard in service.placement.shards():
+        shard.scrubber.start_pass()
     return _scrub_status(service, caller, header, parts)
 
 
 def _scrub_status(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    scrubber = service.shard.scrubber
+    scrubber = service.placement.catalogue.scrubber
     current, last = scrubber.current, scrubber.last
     return {
         "current": None if current is None else current.to_dict(),
@@ -187,15 +189,16 @@ def _topic(service: Service, caller: Caller, header: Header, parts: Parts) -> An
 def _topics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    found = service.topics()
-    names, paused = sorted(found), service.paused_topics()
-    replies = service.shard.submit([co.Count(name) for name in names]).result() if names else []
-    return {
-        "shard": _shard_name(service),
-        "topics": [
+    paused = service.paused_topics()
+    described: list[Header] = []
+    for shard in service.placement.shards():
+        settings = service.topics_of(shard)
+        names = sorted(settings)
+        replies = shard.submit([co.Count(name) for name in names]).result() if names else []
+        described += [
             {
                 "topic": name,
-                "settings": found[name].to_dict(),
+                "settings": settings[name].to_dict(),
                 "paused": name in paused,
                 "counts": reply.states,
                 "position": reply.position,
@@ -203,8 +206,8 @@ def _topics(service: Service, caller: Caller, header: Header, parts: Parts) -> A
             for name, reply in zip(names, replies, strict=True)
             # One that was deleted in between is not there.
             if reply.error is None
-        ],
-    }, []
+        ]
+    return {"shard": _shard_name(service), "topics": described}, []
 
 
 # Messages
@@ -212,8 +215,8 @@ def _topics(service: Service, caller: Caller, header: Header, parts: Parts) -> A
 
 def _get(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, payload=True)
-    shard = service.shard
-    target = requests.target(one(parts), shard.store.seed, shard.settings.limits)
+    shard = service.placement.shard_of(fields["topic"])
+    target = requests.target(one(parts), shard.store.seed, service.limits)
     if fields["payload"]:
         found, contents = fetch(shard, fields["topic"], target, gather_messages)
         batch = with_payloads(metadata(found), contents)
@@ -247,9 +250,7 @@ def _returned(op: str) -> Action:
     def carry_out(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
         fields = requests.checked(header, topic=str, **requests.returned_fields(op))
         batch = one(parts)
-        command = requests.returned(
-            op, fields["topic"], fields, batch, service.shard.settings.limits
-        )
+        command = requests.returned(op, fields["topic"], fields, batch, service.limits)
         service.note_started(fields["topic"], command)
         reply = service.mutation(op, fields["topic"], service.command(command))
         return outcomes.encode(reply), []
@@ -257,27 +258,29 @@ def _returned(op: str) -> Action:
     return carry_out
 
 
-def _dead_ids(service: Service, parts: Parts) -> Any:
+def _dead_ids(service: Service, topic: str, parts: Parts) -> Any:
     batch = one(parts)
     requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
-    return requests.target(batch, service.shard.store.seed, service.shard.settings.limits).ids
+    seed = service.placement.shard_of(topic).store.seed
+    return requests.target(batch, seed, service.limits).ids
 
 
 def _redrive(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, group="", delay_us=None, due_us=None)
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
-    topic, group, ids = fields["topic"], fields["group"], _dead_ids(service, parts)
+    topic, group = fields["topic"], fields["group"]
+    ids = _dead_ids(service, topic, parts)
     if group:
         # In a log a key only chooses the partition: nobody has to claim it again.
         reply = service.command(co.Redrive(topic, ids, when=when, group=group))
     else:
-        reply = service.shard.redrive(topic, ids, when)
+        reply = service.placement.shard_of(topic).redrive(topic, ids, when)
     return outcomes.encode(service.mutation("redrive", fields["topic"], reply)), []
 
 
 def _purge(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, group="")
-    command = co.Purge(fields["topic"], _dead_ids(service, parts), fields["group"])
+    command = co.Purge(fields["topic"], _dead_ids(service, fields["topic"], parts), fields["group"])
     reply = service.command(command)
     return outcomes.encode(service.mutation("purge", fields["topic"], reply)), []
 
@@ -333,15 +336,14 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
     if op == "produce":
         fields = requests.checked(fields, topic=str, owner="", on_conflict="reject", partition=None)
         requests.integer(fields, "partition")
-        shard = service.shard
-        seed, limits = shard.store.seed, shard.settings.limits
-        return requests.produce(batch, seed, limits, shard.clock.now_us(), **fields)
+        seed = service.placement.shard_of(fields["topic"]).store.seed
+        return requests.produce(batch, seed, service.limits, service.clock.now_us(), **fields)
     if op in ("update", "move", "cancel"):
         fields = requests.checked(fields, topic=str, owner="")
         return changing.command(service, op, fields, batch)
     if op in requests.RETURNS:
         fields = requests.checked(fields, topic=str, **requests.returned_fields(op))
-        return requests.returned(op, fields["topic"], fields, batch, service.shard.settings.limits)
+        return requests.returned(op, fields["topic"], fields, batch, service.limits)
     if op in _PARTS:
         return _PARTS[op](service, fields, batch)
     raise InvalidArgument(f"there is no command {op!r} of a transaction", field="op")

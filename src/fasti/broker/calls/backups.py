@@ -36,15 +36,15 @@ class Backups:
     """Backups that are under way."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._shard = service, service.placement.catalogue
         self._sources: dict[int, tuple[StoredSource, ShardStore]] = {}
         self._lock = threading.Lock()
         bound = service.shares.bound("backups under way", "backups_max")
-        self.share = service.shares.backups = SeenShare(bound, service.shard.holds.by_owner)
+        self.share = service.shares.backups = SeenShare(bound, self._shard.holds.by_owner)
 
     def begin(self, caller: Caller = EMBEDDED) -> tuple[int, StoredSource]:
         """Holds the files of now."""
-        shard = self._service.shard
+        shard = self._shard
         self.share.check(caller)
         number = shard.holds.take(caller.name)
         try:
@@ -66,14 +66,14 @@ class Backups:
 
     def _is_held(self, number: int) -> bool:
         try:
-            self._service.shard.holds.use(number)
+            self._shard.holds.use(number)
         except Gone:
             return False
         return True
 
     def end(self, number: int) -> None:
         """Lets its files go."""
-        self._service.shard.holds.drop(number)
+        self._shard.holds.drop(number)
         with self._lock:
             self._sources.pop(number, None)
 
@@ -101,7 +101,7 @@ class Backups:
         return BACKUP_CHUNKS, self._pieces(fields["backup"], source, store, names, pacer)
 
     def _rate(self, asked: int) -> int:
-        limit = self._service.shard.settings.backup_bytes_per_s
+        limit = self._service.settings.backup_bytes_per_s
         if asked < 0:
             raise InvalidArgument("rate can't be negative", field="rate", limit=0)
         return min(asked, limit) if asked else limit
@@ -114,7 +114,7 @@ class Backups:
         names: list[str],
         pacer: _Pacer,
     ) -> Iterator[pa.RecordBatch]:
-        holds = self._service.shard.holds
+        holds = self._shard.holds
         try:
             for chunk in source.read(names):
                 holds.use(number)
@@ -128,7 +128,7 @@ class Backups:
                 )
                 pacer.wait(len(chunk.data))
         except (FastiError, ValueError) as error:
-            if isinstance(error, (Gone, NotFound)) or self._service.shard.store is not store:
+            if isinstance(error, (Gone, NotFound)) or self._shard.store is not store:
                 message = "the broker's files have changed: begin the backup again"
                 raise Gone(message) from error
             raise

@@ -25,6 +25,7 @@ from fasti.model import Outcome
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
+    from fasti.broker.shard import Shard
 
 Header = dict[str, Any]
 
@@ -120,17 +121,21 @@ def _known(fields: Header) -> list[tuple[str, int]]:
 
 def _living(service: Service, key: str, topics: list[str]) -> list[tuple[str, int]]:
     """The messages that have the key now."""
-    seed = service.shard.store.seed
     names = [
         name
         for name, settings in service.topics().items()
         if KINDS[settings.kind].is_queue and (not topics or name in topics)
     ]
-    found: list[tuple[str, int]] = []
-    for begin in range(0, len(names), _ASKED_MAX):
-        asked = names[begin : begin + _ASKED_MAX]
-        commands = [Get(name, Target(keys=Keys(pa.array([key]), seed))) for name in asked]
-        for name, reply in zip(asked, service.submit(commands).result(), strict=True):
-            if reply.error is None and reply.status[0] == Outcome.OK:
-                found.append((name, int(reply.ids[0])))
-    return found
+    names_of: dict[Shard, list[str]] = {}
+    for name in names:
+        names_of.setdefault(service.placement.shard_of(name), []).append(name)
+    living: list[tuple[str, int]] = []
+    for shard, here in names_of.items():
+        target = Target(keys=Keys(pa.array([key]), shard.store.seed))
+        for begin in range(0, len(here), _ASKED_MAX):
+            some = here[begin : begin + _ASKED_MAX]
+            replies = service.submit(shard, [Get(name, target) for name in some]).result()
+            for name, reply in zip(some, replies, strict=True):
+                if reply.error is None and reply.status[0] == Outcome.OK:
+                    living.append((name, int(reply.ids[0])))
+    return living

@@ -45,7 +45,7 @@ _FIELDS: Header = {
 
 def feed_of(service: Service) -> ChangeFeed:
     """The feed as it is now; an engine that recovers has another one."""
-    shard = service.shard
+    shard = service.placement.catalogue
     names = DirectoryNames(shard.engine.state.directory)
     return ChangeFeed(shard.store.journal, shard.store.seed, names)
 
@@ -99,7 +99,7 @@ class Span:
 
 def _numbers(service: Service, topics: list[str]) -> frozenset[int]:
     """All topics that ever had one of the names, as far as anybody remembers."""
-    shard = service.shard
+    shard = service.placement.catalogue
     known: dict[int, str] = shard.run(lambda: dict(shard.engine.state.directory.topics)).result()
     return frozenset(number for number, name in known.items() if name in topics)
 
@@ -159,10 +159,9 @@ class ChangeFollower(Follower):
     call = "changes"
 
     def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
-        super().__init__(service, caller)
+        super().__init__(service, caller, service.placement.catalogue)
         self._span = Span(service, requests.checked(descriptor, **_FIELDS))
-        shard = service.shard
-        self._followed = shard.feed.follow(EVERYTHING)
+        self._followed = self.shard.feed.follow(EVERYTHING)
 
     @property
     def schema(self) -> pa.Schema:
@@ -180,7 +179,7 @@ class ChangeFollower(Follower):
 
     def leave(self) -> None:
         """One fewer follows."""
-        self.service.shard.feed.unfollow(self._followed)
+        self.shard.feed.unfollow(self._followed)
 
     def pages(self) -> Iterator[Written]:
         """Pages of the feed as they become durable."""
@@ -199,7 +198,7 @@ class ChangeFollower(Follower):
                         return
             except Closed:
                 # The shard recovers: soon the journal is another one.
-                if self.service.shard.failed:
+                if self.shard.failed:
                     raise
                 patience_s = _PAUSE_S
             if idle and not self._followed.wait(seen, patience_s, self.is_over):

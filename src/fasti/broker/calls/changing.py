@@ -40,8 +40,8 @@ TYPES: dict[str, dict[str, pa.DataType]] = {
 
 def command(service: Service, op: str, fields: Header, batch: pa.RecordBatch) -> Any:
     """The command; `fields` are its topic, its owner, and whether it is a dry run."""
-    seed, limits = service.shard.store.seed, service.shard.settings.limits
-    target = requests.target(batch, seed, limits, **TYPES[op])
+    shard, limits = service.placement.shard_of(fields["topic"]), service.limits
+    target = requests.target(batch, shard.store.seed, limits, **TYPES[op])
     expected = {"versions": requests.versions(batch), "owner": fields["owner"]}
     expected["dry_run"] = fields.get("dry_run", False)
     if op == "cancel":
@@ -54,7 +54,7 @@ def command(service: Service, op: str, fields: Header, batch: pa.RecordBatch) ->
         return co.Reprioritise(fields["topic"], target, priorities, **expected)
     rows = requests.contents(batch, limits)
     if not expected["dry_run"]:
-        rows = refreshed(service.shard, fields["topic"], target, rows)
+        rows = refreshed(shard, fields["topic"], target, rows)
     return co.Update(fields["topic"], target, rows, priorities=priorities, **expected)
 
 

@@ -30,10 +30,15 @@ _ROWS_MAX = 10_000
 def _consumers(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic="")
-    rows: list[ConsumerRow] = service.command(co.DescribeConsumers(fields["topic"])).value
+    topic, rows = fields["topic"], list[ConsumerRow]()
+    for shard in [service.placement.shard_of(topic)] if topic else service.placement.shards():
+        reply = shard.call(co.DescribeConsumers(topic))
+        if reply.error is not None:
+            raise reply.error
+        rows += reply.value
     connected = service.subscriptions()
     told = [_told(row, connected.get(row.session)) for row in rows[:_ROWS_MAX]]
-    now_us = service.shard.clock.now_us()
+    now_us = service.clock.now_us()
     return {"consumers": told, "count": len(rows), "now_us": now_us}, []
 
 
@@ -55,8 +60,8 @@ def _release_leases(service: Service, caller: Caller, header: Header, parts: Par
     if parts:
         batch = one(parts)
         requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
-        limits = service.shard.settings.limits
-        command.ids = requests.target(batch, service.shard.store.seed, limits).ids
+        seed = service.placement.shard_of(command.topic).store.seed
+        command.ids = requests.target(batch, seed, service.limits).ids
         if batch.num_rows > RELEASED_PER_CALL:
             raise InvalidArgument(
                 f"at most {RELEASED_PER_CALL} messages a call", field="id", limit=RELEASED_PER_CALL

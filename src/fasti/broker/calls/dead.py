@@ -30,7 +30,7 @@ from fasti.core.log.commands import ListDead
 from fasti.core.replies import Messages
 from fasti.core.traits import KINDS
 from fasti.errors import InvalidArgument
-from fasti.model import Limits, Outcome
+from fasti.model import Outcome
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -67,7 +67,7 @@ def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
     if when.due_us is not None and when.delay_us is not None:
         raise InvalidArgument("either due_us or delay_us, not both", field="due_us")
-    found = _page(service, fields, _named(service, parts))
+    found = _page(service, fields, _named(service, fields["topic"], parts))
     tally = Tally()
     target = _text(fields, "to")
     if target is not None and target != fields["topic"]:
@@ -81,7 +81,7 @@ def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts
 def _purge_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = _checked(header)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
-    found = _page(service, fields, _named(service, parts))
+    found = _page(service, fields, _named(service, fields["topic"], parts))
     tally = Tally()
     if len(found.ids):
         command = co.Purge(fields["topic"], found.ids, group=fields["group"])
@@ -94,7 +94,7 @@ def _count_dead(service: Service, caller: Caller, header: Header, parts: Parts) 
     """How many fit, and how many died of what: all of them, however long that takes."""
     if parts:
         raise InvalidArgument("this action has no parts", field="parts")
-    fields = _checked({"limit": service.shard.settings.limits.page_rows_max, **header})
+    fields = _checked({"limit": service.limits.page_rows_max, **header})
     reasons: Counter[str] = Counter()
     while True:
         found = _page(service, fields, None)
@@ -133,7 +133,7 @@ def _text(fields: Header, name: str) -> str | None:
     return text
 
 
-def _named(service: Service, parts: Parts) -> Int64s | None:
+def _named(service: Service, topic: str, parts: Parts) -> Int64s | None:
     """The ids of a part, if only those are meant."""
     if not parts:
         return None
@@ -141,15 +141,15 @@ def _named(service: Service, parts: Parts) -> Int64s | None:
         raise InvalidArgument("this action has one part at most", field="parts")
     batch = requests.one_batch(parts[0])
     requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
-    limits: Limits = service.shard.settings.limits
-    ids: Int64s | None = requests.target(batch, service.shard.store.seed, limits).ids
+    seed = service.placement.shard_of(topic).store.seed
+    ids: Int64s | None = requests.target(batch, seed, service.limits).ids
     if ids is not None and len(ids) > _PIECE_ROWS:
         raise InvalidArgument(f"at most {_PIECE_ROWS} ids", field="id", limit=_PIECE_ROWS)
     return ids
 
 
 def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
-    limit = min(fields["limit"], service.shard.settings.limits.page_rows_max)
+    limit = min(fields["limit"], service.limits.page_rows_max)
     if fields["group"]:
         for name in ("owner", "due_from_us", "due_to_us", "died_from_us", "died_to_us"):
             if fields[name] is not None:
@@ -188,7 +188,7 @@ def _answer(service: Service, fields: Header, found: Messages, tally: Tally) -> 
 def _redriven(service: Service, fields: Header, ids: Int64s, when: co.When) -> Any:
     if fields["group"]:
         return service.command(co.Redrive(fields["topic"], ids, None, when, fields["group"]))
-    return service.shard.redrive(fields["topic"], ids, when)
+    return service.placement.shard_of(fields["topic"]).redrive(fields["topic"], ids, when)
 
 
 # To another topic
@@ -238,21 +238,20 @@ def _move(
 
 
 def _contents(service: Service, topic: str, found: Messages) -> pa.RecordBatch:
-    payloads = service.shard.store.payloads
+    shard = service.placement.shard_of(topic)
     locations = found.columns["location"]
     try:
-        return payloads.gather(locations, _PIECE_BYTES, lost=True)
+        return shard.store.payloads.gather(locations, _PIECE_BYTES, lost=True)
     except MOVED:
-        limits: Limits = service.shard.settings.limits
-        count = max(1, _PIECE_BYTES // limits.payload_bytes_max)
-        return fetch(service.shard, topic, co.Target(ids=found.ids[:count]))[1]
+        count = max(1, _PIECE_BYTES // service.limits.payload_bytes_max)
+        return fetch(shard, topic, co.Target(ids=found.ids[:count]))[1]
 
 
 def _produced(
     service: Service, topic: str, found: Messages, contents: pa.RecordBatch, when: co.When
 ) -> pa.RecordBatch:
     """The messages as the columns of a produce, with headers that tell of their death."""
-    limit = service.shard.settings.limits.headers_bytes_max
+    limit = service.limits.headers_bytes_max
     reasons, numbers = found.names["reason"], found.columns["reason"].tolist()
     attempts = found.columns["attempts"].tolist()
     headers = [
@@ -290,12 +289,11 @@ def _with_death(
 
 
 def _produce(service: Service, target: str, owner: str, batch: pa.RecordBatch) -> Any:
-    shard = service.shard
     return requests.produce(
         batch,
-        shard.store.seed,
-        shard.settings.limits,
-        shard.clock.now_us(),
+        service.placement.shard_of(target).store.seed,
+        service.limits,
+        service.clock.now_us(),
         topic=target,
         owner=owner,
     )

@@ -21,6 +21,7 @@ from fasti.protocol.problems import error_to_json
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
+    from fasti.broker.shard import Shard
 
 Header = dict[str, Any]
 Written = tuple[Header, pa.RecordBatch | None]
@@ -34,9 +35,9 @@ class Follower:
     # The call of the protocol that opens it.
     call: str
 
-    def __init__(self, service: Service, caller: Caller) -> None:
-        self.service, self.caller = service, caller
-        self._engine = service.shard.engine
+    def __init__(self, service: Service, caller: Caller, shard: Shard) -> None:
+        self.service, self.caller, self.shard = service, caller, shard
+        self._engine = shard.engine
         self.ended = False
         self._left = False
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class Follower:
 
     def said(self, **header: Any) -> Header:
         """A header with the time."""
-        header.update(self.service.shard.clock.told())
+        header.update(self.service.clock.told())
         return header
 
     def is_over(self) -> bool:
@@ -108,6 +109,6 @@ class Follower:
             self._error = error
         except Exception as error:
             # Told, because a stream that says nothing more would be waited for for ever.
-            self._error = self.service.failed("follow", error, self._engine)
+            self._error = self.service.failed("follow", error, self.shard, self._engine)
         if self._error is not None:
             yield self.said(kind="error", request=None, error=error_to_json(self._error)), None

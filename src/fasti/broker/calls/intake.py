@@ -56,6 +56,7 @@ class Intake:
 
     def _begin(self, service: Service, caller: Caller, topic: str, ordered: bool) -> None:
         self._service, self.caller, self._topic = service, caller, topic
+        self._shard = service.placement.shard_of(topic)
         # Nothing is taken behind a batch that was refused.
         self._ordered = ordered
         self.settings = service.require_topic(topic)
@@ -116,12 +117,11 @@ class Intake:
             raise InvalidArgument("only a producer numbers its batches", field="sequence")
         if fields["stage"]:
             self._service.shares.stages.claim(self.caller, fields["stage"])
-        shard = self._service.shard
         command = requests.produce(
             batch,
-            shard.store.seed,
-            shard.settings.limits,
-            shard.clock.now_us(),
+            self._shard.store.seed,
+            self._service.limits,
+            self._service.clock.now_us(),
             topic=self._topic,
             owner=self._owner,
             producer=self._producer,
@@ -131,12 +131,12 @@ class Intake:
             partition=requests.integer(fields, "partition"),
             stage=fields["stage"],
         )
-        return self._service.submit([command])
+        return self._service.submit(self._shard, [command])
 
     def end_producer(self) -> None:
         """The producer is over, and has read all its receipts: nothing of it is remembered."""
         if self._producer:
-            self._service.submit([EndProducer(self._producer)])
+            self._service.submit(self._shard, [EndProducer(self._producer)])
 
     def _told(self, reply: Reply) -> Header:
         self._service.metrics.mutated("produce", self._topic, reply.status)
@@ -172,7 +172,9 @@ class Intake:
             receipt = self._told(reply)
         except Exception as raised:
             error = (
-                raised if isinstance(raised, FastiError) else self._service.failed(self.op, raised)
+                raised
+                if isinstance(raised, FastiError)
+                else self._service.failed(self.op, raised, self._shard)
             )
             # The next batch is routed by the bindings as they are now.
             self._service.routes.learn(error)

@@ -84,9 +84,9 @@ class Listings:
         partitions = checked_partitions(fields, settings.partitions)
         check_prefix(self._service, fields["key_prefix"])
         schema = schema_of(fields)
-        with self._service.snapshots.planning(
-            fields["snapshot"], fields["position"], wanted["keep_us"], caller
-        ) as held:
+        shard = self._service.placement.shard_of(fields["topic"])
+        place = (fields["snapshot"], fields["position"], wanted["keep_us"])
+        with self._service.snapshots.planning(caller, shard, *place) as held:
             base = {"version": VERSION, "call": "list", **given, **held.told()}
             if "splits" not in descriptor:
                 if not fields["snapshot"]:
@@ -177,7 +177,7 @@ class Listings:
         begin = 0
         while begin < len(found.ids) or not begin:
             part = _rows_from(found, begin, len(found.ids))
-            part = _rows_from(part, 0, self._fitting(part))
+            part = _rows_from(part, 0, self._fitting(topic, part))
             more = gather(self._service, topic, part, contents)
             facts = metadata(part)
             arrays = [
@@ -187,20 +187,21 @@ class Listings:
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
             begin += max(1, len(part.ids))
 
-    def _fitting(self, found: Messages) -> int:
+    def _fitting(self, topic: str, found: Messages) -> int:
         """How many of these may be gathered at once."""
-        shard = self._service.shard
         if not found.columns:
             return 0
         try:
-            return shard.store.payloads.fitting(found.columns["location"], PIECE_BYTES)
+            return self._service.placement.shard_of(topic).store.payloads.fitting(
+                found.columns["location"], PIECE_BYTES
+            )
         except MOVED:
-            return max(1, PIECE_BYTES // shard.settings.limits.payload_bytes_max)
+            return max(1, PIECE_BYTES // self._service.limits.payload_bytes_max)
 
 
 def gather(service: Service, topic: str, found: Messages, names: tuple[str, ...]) -> pa.RecordBatch:
     """Some contents of messages. Of what has gone meanwhile, or can't be read, they are null."""
-    shard = service.shard
+    shard = service.placement.shard_of(topic)
     locations = found.columns.get("location", np.zeros(0, dtype=np.int64))
     try:
         return shard.store.payloads.gather(locations, names=names, lost=True)
@@ -217,7 +218,7 @@ def gather(service: Service, topic: str, found: Messages, names: tuple[str, ...]
 
 def check_prefix(service: Service, prefix: str) -> None:
     """Refuses what no key can begin with."""
-    limit = service.shard.settings.limits.key_bytes_max
+    limit = service.limits.key_bytes_max
     if len(prefix.encode()) > limit:
         raise InvalidArgument(f"a key has at most {limit} bytes", field="key_prefix", limit=limit)
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts
+from fasti.broker.placement import shard_for
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.core.replies import Reply, TransactionReply
@@ -122,7 +123,7 @@ def _reply(service: Service, caller: Caller, header: Header, parts: Parts) -> An
 def _answers(service: Service, fields: Header, parts: Parts) -> _Answers:
     """Checked as one, so that half of them is not refused."""
     batch = requests.one_batch(parts[0])
-    limits: Limits = service.shard.settings.limits
+    limits: Limits = service.limits
     requests.check_columns(batch.schema, _TYPES, "to")
     requests.check_contents(batch)
     if not 0 < batch.num_rows <= _ROWS_MAX:
@@ -139,7 +140,7 @@ def _answers(service: Service, fields: Header, parts: Parts) -> _Answers:
             raise InvalidArgument(f"{len(acks.ids)} requests for {len(to)} answers", field="id")
     late = [""] * len(to)
     if "deadline_us" in batch.schema.names:
-        now_us = service.shard.clock.now_us()
+        now_us = service.clock.now_us()
         deadlines = batch.column("deadline_us").to_pylist()
         late = [LATE if each is not None and each < now_us else "" for each in deadlines]
     return _Answers(to, late, contents, acks, blank(len(to)), {})
@@ -164,13 +165,15 @@ def _carry_out(
     service: Service, answers: _Answers, groups: list[list[int]], last: bool
 ) -> list[list[int]]:
     """One try at each group; what did not happen is to be tried again, otherwise."""
+    # Answers, the requests that they end and late answers are decided in one place.
+    shard = shard_for(service.placement, answers.command(groups[0]))
     commands: list[Any] = [answers.command(places) for places in groups]
     for command in commands:
         service.routes.route(command)
     if any(answers.late[places[0]] for places in groups):
         # Made when it is needed. One that exists with other settings is as good.
         commands.insert(0, co.CreateTopic(REPLIES, _SETTINGS))
-    replies = service.submit(commands).result()[-len(groups) :]
+    replies = service.submit(shard, commands).result()[-len(groups) :]
     again: list[list[int]] = []
     for places, reply in zip(groups, replies, strict=True):
         error: FastiError | None = reply.error

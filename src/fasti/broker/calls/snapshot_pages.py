@@ -58,7 +58,7 @@ class SnapshotTopic:
 
     def __init__(self, service: Service, held: Held, topic: str) -> None:
         self._service, self.held = service, held
-        self._store = service.shard.store
+        self._store = held.shard.store
         found = [number for number, known in held.snapshot.topics.items() if known[0] == topic]
         if not found:
             # Refuses what is no topic at all.

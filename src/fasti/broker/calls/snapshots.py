@@ -36,6 +36,7 @@ from fasti.model import DAY_US, MINUTE_US, SECOND_US
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
+    from fasti.broker.shard import Shard
 
 KEEP_US = 10 * MINUTE_US
 # For readers that come again, when all parts were read.
@@ -52,7 +53,7 @@ class Held:
 
     snapshot: Snapshot
     engine: Engine
-    shard: str
+    shard: Shard
     keep_us: int
     # Of the caller that took it.
     caller: str
@@ -69,7 +70,7 @@ class Held:
         return {
             "snapshot": self.snapshot.number,
             "position": self.snapshot.position,
-            "shard": self.shard,
+            "shard": f"{self.shard.store.journal.incarnation:016x}",
             "deadline_us": self.snapshot.deadline_us,
         }
 
@@ -97,6 +98,7 @@ class Snapshots:
     def take(
         self,
         caller: Caller,
+        shard: Shard,
         keep_us: int = KEEP_US,
         name: str = "",
         life: str = "",
@@ -119,7 +121,7 @@ class Snapshots:
                 if found is not None:
                     return self.used(found)
             self._make_room(caller)
-            held = self._taken(caller, keep_us, name)
+            held = self._taken(caller, shard, keep_us, name)
             held.parts_left, held.linger_us = set(range(readers)), min(keep_us, linger_us)
             with self._lock:
                 self._held[held.snapshot.number] = held
@@ -139,13 +141,13 @@ class Snapshots:
 
     @contextmanager
     def planning(
-        self, number: int, position: int | None, keep_us: int, caller: Caller
+        self, caller: Caller, shard: Shard, number: int, position: int | None, keep_us: int
     ) -> Iterator[Held]:
         """The snapshot of a plan: one that is there, or a new one, dropped if there is no plan."""
         if number:
             yield self.find(number, position)
             return
-        held = self.take(caller, keep_us)
+        held = self.take(caller, shard, keep_us)
         try:
             yield held
         except BaseException:
@@ -154,12 +156,11 @@ class Snapshots:
 
     def is_here(self, held: Held) -> bool:
         """Whether it can be read; after a recovery the engine is another one."""
-        return not held.snapshot.closed and held.engine is self._service.shard.engine
+        return not held.snapshot.closed and held.engine is held.shard.engine
 
     def used(self, held: Held) -> Held:
         """It is kept for longer, as somebody uses it."""
-        shard = self._service.shard
-        until_us = shard.clock.now_us() + held.keep_us
+        until_us = self._service.clock.now_us() + held.keep_us
         if until_us - held.snapshot.deadline_us > held.keep_us // 8:
             self._keep_until(held, until_us)
         with self._lock:
@@ -171,7 +172,7 @@ class Snapshots:
         def keep() -> None:
             held.snapshot.deadline_us = until_us
 
-        self._service.shard.run(keep)
+        held.shard.run(keep)
 
     def reading(
         self,
@@ -195,7 +196,7 @@ class Snapshots:
             held.parts_left.discard(part)
             if not held.parts_left:
                 held.keep_us = held.linger_us
-                self._keep_until(held, self._service.shard.clock.now_us() + held.keep_us)
+                self._keep_until(held, self._service.clock.now_us() + held.keep_us)
         if held.unread is not None and partition is not None:
             held.unread.discard(partition)
             if not held.unread:
@@ -207,7 +208,7 @@ class Snapshots:
             held = self._held.get(number)
         if held is not None:
             self._forget(held)
-            self._service.command(DropSnapshot(number))
+            held.shard.call(DropSnapshot(number))
 
     def _named(self, name: str, outlived: bool) -> Held | None:
         with self._lock:
@@ -225,12 +226,10 @@ class Snapshots:
             )
         return held
 
-    def _taken(self, caller: Caller, keep_us: int, name: str) -> Held:
+    def _taken(self, caller: Caller, shard: Shard, keep_us: int, name: str) -> Held:
         """Between two steps, so that it holds whole frames; told when all in it is durable."""
-        service = self._service
-        shard = service.shard
-        if service.stopping:
-            raise service.unavailable()
+        if self._service.stopping:
+            raise self._service.unavailable()
 
         def take() -> tuple[Engine, Snapshot]:
             engine, now_us = shard.engine, shard.clock.now_us()
@@ -243,8 +242,7 @@ class Snapshots:
             with suppress(FastiError):
                 shard.run(lambda: engine.release_snapshot(snapshot.number))
             raise
-        shard_name = f"{shard.store.journal.incarnation:016x}"
-        return Held(snapshot, engine, shard_name, keep_us, caller.name, name)
+        return Held(snapshot, engine, shard, keep_us, caller.name, name)
 
     def _make_room(self, caller: Caller) -> None:
         """One that has a name and that nobody reads, the longest unused, goes: the caller's own,
@@ -306,7 +304,7 @@ def _take_snapshot(service: Service, caller: Caller, header: Header, parts: Part
     fields: dict[str, Any] = requests.checked(
         header, name="", life="", keep_us=KEEP_US, readers=0, linger_us=LINGER_US
     )
-    held = service.snapshots.take(caller, **fields)
+    held = service.snapshots.take(caller, service.placement.catalogue, **fields)
     return {**held.told(), "life": service.snapshots.life}, []
 
 

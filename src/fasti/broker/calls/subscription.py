@@ -78,7 +78,7 @@ class Subscription:
         self._consumer: str = fields["consumer"]
         self._group: str = fields["group"]
         self.lease_us = service.require_topic(self._topic).lease_us
-        self._shard = service.shard
+        self._shard = service.placement.shard_of(self._topic)
         self._engine = self._shard.engine
         self._life = (self._topic, self._group, self._consumer, fields["life"])
         self._attempt: int = fields["attempt"]
@@ -260,7 +260,7 @@ class Subscription:
         granted = commands[-1].count if isinstance(commands[-1], Lease) else 0
         self._wait_for_room()
         try:
-            answer = self._service.submit(commands)
+            answer = self._service.submit(self._shard, commands)
         except FastiError:
             self._credit.withdraw(granted)
             self._answered()
@@ -340,7 +340,7 @@ class Subscription:
             # Told, because a session that says nothing more would be waited for for ever.
             _log.warning("a session of %r on %r ended: %r", self._consumer, self._topic, error)
             self._ended = True
-            told = self._service.failed("consume", error, self._engine)
+            told = self._service.failed("consume", error, self._shard, self._engine)
             return self._stamped(_problem(None, told)), None
 
     def _next(self) -> Written | None:

@@ -44,7 +44,7 @@ def _put_schedules(service: Service, caller: Caller, header: Header, parts: Part
             raise InvalidArgument("a schedule is an object", field="schedules")
         given = requests.checked(each, name=str, schedule=dict)
         named.append((given["name"], Schedule.from_dict(given["schedule"])))
-    _check(named, service.shard.settings.limits)
+    _check(named, service.limits)
     texts = [(name, schedule.to_json()) for name, schedule in named]
     made = service.command(cc.PutSchedules(fields["topic"], texts, fields["expected"])).value
     told = [{"status": outcome.word, "version": version} for outcome, version in made]
@@ -77,7 +77,7 @@ def _schedules(service: Service, caller: Caller, header: Header, parts: Parts) -
     after = min(max(fields["after_number"], -1), 1 << 32)
     command = cc.ReadSchedules(fields["topic"], fields["name"], after, limit=limit)
     page: cc.SchedulesPage = service.command(command).value
-    described = _Described(service.shard.clock.now_us(), frozenset(service.topics()))
+    described = _Described(service.clock.now_us(), frozenset(service.topics()))
     told = [described.row(page, row) for row in range(len(page.numbers))]
     more = int(page.numbers[-1]) if page.more else None
     return {"schedules": told, "next_after_number": more}, []
@@ -139,9 +139,9 @@ def _preview(service: Service, caller: Caller, header: Header, parts: Parts) -> 
         # Where it goes to makes no difference.
         given = {"target": "-", **fields["schedule"]}
         schedule = Schedule.from_dict(given)
-        _check([("-", schedule)], service.shard.settings.limits)
+        _check([("-", schedule)], service.limits)
     occurrences = Occurrences(Timing.of(schedule))
-    after_us = service.shard.clock.now_us() if after_us is None else max(after_us, 0)
+    after_us = service.clock.now_us() if after_us is None else max(after_us, 0)
     found = bounded_after(occurrences, schedule, after_us)
     told: list[Header] = [
         {"at_us": at_us, "local": local_text(at_us, occurrences.zone)}
@@ -162,7 +162,7 @@ def _run_schedule(service: Service, caller: Caller, header: Header, parts: Parts
     topic, name = fields["topic"], fields["name"]
     page = service.command(cc.ReadSchedules(topic, name)).value
     schedule = Schedule.from_json(page.definitions[0])
-    rows = one_row(name, schedule, service.shard.clock.now_us())
+    rows = one_row(name, schedule, service.clock.now_us())
     reply: Any = service.command(cc.RunSchedule(topic, name, rows))
     return outcomes.encode(service.mutation("run_schedule", topic, reply)), []
 

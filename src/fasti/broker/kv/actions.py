@@ -39,20 +39,20 @@ def _changed(service: Service, op: str, header: Header, batch: pa.RecordBatch) -
 
 def _put_part(service: Service, header: Header, batch: pa.RecordBatch) -> KvPut:
     topic = requests.checked(header, topic=str)["topic"]
-    shard = service.shard
-    return kv_requests.put(batch, topic, shard.store.seed, shard.settings.limits)
+    shard = service.placement.shard_of(topic)
+    return kv_requests.put(batch, topic, shard.store.seed, service.limits)
 
 
 def _delete_part(service: Service, header: Header, batch: pa.RecordBatch) -> KvDelete:
     topic = requests.checked(header, topic=str)["topic"]
-    shard = service.shard
-    return kv_requests.delete(batch, topic, shard.store.seed, shard.settings.limits)
+    shard = service.placement.shard_of(topic)
+    return kv_requests.delete(batch, topic, shard.store.seed, service.limits)
 
 
 def _get(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = requests.checked(header, topic=str, value=True)
-    shard, batch = service.shard, one(parts)
-    keys = kv_requests.names(batch, shard.store.seed, shard.settings.limits)
+    shard, batch = service.placement.shard_of(fields["topic"]), one(parts)
+    keys = kv_requests.names(batch, shard.store.seed, service.limits)
     found, contents = fetch(shard, KvGet(fields["topic"], keys), fields["value"])
     named = batch.column("key")
     clustering = pa.nulls(len(named), pa.string())

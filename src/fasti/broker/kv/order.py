@@ -88,8 +88,8 @@ class KeyOrder:
 
     def __init__(self, service: Service, topic: str, number: int) -> None:
         self.number = number
-        self._service, self._topic = service, topic
-        self._ring: Ring = service.shard.feed.rings.open(number)
+        self._topic, self._shard = topic, service.placement.shard_of(topic)
+        self._ring: Ring = self._shard.feed.rings.open(number)
         # One settles at a time; and for what the committer's thread shares.
         self._settling = threading.Lock()
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class KeyOrder:
     def close(self) -> None:
         """Nobody will scan any more."""
         self._ring.unlisten(self._hear)
-        self._service.shard.feed.rings.close(self._ring)
+        self._shard.feed.rings.close(self._ring)
 
     # The committer's thread
 
@@ -157,9 +157,11 @@ class KeyOrder:
             self._let_go()
             # From here on what is heard counts, unless the shard recovers meanwhile.
             self._runs = []
-        shard = self._service.shard
-        deadline_us = shard.clock.now_us() + _SNAPSHOT_US
-        snapshot: Snapshot = self._service.command(TakeSnapshot(deadline_us)).value
+        deadline_us = self._shard.clock.now_us() + _SNAPSHOT_US
+        taken = self._shard.call(TakeSnapshot(deadline_us))
+        if taken.error is not None:
+            raise taken.error
+        snapshot: Snapshot = taken.value
         try:
             keys, ids = self._read(snapshot)
             seen = {
@@ -172,7 +174,7 @@ class KeyOrder:
                 self._let_go()
             raise
         finally:
-            self._service.command(DropSnapshot(snapshot.number))
+            self._shard.call(DropSnapshot(snapshot.number))
         run = make_run(keys, ids)
         with self._lock:
             if self._runs is None:
@@ -191,7 +193,7 @@ class KeyOrder:
                     ids.append(columns["sequence"][stored] | number << SEQUENCE_BITS)
                     places.append(columns["location"][stored])
         locations = np.concatenate(places)
-        payloads = self._service.shard.store.payloads
+        payloads = self._shard.store.payloads
         keys: list[pa.Array] = [_NO_KEYS]
         for begin in range(0, len(locations), _GATHERED_ROWS):
             some = locations[begin : begin + _GATHERED_ROWS]

@@ -81,8 +81,9 @@ class KvReads:
         self._service.command(KvDescribe(fields["topic"]))
         snapshots = self._service.snapshots
         position = requests.integer(fields, "position")
+        shard = self._service.placement.shard_of(fields["topic"])
         place = (fields["snapshot"], position, wanted["keep_us"])
-        with snapshots.planning(*place, caller) as held:
+        with snapshots.planning(caller, shard, *place) as held:
             schema = SnapshotEntries(self._service, held, fields).schema
             topic = SnapshotTopic(self._service, held, fields["topic"])
             ranges = split_ranges(topic, wanted["splits"], range(topic.settings.partitions))
@@ -160,7 +161,9 @@ class KvReads:
             if not len(ids):
                 break
             low, after = keys[len(keys) - 1].as_py(), True
-            for found, contents, rows in pieces(self._service.shard, topic, ids, values):
+            for found, contents, rows in pieces(
+                self._service.placement.shard_of(topic), topic, ids, values
+            ):
                 named, clustering = split(keys.take(pa.array(rows)).cast(pa.string()))
                 batch = entries_batch(found, contents, named, clustering)
                 if left is not None:

@@ -46,16 +46,15 @@ class KvWatcher(Follower):
     call = "watch"
 
     def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
-        super().__init__(service, caller)
         fields = requests.checked(descriptor, topic=str, position=None, prefix="")
-        self._shard = service.shard
         self._topic: str = fields["topic"]
+        super().__init__(service, caller, service.placement.shard_of(self._topic))
         self._prefix: str = fields["prefix"] or ""
         wanted = requests.integer(fields, "position")
         if wanted is not None and wanted < 0:
             raise InvalidArgument("a position can't be negative", field="position", limit=0)
         self._number: int = self._describe()["topic"]
-        feed = self._shard.feed
+        feed = self.shard.feed
         feed.enter()
         try:
             self._ring: Ring = feed.rings.open(self._number)
@@ -81,8 +80,8 @@ class KvWatcher(Follower):
 
     def leave(self) -> None:
         """One fewer watches."""
-        self._shard.feed.rings.close(self._ring)
-        self._shard.feed.leave()
+        self.shard.feed.rings.close(self._ring)
+        self.shard.feed.leave()
 
     def pages(self) -> Iterator[Written]:
         """Changes as they become durable."""
@@ -132,7 +131,7 @@ class KvWatcher(Follower):
             self._position = max(self._position, min(base, self._read_through))
         except Closed:
             # The shard recovers: soon the journal is another one.
-            if self._shard.failed:
+            if self.shard.failed:
                 raise
         if self._position == before < base:
             self._ring.wait(base, _PAUSE_S, self.is_over)
@@ -158,9 +157,9 @@ class KvWatcher(Follower):
 
     def _replay(self) -> Iterator[StoredFrame]:
         try:
-            yield from self._shard.store.journal.replay(self._position)
+            yield from self.shard.store.journal.replay(self._position)
         except Gone as error:
-            first = self._shard.store.journal.first_sequence
+            first = self.shard.store.journal.first_sequence
             raise self._gone(f"the watcher was too slow: {error.message}", first - 1) from error
 
     def _passed(self, position: int) -> int:
@@ -174,7 +173,7 @@ class KvWatcher(Follower):
             raise self._gone(f"position {position} lies ahead of the journal", now)
         if told["changed"] <= position:
             return now
-        first = self._shard.store.journal.first_sequence
+        first = self.shard.store.journal.first_sequence
         if position < first - 1:
             raise self._gone(f"what followed position {position} is forgotten", first - 1)
         return position

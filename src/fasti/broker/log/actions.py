@@ -41,9 +41,10 @@ def _log(service: Service, caller: Caller, header: Header, parts: Parts) -> Answ
     topic = requests.checked(header, topic=str)["topic"]
     partitions = described(service, topic)
     # Offsets mean nothing in a log that was deleted and made again under the same name.
-    known = service.shard.engine.state.by_name.get(topic)
+    shard = service.placement.shard_of(topic)
+    known = shard.engine.state.by_name.get(topic)
     number = known.number if known is not None else 0
-    identity = f"{service.shard.store.manifest.incarnation:016x}:{number}"
+    identity = f"{shard.store.manifest.incarnation:016x}:{number}"
     return {"identity": identity, "partitions": partitions}, []
 
 
@@ -190,11 +191,12 @@ def _contents(
     service: Service, topic: str, found: Messages, count: int
 ) -> tuple[int, pa.RecordBatch]:
     """The contents of dead rows, of as many as fit one answer."""
-    payloads, locations = service.shard.store.payloads, found.columns["location"][:count]
+    shard = service.placement.shard_of(topic)
+    locations = found.columns["location"][:count]
     try:
-        contents = payloads.gather(locations, _PAYLOAD_BYTES, lost=True)
+        contents = shard.store.payloads.gather(locations, _PAYLOAD_BYTES, lost=True)
     except MOVED:
-        _, contents = fetch(service.shard, topic, Target(ids=found.ids[:count]))
+        _, contents = fetch(shard, topic, Target(ids=found.ids[:count]))
     return contents.num_rows, contents
 
 

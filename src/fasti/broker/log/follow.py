@@ -36,11 +36,11 @@ class LogFollower(Follower):
     call = "follow"
 
     def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
-        super().__init__(service, caller)
         fields = requests.checked(descriptor, **_FIELDS)
         self._topic: str = fields["topic"]
+        super().__init__(service, caller, service.placement.shard_of(self._topic))
         self._cursors = Begin(service, fields).cursors()
-        shard = service.shard
+        shard = self.shard
         number = shard.run(lambda: shard.engine.state.by_name[self._topic].number).result()
         self._followed = shard.feed.follow(number)
 
@@ -55,7 +55,7 @@ class LogFollower(Follower):
 
     def leave(self) -> None:
         """One fewer follows."""
-        self.service.shard.feed.unfollow(self._followed)
+        self.shard.feed.unfollow(self._followed)
 
     def pages(self) -> Iterator[Written]:
         """Rows of all partitions, in turn."""

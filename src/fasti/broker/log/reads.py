@@ -71,6 +71,7 @@ class LogCursor:
         columns: Sequence[str] = (),
     ) -> None:
         self._service, self._topic = service, topic
+        self._shard = service.placement.shard_of(topic, partition)
         self.partition, self.offset = partition, offset
         # The offset behind the last row, as of the last page.
         self.end = offset
@@ -136,7 +137,7 @@ class LogCursor:
     def _contents(self, piece: LogPiece) -> pa.RecordBatch | None:
         """The rows of a piece; None if they have moved since they were located."""
         try:
-            payloads = self._service.shard.store.payloads
+            payloads = self._shard.store.payloads
             contents = log_rows.read_piece(payloads, piece, self._stored)
             contents = log_rows.with_losses(payloads, piece, contents)
         except MOVED:
@@ -188,13 +189,14 @@ def described(service: Service, topic: str) -> list[Header]:
 
 def offset_at(service: Service, topic: str, partition: int, time_us: int) -> int:
     """The first offset whose row was appended at that time or later; the end if none was."""
+    shard = service.placement.shard_of(topic, partition)
     for _ in range(_TRIES):
         found: LogPage = service.command(FindOffset(topic, partition, time_us))
         if not found.pieces:
             return found.end
         piece = found.pieces[0]
         try:
-            offset = log_rows.offset_at(service.shard.store.payloads, piece, time_us)
+            offset = log_rows.offset_at(shard.store.payloads, piece, time_us)
         except MOVED:
             continue
         return max(found.earliest, offset)

@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fasti.broker.placement import shard_for
 from fasti.core.command import Command
 from fasti.core.routing.commands import ReadBindings
 from fasti.core.routing.matching import Matcher, routes_of
 from fasti.errors import FastiError, NotFound, Overloaded
 
 if TYPE_CHECKING:
+    from fasti.broker.placement import Placement
     from fasti.broker.shard import Shard
 
 _TRIES = 4
 
 
 class RouteBook:
-    """The matchers of a shard's topics, by name. A topic that is not here has no bindings."""
+    """The matchers of a broker's topics, by name. A topic that is not here has no bindings."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._limits = placement.catalogue.settings.limits
         self._matchers: dict[str, Matcher] = {}
         self._lock = threading.Lock()
         self._is_read = False
@@ -40,24 +44,22 @@ class RouteBook:
                 self._read_all()
             matcher = self._matchers.get(produce.topic)
             if matcher is not None:
-                produce.routes = routes_of(matcher, produce, self._shard.settings.limits)
+                produce.routes = routes_of(matcher, produce, self._limits)
 
     def _read_all(self) -> None:
         """All bindings that there are, at the first use; from then on who changes them tells."""
         # If the engine can't be asked now, batches are refused, and what they lack is learnt.
         with suppress(FastiError):
-            for topic in self._shard.run(self._bound).result():
-                self.refresh(topic)
+            for shard in self._placement.shards():
+                for topic in shard.run(partial(_bound, shard)).result():
+                    self.refresh(topic)
             self._is_read = True
-
-    def _bound(self) -> list[str]:
-        return [topic.name for topic in self._shard.engine.state.topics.values() if topic.bindings]
 
     def refresh(self, topic: str) -> None:
         """Looks at a topic's bindings again. Waits for the engine."""
         with self._lock:
             try:
-                reply = self._shard.call(ReadBindings(topic))
+                reply = self._placement.shard_of(topic).call(ReadBindings(topic))
                 if reply.error is not None:
                     raise reply.error
                 version, bindings = reply.value
@@ -95,10 +97,16 @@ class RouteBook:
         A few times, should somebody change them all the while; then the refusal is the reply.
         """
         produces = any(True for _ in command.produces())
+        shard = shard_for(self._placement, command)
         tries = 0
         while True:
             tries += 1
             self.route(command)
-            reply = self._shard.call(command)
+            reply = shard.call(command)
             if not produces or tries == _TRIES or not self.learn(reply.error):
                 return reply
+
+
+def _bound(shard: Shard) -> list[str]:
+    """In the sequencer: the topics that have bindings."""
+    return [topic.name for topic in shard.engine.state.topics.values() if topic.bindings]

@@ -90,7 +90,7 @@ def _finished(service: Service, sink: str, answer: SinkAnswer, until: float) -> 
 
 def _names(service: Service, fields: Header) -> list[str]:
     names: list[Any] = fields["stages"]
-    limit = service.shard.settings.limits.stages_max
+    limit = service.limits.stages_max
     if len(names) > limit:
         raise InvalidArgument(f"at most {limit} stages", field="stages", limit=limit)
     if not all(isinstance(name, str) and name for name in names):

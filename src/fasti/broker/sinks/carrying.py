@@ -51,18 +51,18 @@ class Carrier:
     """One per service."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._shard = service, service.placement.catalogue
         self._changed = threading.Condition()
         self._wanted = self._stopping = False
         self._changes = 0
-        self._worker = service.shard.threads.worker("fasti-sinks", self._run)
+        self._worker = service.threads.worker("fasti-sinks", self._run)
         self._is_started = False
 
     # Any thread
 
     def start(self) -> None:
         """Goes on with what is left of an earlier life."""
-        shard = self._service.shard
+        shard = self._shard
         shard.on_sinks = self._note
         with suppress(FastiError):
             if shard.run(lambda: _next(shard.engine.state)).result():
@@ -126,14 +126,14 @@ class Carrier:
                     if self._stopping:
                         return
             except Closed:
-                if self._service.shard.failed:
+                if self._shard.failed:
                     return
                 pause_s = self._rest(pause_s)
             except FastiError as error:
                 _log.warning("sinks: %s; trying again", error)
                 pause_s = self._rest(pause_s)
             except Exception as error:
-                self._service.shard.faults.note_call("carry", error)
+                self._service.faults.note_call("carry", error)
                 pause_s = self._rest(pause_s)
 
     def _rest(self, pause_s: float) -> float:
@@ -144,7 +144,7 @@ class Carrier:
 
     def _carry_some(self) -> bool:
         """The next parcels; False if there are none."""
-        shard = self._service.shard
+        shard = self._shard
         parcels: list[_Parcel] = shard.run(lambda: _next(shard.engine.state)).result()
         if not parcels:
             return False

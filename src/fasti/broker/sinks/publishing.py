@@ -93,7 +93,7 @@ def _claimed(
         _repeat(service, lambda state: claims.go_on(state, claim))
         if claim.conflicts and may_fail:
             # Told when what stands in the way is durable.
-            service.shard.submit([]).result()
+            service.placement.catalogue.submit([]).result()
             raise refusal(claim)
         return decide(claim)
     finally:
@@ -102,13 +102,13 @@ def _claimed(
 
 
 def _run(service: Service, function: Callable[[ShardState], Any]) -> Any:
-    shard = service.shard
+    shard = service.placement.catalogue
     return shard.run(lambda: function(shard.engine.state)).result()
 
 
 def _repeat(service: Service, function: Callable[[ShardState], bool]) -> None:
     """Until there is no more to do. The next call waits while one runs, a step between them."""
-    shard = service.shard
+    shard = service.placement.catalogue
     waiting = deque([shard.run(lambda: function(shard.engine.state)) for _ in range(2)])
     while waiting:
         if waiting.popleft().result() and len(waiting) < 2:
@@ -121,7 +121,7 @@ def _named(service: Service, error: AlreadyExists) -> AlreadyExists:
     locations = np.array(error.details.get("locations", []), dtype=np.int64)
     keys: list[str] = []
     try:
-        payloads = service.shard.store.payloads
+        payloads = service.placement.catalogue.store.payloads
         keys = payloads.gather(locations, names=("key",), lost=True).column("key").to_pylist()
     except MOVED:
         pass  # A checkpoint has just moved them: how many there are must do.

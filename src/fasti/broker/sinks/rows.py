@@ -102,11 +102,11 @@ def check_operation(operation: str, topic: str, kind: str) -> None:
 def staged(service: Service, meant: Meant, batch: pa.RecordBatch) -> co.Produce:
     """The command that stages rows, without its stage. Raises what is wrong with them."""
     requests.check_columns(batch.schema, meant.types, meant.needed)
-    shard = service.shard
-    seed, limits = shard.store.seed, shard.settings.limits
+    shard = service.placement.shard_of(meant.topic)
+    seed, limits = shard.store.seed, service.limits
     if meant.is_native:
         named = {"topic": meant.topic, "owner": meant.owner}
-        return requests.produce(batch, seed, limits, shard.clock.now_us(), **named)
+        return requests.produce(batch, seed, limits, service.clock.now_us(), **named)
     if not batch.num_rows:
         raise InvalidArgument("a batch has at least one row", field="batch")
     requests.check_contents(batch)
@@ -120,15 +120,15 @@ def staged(service: Service, meant: Meant, batch: pa.RecordBatch) -> co.Produce:
 
 def _check(service: Service, meant: Meant, batch: pa.RecordBatch) -> None:
     """Makes what will be carried out, so that the writer is told what is wrong, not nobody."""
-    shard = service.shard
-    seed, limits = shard.store.seed, shard.settings.limits
+    shard = service.placement.shard_of(meant.topic)
+    seed, limits = shard.store.seed, service.limits
     if meant.operation in ("produce", "append"):
         _check_partitions(meant, batch)
         _appends(service, meant, batch)
     elif meant.operation == "put":
         _entries(service, meant, batch)
         _check_range(batch, "ttl_us", 1)
-        _check_range(batch, "expires_us", shard.clock.now_us() + 1)
+        _check_range(batch, "expires_us", service.clock.now_us() + 1)
     else:
         changing.check(meant.operation, batch, seed, limits)
         _check_range(batch, "due_us", 0)
@@ -192,8 +192,8 @@ def commands(
 
 def _appends(service: Service, meant: Meant, batch: pa.RecordBatch) -> list[co.Produce]:
     """One command for the rows of each partition that is named, and one for those of none."""
-    shard = service.shard
-    seed, limits = shard.store.seed, shard.settings.limits
+    shard = service.placement.shard_of(meant.topic)
+    seed, limits = shard.store.seed, service.limits
     pieces: list[tuple[int | None, pa.RecordBatch]] = [(None, batch)]
     if "partition" in batch.schema.names:
         numbers = batch.column("partition")
@@ -206,7 +206,7 @@ def _appends(service: Service, meant: Meant, batch: pa.RecordBatch) -> list[co.P
             for number in numbers.unique().to_pylist()
         ]
     named = {"topic": meant.topic, "owner": meant.owner}
-    now_us = shard.clock.now_us()
+    now_us = service.clock.now_us()
     return [
         requests.produce(piece, seed, limits, now_us, partition=number, **named)
         for number, piece in pieces
@@ -229,11 +229,11 @@ def _entries(
     service: Service, meant: Meant, batch: pa.RecordBatch
 ) -> tuple[list[Any], dict[str, int]]:
     """Puts, and deletes where the payload is null."""
-    shard = service.shard
-    seed, limits = shard.store.seed, shard.settings.limits
+    shard = service.placement.shard_of(meant.topic)
+    seed, limits = shard.store.seed, service.limits
     if "payload" not in batch.schema.names:
         raise InvalidArgument("the column 'payload' is missing", field="payload")
-    batch = _in_time(batch, shard.clock.now_us())
+    batch = _in_time(batch, service.clock.now_us())
     values = batch.column("payload")
     outcomes: dict[str, int] = {}
     if values.null_count:

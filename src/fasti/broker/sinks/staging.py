@@ -72,7 +72,7 @@ class StageIntake(Intake):
         command.staging = co.Staging(*place, offset)
         # What a topic with bindings says to being staged into is said by the engine.
         self._counts.append(offset + batch.num_rows)
-        return self._service.shard.submit([command])
+        return self._shard.submit([command])
 
     def _told(self, reply: Reply) -> Header:
         return {"rows": self._counts.pop(0)}
@@ -80,6 +80,6 @@ class StageIntake(Intake):
 
 def check_sink(service: Service, sink: str) -> None:
     """Raises unless it may be a sink's name."""
-    limit = service.shard.settings.limits.name_bytes_max
+    limit = service.limits.name_bytes_max
     if not sink or len(sink.encode()) > limit:
         raise InvalidArgument(f"a sink's name has 1 to {limit} bytes", field="sink", limit=limit)

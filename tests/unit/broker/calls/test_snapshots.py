@@ -50,7 +50,7 @@ def test_rows_of_pages_and_leftovers_come_once(
     gone = [n for n in range(1, 40_001) if (n >> 12) % 2 and n % 100]
     for begin in range(0, len(gone), 5_000):
         client.messages("t").cancel(id=gone[begin : begin + 5_000])
-    shard = transport_of(client).service.shard
+    shard = transport_of(client).service.placement.catalogue
     while shard.run(shard.engine.tidy).result():
         pass
     held, _ = client.transport.call("take_snapshot", {})
@@ -91,7 +91,7 @@ def test_a_snapshot_that_goes_under_a_reader_says_so(client: Client) -> None:
 
 def test_a_deadline_moves_on_with_every_use_and_then_comes(client: Client) -> None:
     client.create_topic("t")
-    shard = transport_of(client).service.shard
+    shard = transport_of(client).service.placement.catalogue
     held, _ = client.transport.call("take_snapshot", {"keep_us": 600_000_000, "name": "q"})
     snapshot = shard.engine.snapshots[held["snapshot"]]
     # As if most of the time were over.
@@ -113,7 +113,7 @@ def test_a_deadline_moves_on_with_every_use_and_then_comes(client: Client) -> No
 def test_what_was_read_by_all_is_kept_for_less(client: Client) -> None:
     client.create_topic("t")
     client.producer("t").send_batch([b"x"] * 10, due=[FAR_US] * 10)
-    shard = transport_of(client).service.shard
+    shard = transport_of(client).service.placement.catalogue
     fields = {"name": "q", "keep_us": 600_000_000, "readers": 2, "linger_us": 60_000_000}
     held, _ = client.transport.call("take_snapshot", fields)
     snapshot = shard.engine.snapshots[held["snapshot"]]
@@ -131,7 +131,7 @@ def test_what_was_read_by_all_is_kept_for_less(client: Client) -> None:
 
 def test_a_plan_that_is_refused_leaves_no_snapshot(client: Client) -> None:
     client.create_topic("t")
-    shard = transport_of(client).service.shard
+    shard = transport_of(client).service.placement.catalogue
     for wrong in ({"splits": 0}, {"splits": 5000}, {"columns": ["nothing"], "splits": 2}):
         with pytest.raises(FastiError):
             client.transport.plan({"call": "list", "topic": "t", **wrong})

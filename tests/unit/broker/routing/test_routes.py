@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fasti.broker.placement import OneShard
 from fasti.broker.routing.routes import RouteBook
 from fasti.config import ShardSettings
 from fasti.core.commands import Produce, Transaction
@@ -141,7 +142,7 @@ def produce(rows: int = 1) -> Produce:
 
 def test_a_command_that_was_routed_by_old_bindings_is_sent_again() -> None:
     shard = OneTopic()
-    book = RouteBook(shard)  # type: ignore[arg-type]
+    book = RouteBook(OneShard(shard))  # type: ignore[arg-type]
     assert book.call(produce()).error is None
     shard.version = 2
     assert book.call(produce()).error is None
@@ -156,7 +157,7 @@ def test_a_command_that_was_routed_by_old_bindings_is_sent_again() -> None:
 
 def test_bindings_that_change_all_the_while_are_told() -> None:
     shard = OneTopic()
-    book = RouteBook(shard)  # type: ignore[arg-type]
+    book = RouteBook(OneShard(shard))  # type: ignore[arg-type]
     book.route(produce())
     shard.version += 1
 
@@ -171,7 +172,7 @@ def test_bindings_that_change_all_the_while_are_told() -> None:
 def test_the_bindings_of_a_deleted_target_are_looked_at_again() -> None:
     shard = OneTopic()
     shard.bindings = [(">", "t"), (">", "u")]
-    book = RouteBook(shard)  # type: ignore[arg-type]
+    book = RouteBook(OneShard(shard))  # type: ignore[arg-type]
     book.route(produce())
     shard.version, shard.bindings = 2, [(">", "u")]
     book.topic_gone("other")
@@ -186,7 +187,7 @@ def test_the_bindings_of_a_deleted_target_are_looked_at_again() -> None:
 def test_too_many_copies_are_refused_by_name() -> None:
     shard = OneTopic(Limits(batch_rows_max=10))
     shard.bindings = [(">", f"t{number}") for number in range(COPIES_PER_ROW_MAX + 1)]
-    book = RouteBook(shard)  # type: ignore[arg-type]
+    book = RouteBook(OneShard(shard))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="110 copies") as refusal:
         book.route(produce(10))
     assert refusal.value.details["limit"] == 100
