@@ -83,6 +83,11 @@ class RetryPolicy:
     jitter: float = 0.1
 
 
+def back_off(first: float, failures: int, longest: float) -> float:
+    """How long to wait after failures in a row: twice as long each time, up to the longest."""
+    return min(first * 2 ** min(failures, 32), longest)
+
+
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     """Everything that can be set on a topic. Frozen: a change makes a new one."""

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.core import commands as co
+from fasti.core.agenda import FOREVER
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.priority.kind import PriorityPartition
@@ -32,7 +33,7 @@ from fasti.core.replies import (
 from fasti.core.rows.arena import EXPIRES, STATE_MASK
 from fasti.core.rows.location import is_in_run, number_of, row_of
 from fasti.core.rows.snapshot import live_rows_of, read_range
-from fasti.core.timeline.partition import FOREVER, Partition
+from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.reads import READY, STATE_WORDS
 from fasti.errors import FastiError
 from fasti.model import MINUTE_US, Outcome, State, make_id, partition_of

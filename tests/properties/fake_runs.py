@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from fasti.core import commands as co
+from fasti.core.agenda import FOREVER
 from fasti.core.engine import Engine
 from fasti.core.replies import LoadSlice
 from fasti.core.rows.location import in_block, is_in_run, number_of, row_of
 from fasti.core.rows.snapshot import Snapshot
-from fasti.core.timeline.partition import FOREVER
 
 Place = tuple[int, int]
 Entries = dict[Place, set[tuple[int, int]]]

@@ -16,13 +16,13 @@ import pyarrow as pa
 from fasti.broker.kv.requests import KvKeys
 from fasti.config import ShardSettings
 from fasti.core import commands as co
+from fasti.core.agenda import FOREVER
 from fasti.core.capsule import capture
 from fasti.core.keys import Keys, Rows
 from fasti.core.kv.commands import KvDelete, KvGet, KvPut
 from fasti.core.log.commands import DescribeLog, ReadLog
 from fasti.core.replies import Deliver
 from fasti.core.rows.arena import STATE_MASK
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.timeline.reads import READY
 from fasti.model import SECOND_US, OnConflict, RetryPolicy, State, TopicSettings
 from fasti.storage.file_storage import FileStorage

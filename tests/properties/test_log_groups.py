@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from fasti.core import agenda
 from fasti.core import commands as co
 from fasti.core.log import commands as lo
 from fasti.core.log import dead as log_dead
@@ -56,7 +57,7 @@ def _small(request: Any) -> Any:
     patch.setattr(log_order, "_LOOKED_AT", 3)
     for name, value in {"SERVED_PER_STEP": 7, "TURN_ROWS": 5, "TURN_ROWS_MIN": 2}.items():
         patch.setattr(log_turns, name, value)
-    patch.setattr(log_turns, "_PLANNED_MIN", 3)
+    patch.setattr(agenda, "_SIZE_MIN", 3)
     yield
     patch.undo()
 

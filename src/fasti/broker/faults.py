@@ -23,6 +23,7 @@ from fasti.core.command import Command
 from fasti.core.commands import Detach
 from fasti.core.work import Fault
 from fasti.errors import InternalError
+from fasti.model import back_off
 
 _log = logging.getLogger("fasti.broker.faults")
 
@@ -115,8 +116,8 @@ class Faults:
         suspect.times += 1
         suspect.last_us = now_us
         if suspect.times > 1:
-            closed_us = _SECOND_US << min(suspect.times - 2, 10)
-            suspect.until_us = now_us + min(closed_us, _CLOSED_MAX_US)
+            closed_us = back_off(_SECOND_US, suspect.times - 2, _CLOSED_MAX_US)
+            suspect.until_us = now_us + int(closed_us)
         self._suspects[key] = suspect
 
     def _tell(self, fault: tuple[str, str], what: str, error: BaseException) -> None:

@@ -80,6 +80,7 @@ from fasti.errors import (
     StorageFull,
     TimedOut,
 )
+from fasti.model import back_off
 from fasti.storage.storage_engine import StorageEngine
 from fasti.storage.store import ShardStore
 
@@ -637,7 +638,7 @@ class Shard:
     def _hold_on(self) -> None:
         """Waits when nothing was written since the last recovery, longer each time."""
         if self._failures_in_a_row:
-            seconds = min(1.0, 0.005 * 2**self._failures_in_a_row)
+            seconds = back_off(0.005, self._failures_in_a_row, 1.0)
             with self._wakeup:
                 self._wakeup.wait_for(lambda: self._closing, seconds)
 

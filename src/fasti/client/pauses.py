@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from fasti.errors import FastiError
+from fasti.model import back_off
 
 _FIRST_S, _MAX_S = 0.02, 2.0
 
@@ -21,7 +22,7 @@ class Pauses:
     def next_s(self, error: FastiError) -> float:
         """After one more failure; at least as long as the broker asked for, within bounds."""
         self._tries += 1
-        pause = min(_FIRST_S * 2 ** min(self._tries, 10), _MAX_S)
+        pause = back_off(_FIRST_S, self._tries, _MAX_S)
         if error.retry_after_us is not None:
             pause = max(pause, min(error.retry_after_us / 1_000_000, _MAX_S))
         return pause * random.uniform(0.5, 1.0)

@@ -24,6 +24,7 @@ import numpy as np
 
 from fasti.core import commands
 from fasti.core import events as ev
+from fasti.core.agenda import FOREVER
 from fasti.core.calendar.slices import Slices
 from fasti.core.delivery import consumers, expiry, leasing
 from fasti.core.delivery.leases import NEVER
@@ -41,7 +42,6 @@ from fasti.core.sinks import commands as sink_commands
 from fasti.core.sinks import deciding as sinks
 from fasti.core.state import ShardState
 from fasti.core.timeline import produce, reads, staging
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.topics import change_topic, create_topic, delete_topic, pause_topic
 from fasti.core.traits import hint
 from fasti.core.work import Fault, StepFailed, Work

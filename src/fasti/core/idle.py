@@ -6,17 +6,16 @@ sessions that end (`Topic.active_us`, kept by checkpoints); that somebody waits 
 topic is looked at, and then it is looked at again a whole age later. After a start every topic has its full age again,
 because nobody could use it while the broker was away.
 
-Looking is planned in a heap, so topics cost nothing in between. The sequencer's thread only.
+Looking is planned, so topics cost nothing in between. The sequencer's thread only.
 """
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
+from fasti.core.agenda import Agenda
 from fasti.core.commands import DeleteTopic
 from fasti.core.state import Topic
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.work import Work
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ class Idle:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._state = engine.state
-        # A heap of (moment, topic), and of each topic the moment that counts.
-        self._planned: list[tuple[int, int]] = []
-        self._look_us: dict[int, int] = {}
+        self._agenda: Agenda[int] = Agenda()
         # Nobody could use anything before this: when the first step was.
         self._since_us: int | None = None
 
@@ -45,17 +42,13 @@ class Idle:
         while self._state.mortal_news:
             number = self._state.mortal_news.pop()
             if number in self._state.mortal:
-                self._plan(number, self._end_us(self._state.mortal[number]))
-        looked = 0
-        while self._planned and self._planned[0][0] <= work.now_us:
-            if looked == _LOOKED_PER_STEP:
-                return True
-            at_us, number = heapq.heappop(self._planned)
-            if self._look_us.get(number) == at_us:
-                del self._look_us[number]
-                looked += 1
-                self._look_at(work, number)
-        return False
+                self._agenda.plan(number, self._end_us(self._state.mortal[number]))
+        for _ in range(_LOOKED_PER_STEP):
+            idle = self._agenda.pop(work.now_us)
+            if idle is None:
+                return False
+            self._look_at(work, idle)
+        return self._agenda.next_us() <= work.now_us
 
     def left(self, work: Work, numbers: set[int]) -> None:
         """A session that waited for these topics' messages is gone: until now it used them."""
@@ -66,18 +59,16 @@ class Idle:
 
     def next_us(self) -> int:
         """When the next topic is to be looked at."""
-        while self._planned and self._look_us.get(self._planned[0][1]) != self._planned[0][0]:
-            heapq.heappop(self._planned)
-        return self._planned[0][0] if self._planned else FOREVER
+        return self._agenda.next_us()
 
     def _look_at(self, work: Work, number: int) -> None:
         topic = self._state.mortal.get(number)
         if topic is None:
             return
         if self._in_use(topic):
-            self._plan(number, work.now_us + topic.settings.idle_age_us)
+            self._agenda.plan(number, work.now_us + topic.settings.idle_age_us)
         elif (end_us := self._end_us(topic)) > work.now_us:
-            self._plan(number, end_us)
+            self._agenda.plan(number, end_us)
         else:
             self._engine.delete_topic(work, DeleteTopic(topic.name))
 
@@ -89,8 +80,3 @@ class Idle:
 
     def _end_us(self, topic: Topic) -> int:
         return max(topic.active_us, self._since_us or 0) + topic.settings.idle_age_us
-
-    def _plan(self, number: int, at_us: int) -> None:
-        if self._look_us.get(number) != at_us:
-            self._look_us[number] = at_us
-            heapq.heappush(self._planned, (at_us, number))

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.agenda import FOREVER
 from fasti.core.events import Event
 from fasti.core.partitions import Partitions
-from fasti.core.timeline.partition import FOREVER, PARTITION_BYTES, Partition
+from fasti.core.timeline.partition import PARTITION_BYTES, Partition
 from fasti.core.traits import Traits
 
 if TYPE_CHECKING:

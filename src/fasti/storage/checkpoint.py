@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fasti.core.agenda import FOREVER
 from fasti.core.capsule import Capsule, capture, dead_rows
 from fasti.core.columns.hashing import hash_keys
 from fasti.core.commands import RowsInstalled, RunsInstalled
@@ -33,7 +34,6 @@ from fasti.core.rows.arena import CHANGED, EXPIRES, STATE_MASK
 from fasti.core.rows.location import in_block, is_in_run, number_of
 from fasti.core.rows.snapshot import Snapshot
 from fasti.core.timeline.corrupt import GiveUp
-from fasti.core.timeline.partition import FOREVER
 from fasti.errors import FastiError
 from fasti.model import SEQUENCE_BITS, State
 from fasti.storage.blocks import BlockStore

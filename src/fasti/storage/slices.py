@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.agenda import FOREVER
 from fasti.core.commands import SliceLoaded
 from fasti.core.replies import LoadSlice
-from fasti.core.timeline.partition import FOREVER
 from fasti.model import State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.runs import Block, Columns, rows_columns

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.config import ShardSettings
+from fasti.core.agenda import FOREVER
 from fasti.core.commands import RowsInstalled, RunsInstalled, SliceLoaded
 from fasti.core.engine import Engine
 from fasti.core.keys import Rows
@@ -27,7 +28,6 @@ from fasti.core.log.commands import LogsInstalled
 from fasti.core.log.order import LoadKeys
 from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
-from fasti.core.timeline.partition import FOREVER
 from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage import checkpoint as checkpoints
 from fasti.storage.checkpoint import CheckpointWriter, Plan, Written

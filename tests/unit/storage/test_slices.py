@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fasti.core.agenda import FOREVER
 from fasti.core.replies import LoadSlice
-from fasti.core.timeline.partition import FOREVER
 from fasti.model import State
 from fasti.storage.memory import MemoryBlocks
 from fasti.storage.runs import ROW_SCHEMA, Block, place_of, rows_batch

@@ -77,8 +77,6 @@ class Group:
         self._floor_us = DUE_MAX_US
         # Not before this, after something went wrong.
         self.not_before_us = 0
-        # Which entry of the plan counts.
-        self.planned_us: int | None = None
 
     def __len__(self) -> int:
         return len(self._where)

@@ -16,7 +16,6 @@ Without a thread (in virtual time) `catch_up` does what is due in the caller's.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 from collections import deque
@@ -30,6 +29,7 @@ from fasti.broker.cron.emission import Chunk, Member
 from fasti.broker.cron.groups import Due, Group, GroupKey, waiting_for
 from fasti.broker.cron.occurrences import Occurrences, Timing
 from fasti.broker.cron.parcels import Parcel, Piece
+from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
 from fasti.core.cron.kind import CronKind
 from fasti.core.cron.schedule import Schedule
@@ -80,8 +80,7 @@ class Scheduler:
         self._topics: dict[int, _Topic] = {}
         self._groups: dict[GroupKey, Group] = {}
         self._occurrences: dict[Timing, Occurrences] = {}
-        self._plan: list[tuple[int, int, Group]] = []
-        self._order = 0
+        self._agenda: Agenda[Group] = Agenda()
         self._parcels: dict[tuple[str, ...], Parcel] = {}
         self._sent: deque[tuple[Parcel, Future[list[Any]]]] = deque()
         # Pairs of topic and target that schedules wait for, so that the log says it once.
@@ -147,9 +146,8 @@ class Scheduler:
 
     def next_us(self) -> int | None:
         """When something is to be done next; None if nothing is."""
-        while self._plan and self._plan[0][2].planned_us != self._plan[0][0]:
-            heapq.heappop(self._plan)
-        return self._plan[0][0] if self._plan else None
+        first_us = self._agenda.next_us()
+        return first_us if first_us < FOREVER else None
 
     def catch_up(self) -> None:
         """Reads what has changed, and fires all that is due by now."""
@@ -157,14 +155,12 @@ class Scheduler:
             self._worker.progress += 1
             self._refresh()
             now_us = self._shard.clock.now_us()
-            first = self.next_us()
-            if first is None or first > now_us:
+            group = self._agenda.pop(now_us)
+            if group is None:
                 if not (self._parcels or self._sent):
                     return
                 self._finish()
                 continue
-            _, _, group = heapq.heappop(self._plan)
-            group.planned_us = None
             self._fire(group, now_us)
             self._plan_group(group)
 
@@ -174,7 +170,7 @@ class Scheduler:
         shard = self._shard
         if self._recoveries != shard.recoveries:
             # Another engine: it may know less than the one before it.
-            self._topics, self._groups, self._plan = {}, {}, []
+            self._topics, self._groups, self._agenda = {}, {}, Agenda()
             self._occurrences = {}
             self._parcels.clear()
             self._sent.clear()
@@ -243,17 +239,13 @@ class Scheduler:
         group = topic.groups.pop(number)
         group.remove(number)
         if not len(group):
-            group.planned_us = None
+            self._agenda.drop(group)
             del self._groups[group.key]
 
     def _plan_group(self, group: Group) -> None:
-        if not len(group):
-            return
-        acts_us = group.acts_us()
-        if acts_us is not None and acts_us != group.planned_us:
-            self._order += 1
-            heapq.heappush(self._plan, (acts_us, self._order, group))
-        group.planned_us = acts_us
+        if len(group):
+            acts_us = group.acts_us()
+            self._agenda.plan(group, FOREVER if acts_us is None else acts_us)
 
     # Firing
 

@@ -2,18 +2,17 @@
 
 A partition whose entries lie in runs knows until when it has them in memory. Well before that
 moment the next slice is asked for (`LoadSlice`), and storage answers with `SliceLoaded`; until
-then the partition hands out nothing beyond. Partitions that will have to ask stand in a heap, so
-that ten thousand of them cost nothing while none is due. The sequencer's thread only.
+then the partition hands out nothing beyond. Asking is planned, so that ten thousand partitions cost
+nothing while none is due. The sequencer's thread only.
 """
 
 from __future__ import annotations
 
-import heapq
-
+from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.commands import RunsInstalled, SliceLoaded
 from fasti.core.replies import Done, LoadSlice
 from fasti.core.state import ShardState
-from fasti.core.timeline.partition import FOREVER, Partition
+from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work
 
 LOADED_PER_CALL = 65_536
@@ -28,43 +27,41 @@ class Slices:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self.version = 0
-        # A heap of (when to ask, topic, partition), of partitions that have not asked.
-        self._to_ask: list[tuple[int, int, int]] = []
+        # When to ask, of partitions that have not asked: (topic, partition).
+        self._to_ask: Agenda[tuple[int, int]] = Agenda()
 
     def start(self) -> None:
         """Looks at all partitions anew: storage has changed what they have loaded."""
-        self._to_ask = [
-            (partition.loaded_until_us - LOADED_AHEAD_US, topic.number, partition.number)
-            for topic in self._state.topics.values()
-            for partition in topic.partitions.made()
-            if not partition.loading and partition.loaded_until_us < FOREVER
-        ]
-        heapq.heapify(self._to_ask)
+        self._to_ask = Agenda()
+        for topic in self._state.topics.values():
+            for partition in topic.partitions.made():
+                if not partition.loading and partition.loaded_until_us < FOREVER:
+                    self._plan(partition)
+
+    def _plan(self, partition: Partition) -> None:
+        place = partition.topic, partition.number
+        self._to_ask.plan(place, partition.loaded_until_us - LOADED_AHEAD_US)
 
     def ask(self, work: Work) -> bool:
         """Asks for what will be needed soon, a bounded number a step; True if there is more."""
-        asked = 0
-        while self._to_ask and self._to_ask[0][0] <= work.now_us:
-            if asked == ASKED_PER_STEP:
-                return True
-            when_us, topic, number = heapq.heappop(self._to_ask)
-            partition = self.find(topic, number)
+        if self._to_ask.first_us > work.now_us:
+            return False
+        until_us = work.now_us + 2 * LOADED_AHEAD_US
+        for _ in range(ASKED_PER_STEP):
+            place = self._to_ask.pop(work.now_us)
+            if place is None:
+                return False
+            partition = self.find(*place)
             if partition is None or partition.loading:
                 continue
-            if when_us != partition.loaded_until_us - LOADED_AHEAD_US:
-                continue  # More was loaded since: there is another entry for that.
             partition.loading = True
-            until_us = work.now_us + 2 * LOADED_AHEAD_US
-            place = (topic, number, self.version)
-            work.effects.append(
-                LoadSlice(*place, partition.loaded_until_us, until_us, LOADED_PER_CALL)
-            )
-            asked += 1
-        return False
+            range_us = partition.loaded_until_us, until_us
+            work.effects.append(LoadSlice(*place, self.version, *range_us, LOADED_PER_CALL))
+        return self._to_ask.next_us() <= work.now_us
 
     def next_us(self) -> int:
         """When the next slice has to be asked for."""
-        return self._to_ask[0][0] if self._to_ask else FOREVER
+        return self._to_ask.next_us()
 
     def loaded(self, work: Work, command: SliceLoaded) -> Done:
         """Storage answers: the entries take their place in time."""
@@ -76,8 +73,7 @@ class Slices:
             partition.restore_entries(command.sequences, command.due_us)
             partition.load_until(command.through_us)
         if partition.loaded_until_us < FOREVER:
-            when_us = partition.loaded_until_us - LOADED_AHEAD_US
-            heapq.heappush(self._to_ask, (when_us, command.topic, command.partition))
+            self._plan(partition)
         return Done()
 
     def installed(self, work: Work, command: RunsInstalled) -> Done:

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.agenda import FOREVER
 from fasti.core.cron.schedule import OVERLAPS
 from fasti.core.kind import Columns
-from fasti.core.timeline.partition import FOREVER
 
 Int64s = NDArray[np.int64]
 

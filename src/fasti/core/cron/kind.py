@@ -24,6 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.core import commands, traits
+from fasti.core.agenda import FOREVER
 from fasti.core.cron import commands as co
 from fasti.core.cron import events as ev
 from fasti.core.cron.book import SCHEDULE_BYTES, Ahead, CronBook
@@ -35,7 +36,6 @@ from fasti.core.replies import Done, Reply, SchedulesChanged
 from fasti.core.state import Topic
 from fasti.core.timeline import reads
 from fasti.core.timeline.judging import blank
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.traits import Traits
 from fasti.core.work import Work, repeated, split_ids
 from fasti.errors import InvalidArgument, NotFound, Overloaded

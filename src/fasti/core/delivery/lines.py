@@ -14,8 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fasti.core.timeline.partition import FOREVER
-
 
 @dataclass(slots=True)
 class Waiting:
@@ -39,7 +37,7 @@ class Line:
 
     __slots__ = (
         *("_aside", "_doubtful", "_doubts", "_held_back", "_names", "_sessions", "_waiting"),
-        *("share", "wake_us"),
+        "share",
     )
 
     def __init__(self) -> None:
@@ -52,7 +50,6 @@ class Line:
         self._sessions: dict[str, int] = {}
         self._names: dict[int, list[str]] = {}
         # Nothing has to go out before, as far as it is known.
-        self.wake_us = FOREVER
         # What each got in a turn that was broken off, to go on with.
         self.share = 0
 

@@ -17,14 +17,12 @@ All of this is session state: never journaled, gone with the process. The sequen
 
 from __future__ import annotations
 
-import heapq
-
+from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.commands import Heard, Lease, Unheard
 from fasti.core.delivery import leasing, silence
 from fasti.core.delivery.lines import Line
 from fasti.core.replies import Done
 from fasti.core.state import ShardState, Topic
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.work import Work
 
 SERVED_PER_STEP = 10_000
@@ -53,8 +51,8 @@ class Turns:
         self._topics_of: dict[int, set[int]] = {}
         # Topics whose turn has come, in order.
         self._due: dict[int, None] = {}
-        # A heap of (moment, topic). An entry counts only if it is what the line says.
-        self._planned: list[tuple[int, int]] = []
+        # When topics have their next turn, of those for which somebody waits.
+        self._agenda: Agenda[int] = Agenda()
 
     def lease(self, work: Work, command: Lease) -> Done:
         """A session waits for more messages."""
@@ -135,6 +133,7 @@ class Turns:
         """The topic is deleted: nobody waits for it."""
         self._lines.pop(topic.number, None)
         self._due.pop(topic.number, None)
+        self._agenda.drop(topic.number)
 
     def serve(self, work: Work) -> bool:
         """Hands out what is to go now; True if there is more to do at once."""
@@ -175,7 +174,7 @@ class Turns:
                 self._due[number] = self._due.pop(number)
         else:
             del self._due[number]
-            self._plan(number, line, wake_us)
+            self._agenda.plan(number, wake_us)
         return handed, busy
 
     def next_us(self) -> int:
@@ -185,9 +184,7 @@ class Turns:
             return FOREVER
         if self._due:
             return 0
-        while self._planned and not self._counts(*self._planned[0]):
-            heapq.heappop(self._planned)
-        return self._planned[0][0] if self._planned else FOREVER
+        return self._agenda.next_us()
 
     def _look(self, work: Work) -> None:
         """Finds the topics whose turn has come."""
@@ -200,24 +197,8 @@ class Turns:
                     if due_us <= now_us + lookahead_us:
                         self._due[number] = None
                     else:
-                        wake_us = due_us - planned_ahead_us(lookahead_us)
-                        self._plan(number, line, min(wake_us, line.wake_us))
+                        self._agenda.plan_by(number, due_us - planned_ahead_us(lookahead_us))
             news.clear()
-        while self._planned and self._planned[0][0] <= now_us:
-            wake_us, number = heapq.heappop(self._planned)
-            if self._counts(wake_us, number):
-                self._due[number] = None
-
-    def _plan(self, number: int, line: Line, wake_us: int) -> None:
-        if line.wake_us == wake_us:
-            return
-        line.wake_us = wake_us
-        if wake_us < FOREVER:
-            heapq.heappush(self._planned, (wake_us, number))
-            if len(self._planned) > 2 * len(self._lines) + 64:
-                self._planned = [entry for entry in set(self._planned) if self._counts(*entry)]
-                heapq.heapify(self._planned)
-
-    def _counts(self, wake_us: int, number: int) -> bool:
-        line = self._lines.get(number)
-        return line is not None and line.wake_us == wake_us
+        if self._agenda.first_us <= now_us:
+            while (turn := self._agenda.pop(now_us)) is not None:
+                self._due[turn] = None

@@ -16,13 +16,13 @@ The sequencer's thread only.
 
 from __future__ import annotations
 
-import heapq
 from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import traits
+from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.commands import Count, Forecast
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Columns, Handler, Kind
@@ -44,7 +44,6 @@ from fasti.core.replies import Done
 from fasti.core.rows.location import in_frame
 from fasti.core.state import Topic
 from fasti.core.timeline import reads
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.traits import Traits
 from fasti.core.work import Work, split_ids
 from fasti.model import SECOND_US, SEQUENCE_BITS, Outcome, State
@@ -65,10 +64,8 @@ class KvKind(Kind):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        # When the next entry of a partition expires, and a heap of the same; entries of the heap
-        # that differ don't count. Session state: worked out again after a start.
-        self._expiring: dict[Place, int] = {}
-        self._planned: list[tuple[int, int, int]] = []
+        # When the next entry of a partition expires. Session state: worked out again after a start.
+        self._expiring: Agenda[Place] = Agenda()
         # Partitions that storage was asked about.
         self._asked: set[Place] = set()
 
@@ -183,32 +180,21 @@ class KvKind(Kind):
     def _note(self, topic: int, number: int, due_us: int) -> None:
         """From this moment on there may be something to remove."""
         place = (topic, number)
-        if due_us < self._expiring.get(place, FOREVER):
-            self._expiring[place] = due_us
-            heapq.heappush(self._planned, (due_us, topic, number))
-            if len(self._planned) > 2 * len(self._expiring) + 64:
-                # Mostly moments that no longer count, and may lie years ahead.
-                self._planned = [(when_us, *where) for where, when_us in self._expiring.items()]
-                heapq.heapify(self._planned)
+        # When storage answers, the partition is looked at anyway.
+        if place not in self._asked:
+            self._expiring.plan_by(place, due_us)
 
     def next_us(self) -> int:
         """When the next entry expires, whose partition waits for nothing."""
-        while self._planned:
-            due_us, topic, number = self._planned[0]
-            place = (topic, number)
-            if self._expiring.get(place) == due_us and place not in self._asked:
-                return due_us
-            heapq.heappop(self._planned)
-        return FOREVER
+        return self._expiring.next_us()
 
     def after(self, work: Work) -> bool:
         """Asks for the keys of what has expired, of a bounded number of partitions."""
         for _ in range(_PLACES_PER_STEP):
-            if self.next_us() > work.now_us:
+            place = self._expiring.pop(work.now_us)
+            if place is None:
                 return False
-            _, topic, number = heapq.heappop(self._planned)
-            del self._expiring[topic, number]
-            partition = self._find(topic, number)
+            partition = self._find(*place)
             if partition is not None:
                 self._look(work, partition)
         return True
@@ -220,6 +206,7 @@ class KvKind(Kind):
         if len(sequences):
             arena = partition.arena
             self._asked.add(place)
+            self._expiring.drop(place)
             work.effects.append(
                 LoadRemoved(
                     *place, sequences, arena.version.take(slots), arena.location.take(slots)
@@ -251,14 +238,13 @@ class KvKind(Kind):
                 work.bring(command.rows)
                 place = (command.topic, command.partition)
                 work.emit(Removed(work.now_us, *place, 1, command.sequences[rows], rows))
-        self._expiring.pop((command.topic, command.partition), None)
         self._note(command.topic, command.partition, work.now_us)
         return Done()
 
     def forget(self, topic: Topic) -> None:
         """The topic was deleted."""
         for number in topic.partitions.numbers():
-            self._expiring.pop((topic.number, number), None)
+            self._expiring.drop((topic.number, number))
             self._asked.discard((topic.number, number))
 
     def _find(self, topic: int, number: int) -> KvPartition | None:

@@ -8,13 +8,11 @@ decided is journaled (`LogTrimmed`). The sequencer's thread only.
 
 from __future__ import annotations
 
-import heapq
-
+from fasti.core.agenda import Agenda
 from fasti.core.log.body import log_of
 from fasti.core.log.events import LogTrimmed
 from fasti.core.log.partition import LogPartition
 from fasti.core.state import ShardState, Topic
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.work import Work
 
 _TRIMMED_PER_STEP = 512
@@ -29,9 +27,8 @@ class Retention:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        # (moment, topic, partition) when a segment may be too old; `_planned` has the same.
-        self._heap: list[tuple[int, int, int]] = []
-        self._planned: dict[Place, int] = {}
+        # When a segment may be too old.
+        self._agenda: Agenda[Place] = Agenda()
         # Partitions that grew: they may have too many bytes.
         self._grown: dict[Place, None] = {}
 
@@ -50,17 +47,15 @@ class Retention:
     def forget(self, topic: Topic) -> None:
         """The topic goes."""
         for partition in log_of(topic).partitions.made():
-            self._planned.pop((topic.number, partition.number), None)
+            self._agenda.drop((topic.number, partition.number))
             self._grown.pop((topic.number, partition.number), None)
 
     def _plan(self, topic: Topic, partition: LogPartition) -> None:
         place = topic.number, partition.number
-        due_us = None
-        if place not in self._planned:
+        if place not in self._agenda:
             due_us = partition.segments.next_age_us(topic.settings)
-        if due_us is not None:
-            self._planned[place] = due_us
-            heapq.heappush(self._heap, (due_us, *place))
+            if due_us is not None:
+                self._agenda.plan(place, due_us)
 
     def drop(self, work: Work) -> bool:
         """Drops what is too old or too much; True if there may be more."""
@@ -69,13 +64,8 @@ class Retention:
             place, _ = self._grown.popitem()
             self._retain(work, place)
             looked += 1
-        while self._heap and self._heap[0][0] <= work.now_us and looked < _TRIMMED_PER_STEP:
-            due_us, topic, partition = heapq.heappop(self._heap)
-            place = topic, partition
-            # Otherwise it was planned anew, when the topic's settings changed.
-            if self._planned.get(place) == due_us:
-                del self._planned[place]
-                self._retain(work, place)
+        while looked < _TRIMMED_PER_STEP and (old := self._agenda.pop(work.now_us)) is not None:
+            self._retain(work, old)
             looked += 1
         return looked == _TRIMMED_PER_STEP
 
@@ -95,4 +85,4 @@ class Retention:
 
     def next_us(self) -> int:
         """When the next segment may be too old."""
-        return self._heap[0][0] if self._heap else FOREVER
+        return self._agenda.next_us()

@@ -17,12 +17,12 @@ All of this is session state: never journaled, gone with the process. The sequen
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.commands import Heard, Lease, Unheard
 from fasti.core.delivery import silence
 from fasti.core.delivery.leasing import TURN_ROWS, TURN_ROWS_MIN, join
@@ -36,7 +36,6 @@ from fasti.core.log.leasing import held_in_group
 from fasti.core.log.serving import deliver, has_more, lease_from
 from fasti.core.replies import ConsumerReplaced, Done
 from fasti.core.state import ShardState, Topic
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.work import Work
 from fasti.errors import FastiError, Gone
 from fasti.model import PARTITIONS_MAX, SECOND_US
@@ -48,7 +47,6 @@ Key = tuple[int, int]
 _SHARE_MIN = 500
 # A turn takes as long as so many rows do, however few it hands out.
 _TURN_COST = 50
-_PLANNED_MIN = 4_096
 
 
 class _Waiters:
@@ -60,7 +58,7 @@ class _Waiters:
         self.line = Line()
         self.ready: dict[int, None] = dict.fromkeys(partitions)
         # By partition: when it will be ready by itself.
-        self.planned: dict[int, int] = {}
+        self.planned: Agenda[int] = Agenda()
 
 
 class LogTurns:
@@ -76,9 +74,8 @@ class LogTurns:
         # By session, the groups (topic's number, name) that it lost because they were deleted: what
         # it asked for before it knew must not make them again.
         self._deleted: dict[int, set[tuple[int, str]]] = {}
-        # A heap of (moment, group, partition). An entry counts only if `planned` says so.
-        self._heap: list[tuple[int, Key, int]] = []
-        self._heap_max = _PLANNED_MIN
+        # When the first partition of a group will be ready by itself.
+        self._agenda: Agenda[Key] = Agenda()
 
     # Sessions
 
@@ -215,15 +212,18 @@ class LogTurns:
     def forget(self, topic: Topic, group: Group) -> None:
         """The group is gone."""
         key = topic.number, group.number
-        self._waiters.pop(key, None)
-        self._due.pop(key, None)
+        self._drop(key)
         self._groups_of.get(topic.number, set()).discard(group.number)
 
     def forget_topic(self, topic: Topic) -> None:
         """The topic is deleted: nobody waits for its groups."""
         for number in self._groups_of.pop(topic.number, ()):
-            self._waiters.pop((topic.number, number), None)
-            self._due.pop((topic.number, number), None)
+            self._drop((topic.number, number))
+
+    def _drop(self, key: Key) -> None:
+        self._waiters.pop(key, None)
+        self._due.pop(key, None)
+        self._agenda.drop(key)
 
     # Hints, from apply
 
@@ -274,27 +274,19 @@ class LogTurns:
 
     def _plan(self, key: Key, partition: int, due_us: int) -> None:
         waiters = self._waiters.get(key)
-        if waiters is not None and due_us < waiters.planned.get(partition, FOREVER):
-            waiters.planned[partition] = due_us
-            heapq.heappush(self._heap, (due_us, key, partition))
-            if len(self._heap) > self._heap_max:
-                self._heap = [entry for entry in set(self._heap) if self._counts(*entry)]
-                heapq.heapify(self._heap)
-                self._heap_max = max(_PLANNED_MIN, 2 * len(self._heap))
-
-    def _counts(self, due_us: int, key: Key, partition: int) -> bool:
-        waiters = self._waiters.get(key)
-        return waiters is not None and waiters.planned.get(partition) == due_us
+        if waiters is not None:
+            waiters.planned.plan_by(partition, due_us)
+            self._agenda.plan_by(key, due_us)
 
     # Serving
 
     def serve(self, work: Work) -> bool:
         """Hands out what is to go now; True if there is more to do at once."""
-        while self._heap and self._heap[0][0] <= work.now_us:
-            due_us, key, partition = heapq.heappop(self._heap)
-            if self._counts(due_us, key, partition):
-                del self._waiters[key].planned[partition]
-                self._ready(key, partition)
+        while (planned := self._agenda.pop(work.now_us)) is not None:
+            partitions = self._waiters[planned].planned
+            while (partition := partitions.pop(work.now_us)) is not None:
+                self._ready(planned, partition)
+            self._agenda.plan(planned, partitions.next_us())
         for key in [key for key in self._due if self._find(key).is_behind]:
             group = self._find(key)
             topic = self._state.topics[key[0]]
@@ -320,9 +312,7 @@ class LogTurns:
             return FOREVER
         if self._due:
             return 0
-        while self._heap and not self._counts(*self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else FOREVER
+        return self._agenda.next_us()
 
     def _find(self, key: Key) -> Group:
         group: Group = self._state.topics[key[0]].body.groups.by_number[key[1]]

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import traits
+from fasti.core.agenda import FOREVER
 from fasti.core.calendar.ready import Ready
 from fasti.core.columns import codes
 from fasti.core.columns.pairs import sort_pairs
@@ -40,7 +41,7 @@ from fasti.core.rows.memory import Memory
 from fasti.core.state import Topic
 from fasti.core.timeline.change import reprioritise
 from fasti.core.timeline.kind import TimelineKind
-from fasti.core.timeline.partition import FOREVER, NOBODY, Partition, joined
+from fasti.core.timeline.partition import NOBODY, Partition, joined
 from fasti.core.traits import Traits
 from fasti.model import DUE_MAX_US
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from fasti.core.agenda import Agenda
 from fasti.core.delivery.leases import LeaseTable
 from fasti.core.producers import Producers
 from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE, Arena
 from fasti.core.rows.marks import Marks
 from fasti.core.rows.names import Names
-from fasti.core.rows.plans import Plans
 from fasti.core.undo import Undo
 from fasti.errors import Overloaded
 from fasti.model import SECOND_US
+
+if TYPE_CHECKING:
+    from fasti.core.timeline.partition import Partition
 
 # Some eighty thousand different ones of the usual length. The journal has every reason in full.
 _REASONS_BYTES = 16 << 20
@@ -48,7 +51,7 @@ class Memory:
         self.undo = Undo()
         self.epoch = 1
         # Partitions in which messages expire.
-        self.plans = Plans()
+        self.plans: Agenda[Partition] = Agenda()
         # Partitions that have memory to give back.
         self.untidy: set[Tidied] = set()
         # By topic: the earliest due time of what became scheduled since somebody looked.

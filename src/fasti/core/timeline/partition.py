@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import lifecycle
+from fasti.core.agenda import FOREVER
 from fasti.core.calendar.histogram import BUCKET_US, Histogram
 from fasti.core.calendar.ready import ENTRY_BYTES, Ready
 from fasti.core.calendar.wheel import Calendar
@@ -38,7 +39,6 @@ HandedOut = tuple[Int64s, Int64s, Int64s]
 # Whether each row, by its slot, still has what its entry was sorted by.
 Holds = Callable[[Int64s, Int64s], NDArray[np.bool_]]
 
-FOREVER = (1 << 62) - 1
 # The objects that a partition is made of, about, before they hold anything.
 PARTITION_BYTES = 6 << 10
 NOBODY = np.zeros(0, dtype=np.int64)
@@ -69,7 +69,6 @@ class Partition:
         self.near = 0
         # When messages expire, from the first one on that does; and when to look at them next.
         self.expiries: Expiries | None = None
-        self.planned_us = FOREVER
         # The time of the step that is under way, as far as somebody set it.
         self.now_us = 0
         # Rows of runs due before this are in memory; the cursor never passes it.
@@ -238,7 +237,7 @@ class Partition:
             return NOBODY
         sequences, more = self.expiries.pull(now_us, self._resolve_expiry, count)
         if more:
-            self._memory.plans.add(now_us, self)
+            self._memory.plans.plan_by(self, now_us)
         else:
             self._plan_next()
         # One that is leased may still be acked; if it comes back instead, it dies then.
@@ -249,7 +248,7 @@ class Partition:
         assert self.expiries is not None
         next_us = self.expiries.next_us()
         if next_us is not None:
-            self._memory.plans.add(next_us, self)
+            self._memory.plans.plan_by(self, next_us)
 
     def _resolve_expiry(self, sequences: Int64s) -> tuple[Int64s, Int64s]:
         """Of entries, those that expire, with their moments: also leased ones, which may come back."""
@@ -498,7 +497,8 @@ class Partition:
 
     def release(self) -> None:
         """The topic is gone: so are all its rows."""
-        self.expiries, self.planned_us = None, FOREVER
+        self.expiries = None
+        self._memory.plans.drop(self)
         for frame in self.ledger.frames().tolist():
             rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
             states = self.arena.flags[rows] & STATE_MASK

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.agenda import FOREVER
 from fasti.core.commands import DropStage, Publish
 from fasti.core.replies import Done
 from fasti.core.sinks import claims
 from fasti.core.sinks.commands import SinkChanged
 from fasti.core.sinks.events import StageLanded, StageRowsDropped
-from fasti.core.timeline.partition import FOREVER
 from fasti.core.timeline.stages import Stage
 from fasti.core.work import Work, repeated
 from fasti.errors import AlreadyExists, InvalidArgument, NotFound
