@@ -22,6 +22,7 @@ from fasti.core.keys import Rows
 from fasti.core.kv.commands import KvDelete, KvDescribe, KvGet, KvPut, KvRows
 from fasti.core.replies import Frame, Reply, Step
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome, TopicSettings
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
 from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_files import MemoryFiles
@@ -43,7 +44,7 @@ class Watched(LocalShard):
 
     def __init__(self, files: Files) -> None:
         self.frames: list[Frame] = []
-        super().__init__(files, SETTINGS)
+        super().__init__(FileStorage(files), SETTINGS)
 
     def _step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
         step = super()._step(inputs, now_us, tick)

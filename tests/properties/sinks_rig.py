@@ -27,6 +27,7 @@ from fasti.core.sinks.commands import PARCELS
 from fasti.errors import AlreadyExists, NotFound
 from fasti.model import Limits, Outcome, TopicSettings
 from fasti.storage import event_codec
+from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
 from fasti.storage.frames import StoredFrame
 from fasti.storage.local_shard import LocalShard
@@ -54,7 +55,7 @@ class Watched(LocalShard):
 
     def __init__(self, files: Files, frames: list[Any]) -> None:
         self.frames = frames
-        super().__init__(files, SETTINGS)
+        super().__init__(FileStorage(files), SETTINGS)
 
     def _step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
         step = super()._step(inputs, now_us, tick)
