@@ -73,6 +73,10 @@ soak: $(STAMP)  ## clients come, go and are killed for MINUTES; the broker must 
 docs: $(STAMP)  ## write the pages that are made from the code
 	$(BIN)/python docs/generate.py
 
+.PHONY: aio
+aio: $(STAMP)  ## write the classes of fasti.aio that are made from those of fasti.client
+	$(BIN)/python tools/write_aio.py
+
 .PHONY: lock
 lock: $(UV)  ## write requirements.lock anew (ARGS=--upgrade takes newer versions)
 	$(UV) pip compile pyproject.toml --extra spark --group dev --output-file requirements.lock \

@@ -175,7 +175,7 @@ PAGES = (
             "fasti.aio.Log",
             "fasti.aio.Groups",
             "fasti.aio.KeyValues",
-            "fasti.aio.kv.Watch",
+            "fasti.aio.watch.Watch",
             "fasti.aio.Schedules",
             "fasti.aio.sinks.Sink",
             "fasti.aio.sinks.StageWriter",

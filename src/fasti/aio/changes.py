@@ -32,6 +32,11 @@ class Changes:
         """Behind all that was given out: keep it to go on there another day."""
         return self._position
 
+    @property
+    def closed(self) -> bool:
+        """Whether it gives out nothing more."""
+        return self._changes.closed
+
     def __aiter__(self) -> Changes:
         return self
 

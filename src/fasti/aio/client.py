@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -17,36 +16,24 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
-from fasti.aio.bindings import Bindings
 from fasti.aio.calls import LoopCalls
 from fasti.aio.changes import Changes
 from fasti.aio.consumer import Consumer
-from fasti.aio.groups import Groups
 from fasti.aio.home import Home
-from fasti.aio.kv import KeyValues
-from fasti.aio.log import Log
 from fasti.aio.messages import Messages
 from fasti.aio.producer import Producer
 from fasti.aio.reader import Reader
-from fasti.aio.schedules import Schedules
 from fasti.aio.sinks import Sink
+from fasti.aio.topic_calls import TopicCalls
 from fasti.aio.transaction import Transaction
 from fasti.client import client as sync
-from fasti.client import messages as sync_messages
-from fasti.client.arguments import ConnectOptions, Kind, TopicOptions, TopicSettingOptions
+from fasti.client.arguments import ConnectOptions
 from fasti.client.calls import Answer
-from fasti.client.changes import FeedBounds
-from fasti.client.clock_info import ClockInfo
-from fasti.client.consumers import ConsumerInfo
-from fasti.client.definitions import Change
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import OnFailure, call_safely, checked_callback
 from fasti.client.log_place import Start
-from fasti.client.sinks import SinkState
-from fasti.client.topics import References, Topic
 from fasti.client.transport import BrokerClock
 from fasti.errors import Closed, FastiError, InvalidArgument
-from fasti.storage.backup import Backup
 
 
 def connect(
@@ -121,13 +108,15 @@ def _close_unused(connecting: Any) -> None:
             connecting.result().close()
 
 
-class Client:
+class Client(TopicCalls):
     """Made by `await fasti.aio.connect(...)`, or around a synchronous client, which it then owns:
 
         async with fasti.aio.Client(broker.client()) as client: ...      # broker: a VirtualBroker
 
     Closing it flushes its producers and gives back what its consumers have not started.
     """
+
+    _client: sync.Client
 
     def __init__(
         self,
@@ -168,80 +157,6 @@ class Client:
     def _check_open(self) -> None:
         if self._home.closing:
             raise Closed("the client is closed")
-
-    # Topics
-
-    async def create_topic(
-        self, name: str, *, kind: Kind = "timeline", **settings: Unpack[TopicOptions]
-    ) -> Topic:
-        """Makes a topic. Again with the same settings: fine; with others: `topic_mismatch`.
-
-        Settings as for `fasti.Client.create_topic`.
-        """
-        return await self._home.run(self._client.create_topic, name, kind=kind, **settings)
-
-    async def change_topic(self, name: str, **settings: Unpack[TopicSettingOptions]) -> Topic:
-        """Changes the settings that are given; `kind` and `partitions` can't be changed."""
-        return await self._home.run(self._client.change_topic, name, **settings)
-
-    async def delete_topic(self, name: str) -> None:
-        """Removes a topic and all its messages. Raises `not_found`.
-
-        Bindings that lead to it end; schedules that emit into it wait for a topic of its name.
-        `references` tells before which they are.
-        """
-        await self._home.run(self._client.delete_topic, name)
-
-    async def pause_topic(self, name: str) -> bool:
-        """Nothing more is handed out of the topic until `resume_topic`: was that new?"""
-        return await self._home.run(self._client.pause_topic, name)
-
-    async def resume_topic(self, name: str) -> bool:
-        """What is due goes out again, in order: was that new?"""
-        return await self._home.run(self._client.resume_topic, name)
-
-    async def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
-        """Who consumes, and who still has leases: of all topics or of one, at most 10,000."""
-        return await self._home.run(self._client.consumers, topic)
-
-    async def clock_info(self) -> ClockInfo:
-        """What the broker's clock shows, what its machine's does, and how it goes by that."""
-        return await self._home.run(self._client.clock_info)
-
-    async def accept_clock(self) -> bool:
-        """The broker shall believe its machine's clock that leapt ahead: did it doubt that?"""
-        return await self._home.run(self._client.accept_clock)
-
-    async def release_consumer(
-        self, name: str, topic: str | None = None, group: str | None = None
-    ) -> int:
-        """Takes back all that a consumer has leased: how many messages go to others now."""
-        return await self._home.run(self._client.release_consumer, name, topic, group)
-
-    async def references(self, topic: str) -> References:
-        """The schedules and bindings that point to a topic. Raises `not_found`."""
-        return await self._home.run(self._client.references, topic)
-
-    async def topic(self, name: str) -> Topic:
-        """A topic's settings and counts. Raises `not_found`."""
-        return await self._home.run(self._client.topic, name)
-
-    async def topics(self) -> list[Topic]:
-        """All topics, by name."""
-        return await self._home.run(self._client.topics)
-
-    async def definitions(self) -> dict[str, Any]:
-        """All topics with their settings, bindings and schedules as plain values, to be kept."""
-        return await self._home.run(self._client.definitions)
-
-    async def define(
-        self, document: dict[str, Any], *, prune: bool = False, dry_run: bool = False
-    ) -> list[Change]:
-        """Makes topics, bindings and schedules as `definitions` would write them: what it changed.
-
-        Arguments as for `fasti.Client.define`.
-        """
-        return await self._home.run(self._client.define, document, prune=prune, dry_run=dry_run)
 
     # Messages
 
@@ -329,8 +244,6 @@ class Client:
         self._client.look_after(made.session)
         return made
 
-    # Logs
-
     def reader(
         self,
         topic: str,
@@ -382,43 +295,10 @@ class Client:
         )
         return Changes(self._home, await self._home.run(make))
 
-    async def feed(self) -> FeedBounds:
-        """Where the change feed begins and ends now."""
-        self._check_open()
-        return await self._home.run(self._client.feed)
-
-    def log(self, topic: str) -> Log:
-        """A log as a whole: where its partitions begin and end, truncation."""
-        self._check_open()
-        return Log(self._home, self._client.log(topic))
-
-    def groups(self, topic: str) -> Groups:
-        """The consumer groups of a log: their offsets and lag, making, resetting and deleting."""
-        self._check_open()
-        return Groups(self._home, self._client.groups(topic))
-
-    def kv(self, topic: str) -> KeyValues:
-        """The entries of a key-value topic: put, get, delete, scan, watch."""
-        self._check_open()
-        return KeyValues(self._home, self._client.kv(topic))
-
-    def bindings(self, topic: str) -> Bindings:
-        """The topics that get what this topic gets, by the messages' subjects: add, remove, list."""
-        self._check_open()
-        return Bindings(self._home, self._client.bindings(topic))
-
-    def schedules(self, topic: str) -> Schedules:
-        """The schedules of a cron topic: put, list, preview, pause, resume, run now, delete."""
-        self._check_open()
-        return Schedules(self._home, self._client.schedules(topic))
-
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""
         self._check_open()
-        transport = self._client.transport
-        name = self.owner if owner is None else owner
-        found = sync_messages.Messages(transport, topic, name)
-        return Messages(self._home, found, partial(self._flush, topic))
+        return Messages(self._home, self._client.messages(topic, owner=owner))
 
     async def call(
         self,
@@ -453,22 +333,7 @@ class Client:
             tx.send("receipts", b"...", delay="1d")
         """
         self._check_open()
-        return Transaction(self._home, self._client.transport, self.owner, self._flush)
-
-    async def _flush(self, topic: str | None = None) -> None:
-        for producer in list(self._producers):
-            if topic is None or producer.topic == topic:
-                await producer.settle(self._client._timeout_s)
-
-    # Stages
-
-    async def publish(self, stage: str, *, skip_conflicts: bool = False) -> tuple[int, list[int]]:
-        """Makes staged messages live: how many, and the ids that were skipped."""
-        return await self._home.run(self._client.publish, stage, skip_conflicts=skip_conflicts)
-
-    async def drop_stage(self, stage: str) -> int:
-        """Drops staged messages: how many."""
-        return await self._home.run(self._client.drop_stage, stage)
+        return Transaction(self._home, self._client.transport, self.owner, self._client._flush_all)
 
     def sink(
         self,
@@ -483,48 +348,6 @@ class Client:
         made = self._client.sink(topic, sink_id, operation, on_conflict, owner=owner)
         return Sink(self._home, made)
 
-    async def sinks(self) -> list[SinkState]:
-        """All sinks that the broker remembers, by name."""
-        return await self._home.run(self._client.sinks)
-
-    # The broker
-
-    async def health(self) -> dict[str, Any]:
-        """`ready` and `state`: serving, stopping or failed."""
-        return await self._home.run(self._client.health)
-
-    async def metrics(self) -> str:
-        """The broker's metrics in Prometheus' text format."""
-        return await self._home.run(self._client.metrics)
-
-    async def backup(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        progress: Callable[[int, int], None] | None = None,
-        rate: int = 0,
-    ) -> Backup:
-        """Takes a backup of all that the broker holds, in a thread. See `fasti.Client.backup`.
-
-        `progress` is called in that thread.
-        """
-        return await self._home.run(self._client.backup, path, progress=progress, rate=rate)
-
-    async def checkpoint(self, timeout: Duration | None = None) -> None:
-        """Has the broker write what it holds to runs now; returns when that is done.
-
-        Raises `timed_out` after `timeout`, or that of `connect`; the checkpoint goes on.
-        """
-        await self._home.run(self._client.checkpoint, timeout)
-
-    async def scrub(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Has the broker read everything that it stores, to find damage; returns when that is done.
-
-        As `fasti.Client.scrub`. `progress` is called by another thread.
-        """
-        done: dict[str, Any] = await self._home.run(self._client.scrub, progress)
-        return done
-
     # The end
 
     async def close(self, timeout: Duration | None = "30s") -> None:
@@ -537,7 +360,7 @@ class Client:
 
     async def detach(self) -> None:
         """Sends what is under way and ends its threads, but leaves the synchronous client open."""
-        await self._flush()
+        await self._home.run(self._client._flush_all)
         await self._home.close(lambda: None)
 
     @property

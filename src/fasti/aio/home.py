@@ -14,11 +14,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from fasti.client.bulk import Progress
 from fasti.client.durations import Duration, seconds
@@ -127,6 +127,33 @@ class Home:
         self.check()
         return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
 
+    async def iterate(
+        self, call: Callable[_Given, Iterator[_Found]], *given: _Given.args, **named: _Given.kwargs
+    ) -> AsyncGenerator[_Found, None]:
+        """Goes through what a call gives one by one, which is read in our threads.
+
+        Each turn of a thread brings what it can read within a millisecond, and at least one item.
+        """
+        self.check()
+        items = _Items(partial(call, *given, **named))
+        reading: Future[list[_Found]] | None = None
+        try:
+            while True:
+                reading = self.submit(items.read)
+                batch = await asyncio.shield(asyncio.wrap_future(reading))
+                if not batch:
+                    return
+                for item in batch:
+                    yield item
+        finally:
+            if reading is not None:
+                # A read that is under way ends first: a generator runs in one thread at a time.
+                reading.add_done_callback(lambda _: self._close_items(items))
+
+    def _close_items(self, items: _Items[_Found]) -> None:
+        with suppress(Closed):
+            self.submit(items.close)
+
     def submit(self, call: Callable[[], _Found]) -> Future[_Found]:
         """The same without waiting for it. Raises `closed`."""
         self._check_process()
@@ -174,6 +201,39 @@ class Home:
     def abandon(self) -> None:
         """Ends our threads when they have done what they are at."""
         self._executor.shutdown(wait=False)
+
+
+class _Items(Generic[_Found]):
+    """An iterator that is opened and read in threads, one at a time."""
+
+    def __init__(self, call: Callable[[], Iterator[_Found]]) -> None:
+        self._call = call
+        self._items: Iterator[_Found] | None = None
+        self._error: Exception | None = None
+
+    def read(self) -> list[_Found]:
+        """The next items; none at the end. Raises what the iterator raised behind the last ones."""
+        if self._error is not None:
+            raise self._error
+        until = time.monotonic() + _BREATH_S
+        batch: list[_Found] = []
+        try:
+            if self._items is None:
+                self._items = self._call()
+            for item in self._items:
+                batch.append(item)
+                if time.monotonic() >= until:
+                    break
+        except Exception as error:
+            if not batch:
+                raise
+            self._error = error
+        return batch
+
+    def close(self) -> None:
+        """Ends what is open, unless it has ended."""
+        if isinstance(self._items, Generator):
+            self._items.close()
 
 
 def settle(future: asyncio.Future[None]) -> None:

@@ -1,30 +1,17 @@
-"""Pending messages: reading, changing, moving and cancelling them, from tasks of an event loop.
-
-Made by `client.messages(topic)`. Each call runs in one of the client's threads. If the task is
-cancelled meanwhile, a change that is under way happens all the same, and nobody hears its outcome.
-"""
+"""Written by `make aio` from `fasti/client/messages.py`: change that file instead."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, overload
 
-import pyarrow as pa
-
-from fasti.aio.home import Home
-from fasti.client import messages as sync
-from fasti.client.bulk import BulkOutcomes, Progress
-from fasti.client.dead import DeadOutcomes
-from fasti.client.durations import Duration
-from fasti.client.outcomes import Outcome, Outcomes
-from fasti.errors import Closed
+from fasti.aio.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from datetime import datetime
+    from typing import Any, Literal
+
+    from fasti.aio.home import Home
     from fasti.client.arguments import (
         ArrowBatch,
         ArrowTable,
@@ -39,30 +26,24 @@ if TYPE_CHECKING:
         PendingMessage,
         Texts,
     )
+    from fasti.client.bulk import BulkOutcomes, Progress
+    from fasti.client.durations import Duration
+    from fasti.client.messages import Messages as SyncMessages
+    from fasti.client.outcomes import Outcome, Outcomes
 
 
-class Messages:
+class Messages(DeadLetters):
     """The messages of one topic.
 
-        emails = client.messages("emails")
-        (await emails.move(key="user-7", delay="10m")).status        # "ok", "conflict", "leased", ...
-        (await emails.cancel(key=["user-7", "user-8"])).counts()     # lists give a batch of outcomes
-
-    Messages are named by `id` or by `key`, one or a list. Before a change, everything that this
-    client's producers of the topic have taken is sent and answered, so that a cancel can't overtake
-    the send that it means.
+    As `fasti.Messages`, with `await`.
     """
 
-    def __init__(
-        self, home: Home, messages: sync.Messages, flush: Callable[[], Awaitable[None]]
-    ) -> None:
-        self.topic = messages.topic
-        self.owner = messages.owner
-        self._home = home
-        self._messages = messages
-        self._flush = flush
+    _sync: SyncMessages
 
-    # Changing
+    def __init__(self, home: Home, sync: SyncMessages) -> None:
+        self.topic = sync.topic
+        self.owner = sync.owner
+        self._home, self._sync = home, sync
 
     @overload
     async def move(
@@ -118,39 +99,29 @@ class Messages:
     ) -> Outcome | Outcomes:
         """Gives messages another due time: `at` a datetime, `due` in microseconds, or after `delay`.
 
-        With `version`, only a message that has it; else the answer is `conflict`. Gives an `Outcome`,
-        for lists `Outcomes`. With `dry_run` these are what would become of them: nothing changes.
+        As `fasti.Messages.move`.
         """
-        return await self._change(
-            partial(
-                self._messages.move,
-                id=id,
-                key=key,
-                at=at,
-                due=due,
-                delay=delay,
-                expires=expires,
-                version=version,
-                dry_run=dry_run,
-            )
+        call: Callable[..., Any] = self._sync.move
+        return await self._home.run(
+            call,
+            id=id,
+            key=key,
+            at=at,
+            due=due,
+            delay=delay,
+            expires=expires,
+            version=version,
+            dry_run=dry_run,
         )
 
     @overload
     async def cancel(
-        self,
-        *,
-        id: int,
-        version: int | None = ...,
-        dry_run: bool = ...,
+        self, *, id: int, version: int | None = ..., dry_run: bool = ...
     ) -> Outcome: ...
 
     @overload
     async def cancel(
-        self,
-        *,
-        key: str,
-        version: int | None = ...,
-        dry_run: bool = ...,
+        self, *, key: str, version: int | None = ..., dry_run: bool = ...
     ) -> Outcome: ...
 
     @overload
@@ -173,10 +144,10 @@ class Messages:
     ) -> Outcome | Outcomes:
         """Cancels messages: after `ok` they are never delivered. `Outcome`, for lists `Outcomes`.
 
-        With `dry_run` these are what would become of them: nothing changes.
+        As `fasti.Messages.cancel`.
         """
-        named = {"id": id, "key": key, "version": version}
-        return await self._change(partial(self._messages.cancel, **named, dry_run=dry_run))
+        call: Callable[..., Any] = self._sync.cancel
+        return await self._home.run(call, id=id, key=key, version=version, dry_run=dry_run)
 
     @overload
     async def update(
@@ -232,41 +203,20 @@ class Messages:
     ) -> Outcome | Outcomes:
         """Gives messages another payload; headers and content type are replaced with it.
 
-        In a priority topic `priority` is the new one; given alone, the payload stays as it is.
-        For a list, `payload` and `priority` may be lists too. `Outcome`, for lists `Outcomes`. With
-        `dry_run` these are what would become of them: nothing changes.
+        As `fasti.Messages.update`.
         """
-        return await self._change(
-            partial(
-                self._messages.update,
-                id=id,
-                key=key,
-                payload=payload,
-                headers=headers,
-                content_type=content_type,
-                priority=priority,
-                version=version,
-                dry_run=dry_run,
-            )
+        call: Callable[..., Any] = self._sync.update
+        return await self._home.run(
+            call,
+            id=id,
+            key=key,
+            payload=payload,
+            headers=headers,
+            content_type=content_type,
+            priority=priority,
+            version=version,
+            dry_run=dry_run,
         )
-
-    async def _change(self, call: Callable[[], Any]) -> Any:
-        # Waiting for receipts is the loop's; the call that follows finds nothing to wait for.
-        await self._flush()
-        return await self._home.run(call)
-
-    # Changing by filter
-
-    @overload
-    async def release(self, id: int, *, group: str = ...) -> Outcome: ...
-
-    @overload
-    async def release(self, id: Integers, *, group: str = ...) -> Outcomes: ...
-
-    async def release(self, id: int | Integers, *, group: str = "") -> Outcome | Outcomes:
-        """Takes leased messages back without their token, for others. As `fasti.Messages.release`."""
-        release: Callable[..., Any] = self._messages.release
-        return await self._home.run(release, id, group=group)
 
     async def cancel_where(
         self,
@@ -282,21 +232,18 @@ class Messages:
     ) -> BulkOutcomes:
         """Cancels all pending messages that fit every filter; the answer has `counts()`.
 
-        As `fasti.Messages.cancel_where`; `progress` is called in the client's loop. A task that is
-        cancelled meanwhile doesn't end it: it goes on to its end.
+        As `fasti.Messages.cancel_where`; `progress` is called in the client's loop.
         """
-        return await self._change_where(
-            partial(
-                self._messages.cancel_where,
-                due_from=due_from,
-                due_to=due_to,
-                key_prefix=key_prefix,
-                owner=owner,
-                state=state,
-                everything=everything,
-                dry_run=dry_run,
-                progress=self._home.in_loop(progress),
-            )
+        return await self._home.run(
+            self._sync.cancel_where,
+            due_from=due_from,
+            due_to=due_to,
+            key_prefix=key_prefix,
+            owner=owner,
+            state=state,
+            everything=everything,
+            dry_run=dry_run,
+            progress=self._home.in_loop(progress),
         )
 
     async def move_where(
@@ -319,29 +266,21 @@ class Messages:
 
         As `fasti.Messages.move_where`; `progress` is called in the client's loop.
         """
-        return await self._change_where(
-            partial(
-                self._messages.move_where,
-                at=at,
-                due=due,
-                delay=delay,
-                by=by,
-                due_from=due_from,
-                due_to=due_to,
-                key_prefix=key_prefix,
-                owner=owner,
-                state=state,
-                everything=everything,
-                dry_run=dry_run,
-                progress=self._home.in_loop(progress),
-            )
+        return await self._home.run(
+            self._sync.move_where,
+            at=at,
+            due=due,
+            delay=delay,
+            by=by,
+            due_from=due_from,
+            due_to=due_to,
+            key_prefix=key_prefix,
+            owner=owner,
+            state=state,
+            everything=everything,
+            dry_run=dry_run,
+            progress=self._home.in_loop(progress),
         )
-
-    async def _change_where(self, call: Callable[[], BulkOutcomes]) -> BulkOutcomes:
-        await self._flush()
-        return await self._home.run(call)
-
-    # Reading
 
     @overload
     async def get(self, *, id: int, payload: Literal[True] = ...) -> PendingMessage | None: ...
@@ -369,10 +308,10 @@ class Messages:
     ) -> Any:
         """Messages as they are now: a dict or None for one, an Arrow table for a list.
 
-        A table has a row for each that was asked for, with `status`.
+        As `fasti.Messages.get`.
         """
-        get: Callable[..., Any] = self._messages.get
-        return await self._home.run(get, id=id, key=key, payload=payload)
+        call: Callable[..., Any] = self._sync.get
+        return await self._home.run(call, id=id, key=key, payload=payload)
 
     async def list(
         self,
@@ -393,10 +332,10 @@ class Messages:
     ) -> ArrowTable:
         """The messages that fit every filter, by id, as an Arrow table; at most `limit`.
 
-        As `fasti.Messages.list`: the next page begins behind the last id of this one.
+        As `fasti.Messages.list`.
         """
         return await self._home.run(
-            self._messages.list,
+            self._sync.list,
             due_from=due_from,
             due_to=due_to,
             state=state,
@@ -412,7 +351,7 @@ class Messages:
             columns=columns,
         )
 
-    async def scan(
+    def scan(
         self,
         *,
         due_from: Moment | None = None,
@@ -429,8 +368,9 @@ class Messages:
         payload: bool = False,
         columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[ArrowBatch, None]:
-        """The same in batches, for any number of messages: `async for batch in emails.scan()`."""
-        batches = self._messages.scan(
+        """The same in batches, for any number of messages; a batch may be empty."""
+        return self._home.iterate(
+            self._sync.scan,
             due_from=due_from,
             due_to=due_to,
             state=state,
@@ -445,22 +385,6 @@ class Messages:
             payload=payload,
             columns=columns,
         )
-        reading: Future[Any] | None = None
-        try:
-            while (reading := self._home.submit(partial(next, batches, None))) is not None:
-                batch = await asyncio.shield(asyncio.wrap_future(reading))
-                if batch is None:
-                    return
-                yield batch
-        finally:
-            if reading is not None:
-                # A read that is under way ends first: a generator runs in one thread at a time.
-                reading.add_done_callback(lambda _: self._end(batches))
-
-    def _end(self, batches: Iterator[pa.RecordBatch]) -> None:
-        if isinstance(batches, Generator):
-            with suppress(Closed):
-                self._home.submit(batches.close)
 
     async def dead(
         self,
@@ -473,9 +397,12 @@ class Messages:
         limit: int | None = 1000,
         payload: bool = False,
     ) -> ArrowTable:
-        """Those that failed for good, with their `reason` and when they died, `died_us`."""
+        """Those that failed for good, with their `reason` and when they died, `died_us`.
+
+        As `fasti.Messages.dead`.
+        """
         return await self._home.run(
-            self._messages.dead,
+            self._sync.dead,
             reason=reason,
             key_prefix=key_prefix,
             died_from=died_from,
@@ -487,170 +414,27 @@ class Messages:
 
     async def count(self) -> dict[str, int]:
         """How many messages are scheduled, ready, leased, dead, and ever were done or cancelled."""
-        return await self._home.run(self._messages.count)
+        return await self._home.run(self._sync.count)
 
     async def forecast(
         self, bucket: Duration = "1h", *, start: Moment | None = None, end: Moment | None = None
     ) -> ArrowTable:
         """How many messages fall due in each bucket of time: `start_us` and `count`, those above 0.
 
-        From `start` (the broker's now) to `end` (a thousand buckets later).
+        As `fasti.Messages.forecast`.
         """
-        return await self._home.run(self._messages.forecast, bucket, start=start, end=end)
-
-    # The dead
+        return await self._home.run(self._sync.forecast, bucket, start=start, end=end)
 
     @overload
-    async def redrive(
-        self,
-        id: int,
-        *,
-        to: None = ...,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-    ) -> Outcome: ...
+    async def release(self, id: int, *, group: str = ...) -> Outcome: ...
 
     @overload
-    async def redrive(
-        self,
-        id: Integers,
-        *,
-        to: None = ...,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-    ) -> Outcomes: ...
+    async def release(self, id: Integers, *, group: str = ...) -> Outcomes: ...
 
-    @overload
-    async def redrive(
-        self,
-        id: int | Integers,
-        *,
-        to: str,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-    ) -> DeadOutcomes: ...
+    async def release(self, id: int | Integers, *, group: str = "") -> Outcome | Outcomes:
+        """Takes leased messages back without their token, for others: `Outcome`, `Outcomes` for a list.
 
-    @overload
-    async def redrive(
-        self,
-        id: None = ...,
-        *,
-        to: str | None = ...,
-        delay: Duration | None = ...,
-        at: datetime | None = ...,
-        due: Moment | None = ...,
-        reason: str | None = ...,
-        owner: str | None = ...,
-        due_from: Moment | None = ...,
-        due_to: Moment | None = ...,
-        died_from: Moment | None = ...,
-        died_to: Moment | None = ...,
-        progress: Progress | None = ...,
-    ) -> DeadOutcomes: ...
-
-    async def redrive(
-        self,
-        id: int | Integers | None = None,
-        *,
-        to: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        due: Moment | None = None,
-        reason: str | None = None,
-        owner: str | None = None,
-        due_from: Moment | None = None,
-        due_to: Moment | None = None,
-        died_from: Moment | None = None,
-        died_to: Moment | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome | Outcomes | DeadOutcomes:
-        """Makes dead messages live again, now or later, with no attempts counted.
-
-        As `fasti.Messages.redrive`; `progress` is called in the client's loop.
+        As `fasti.Messages.release`.
         """
-        redrive: Callable[..., Any] = self._messages.redrive
-        return await self._home.run(
-            redrive,
-            id,
-            to=to,
-            delay=delay,
-            at=at,
-            due=due,
-            reason=reason,
-            owner=owner,
-            due_from=due_from,
-            due_to=due_to,
-            died_from=died_from,
-            died_to=died_to,
-            progress=self._home.in_loop(progress),
-        )
-
-    @overload
-    async def purge(self, id: int) -> Outcome: ...
-
-    @overload
-    async def purge(self, id: Integers) -> Outcomes: ...
-
-    @overload
-    async def purge(
-        self,
-        id: None = ...,
-        *,
-        reason: str | None = ...,
-        owner: str | None = ...,
-        due_from: Moment | None = ...,
-        due_to: Moment | None = ...,
-        died_from: Moment | None = ...,
-        died_to: Moment | None = ...,
-        progress: Progress | None = ...,
-    ) -> DeadOutcomes: ...
-
-    async def purge(
-        self,
-        id: int | Integers | None = None,
-        *,
-        reason: str | None = None,
-        owner: str | None = None,
-        due_from: Moment | None = None,
-        due_to: Moment | None = None,
-        died_from: Moment | None = None,
-        died_to: Moment | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome | Outcomes | DeadOutcomes:
-        """Removes dead messages for good; without `id` all that fit the filters of `redrive`."""
-        purge: Callable[..., Any] = self._messages.purge
-        return await self._home.run(
-            purge,
-            id,
-            reason=reason,
-            owner=owner,
-            due_from=due_from,
-            due_to=due_to,
-            died_from=died_from,
-            died_to=died_to,
-            progress=self._home.in_loop(progress),
-        )
-
-    async def dead_counts(
-        self,
-        *,
-        reason: str | None = None,
-        owner: str | None = None,
-        due_from: Moment | None = None,
-        due_to: Moment | None = None,
-        died_from: Moment | None = None,
-        died_to: Moment | None = None,
-    ) -> dict[str, int]:
-        """How many are dead of which reason, the most frequent first; a thousand reasons at most."""
-        return await self._home.run(
-            self._messages.dead_counts,
-            reason=reason,
-            owner=owner,
-            due_from=due_from,
-            due_to=due_to,
-            died_from=died_from,
-            died_to=died_to,
-        )
+        call: Callable[..., Any] = self._sync.release
+        return await self._home.run(call, id, group=group)

@@ -45,6 +45,11 @@ class Reader:
         """Of each partition, the offset of the next row: a reader that starts there goes on here."""
         return self._reader.position
 
+    @property
+    def closed(self) -> bool:
+        """Whether it gives out nothing more."""
+        return self._reader.closed
+
     def __aiter__(self) -> Reader:
         if self._reader.closed:
             raise Closed(f"the reader of {self.topic!r} is closed")

@@ -1,82 +1,110 @@
-"""Sinks for tasks of an event loop: what waits runs in a thread of the client's."""
+"""Written by `make aio` from `fasti/client/sinks.py`: change that file instead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
 
-from fasti.aio.home import Home
-from fasti.client import sinks as sync
-from fasti.client.durations import Duration
-from fasti.client.sinks import Published, SinkState, Staged
+    import pyarrow as pa
+
+    from fasti.aio.home import Home
+    from fasti.client.durations import Duration
+    from fasti.client.sinks import Published, SinkState, Staged
+    from fasti.client.sinks import Sink as SyncSink
+    from fasti.client.sinks import StageWriter as SyncStageWriter
 
 
 class Sink:
-    """Made by `client.sink(...)`; as `fasti.client.sinks.Sink`."""
+    """Made by `client.sink(...)`: cheap, it opens nothing.
 
-    def __init__(self, home: Home, sink: sync.Sink) -> None:
-        self._home, self._sink = home, sink
+    As `fasti.client.sinks.Sink`, with `await`.
+    """
+
+    _sync: SyncSink
+
+    def __init__(self, home: Home, sync: SyncSink) -> None:
+        self.topic = sync.topic
+        self.sink_id = sync.sink_id
+        self.operation = sync.operation
+        self.on_conflict = sync.on_conflict
+        self.owner = sync.owner
+        self._home, self._sync = home, sync
 
     def stage(self, batch: int, partition: int, attempt: int) -> StageWriter:
-        """A writer of one attempt at one partition of a batch; for one task at a time."""
-        return StageWriter(self._home, self._sink.stage(batch, partition, attempt))
+        """A writer of one attempt at one partition of a batch, in this process.
+
+        As `fasti.client.sinks.Sink.stage`.
+        """
+        return StageWriter(self._home, self._sync.stage(batch, partition, attempt))
 
     async def publish(
         self, batch: int, stages: Sequence[str], *, timeout: Duration | None = None
     ) -> Published:
-        """Has the batch happen: the rows of these stages, and of no others, take effect once."""
-        return await self._home.run(self._sink.publish, batch, stages, timeout=timeout)
+        """Has the batch happen: the rows of these stages, and of no others, take effect once.
+
+        As `fasti.client.sinks.Sink.publish`.
+        """
+        return await self._home.run(self._sync.publish, batch, stages, timeout=timeout)
 
     async def drop(self, stages: Sequence[str]) -> int:
-        """Drops stages that are not published: how many rows."""
-        return await self._home.run(self._sink.drop, stages)
+        """Drops stages that are not published: how many rows. Those that are not there are fine."""
+        return await self._home.run(self._sync.drop, stages)
 
     async def last_batch(self) -> int | None:
         """The last batch that was published; None: none yet."""
-        return await self._home.run(self._sink.last_batch)
+        return await self._home.run(self._sync.last_batch)
 
     async def describe(self) -> SinkState | None:
         """What the broker knows of the sink; None: nothing."""
-        return await self._home.run(self._sink.describe)
+        return await self._home.run(self._sync.describe)
 
     async def forget(self) -> bool:
-        """Has the broker forget the sink, and drop its stages: False if it knew none."""
-        return await self._home.run(self._sink.forget)
+        """Has the broker forget the sink, and drop its stages: False if it knew none.
+
+        As `fasti.client.sinks.Sink.forget`.
+        """
+        return await self._home.run(self._sync.forget)
 
     def __repr__(self) -> str:
-        return repr(self._sink)
+        return repr(self._sync)
 
 
 class StageWriter:
-    """Made by `sink.stage(...)`: `async with`; as `fasti.client.sinks.StageWriter`."""
+    """Made by `sink.stage(...)`. A context manager: left without an error, it is closed.
 
-    def __init__(self, home: Home, writer: sync.StageWriter) -> None:
-        self._home, self._writer = home, writer
-        self.name = writer.name
+    As `fasti.client.sinks.StageWriter`, with `await`.
+    """
+
+    _sync: SyncStageWriter
+
+    def __init__(self, home: Home, sync: SyncStageWriter) -> None:
+        self.name = sync.name
+        self._home, self._sync = home, sync
 
     @property
     def rows(self) -> int:
         """How many rows were written."""
-        return self._writer.rows
+        return self._sync.rows
 
     @property
     def staged(self) -> Staged:
         """What `close` returned. Raises `closed` before."""
-        return self._writer.staged
+        return self._sync.staged
 
     async def write(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Sends rows; waits while too much is under way. All batches have the same columns."""
-        await self._home.run(self._writer.write, batch)
+        await self._home.run(self._sync.write, batch)
 
     async def close(self) -> Staged:
         """Waits until everything is durable. Again: the same answer."""
-        return await self._home.run(self._writer.close)
+        return await self._home.run(self._sync.close)
 
     async def abort(self) -> None:
         """Ends it at once; what was staged is dropped by `Sink.drop`, or with time."""
-        await self._home.run(self._writer.abort)
+        await self._home.run(self._sync.abort)
 
     async def __aenter__(self) -> StageWriter:
         return self
@@ -87,10 +115,7 @@ class StageWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            await self.close()
-        else:
-            await self.abort()
+        await self._home.run(self._sync.__exit__, kind, error, traceback)
 
     def __repr__(self) -> str:
-        return repr(self._writer)
+        return repr(self._sync)

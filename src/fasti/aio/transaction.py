@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
@@ -33,11 +33,10 @@ class Transaction(sync.Transaction):
         home: Home,
         transport: Transport,
         owner: str,
-        flush: Callable[[], Awaitable[None]],
+        flush: Callable[[], None],
     ) -> None:
-        super().__init__(transport, owner)
+        super().__init__(transport, owner, flush)
         self._home = home
-        self._flush_first = flush
 
     async def commit(self) -> list[Outcomes]:  # type: ignore[override]
         """Sends it all; called at the end of the block.
@@ -47,7 +46,6 @@ class Transaction(sync.Transaction):
         """
         if self._done:
             raise IllegalTransition("the transaction is over")
-        await self._flush_first()
         return await self._home.run(super().commit)
 
     def __enter__(self) -> NoReturn:

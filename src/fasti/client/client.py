@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,39 +22,29 @@ from fasti.client.address import (
     parse_address,
 )
 from fasti.client.certificates import read_authority, read_client_certificate
-from fasti.client.clock_info import ClockInfo
 from fasti.client.consumer import Consumer
-from fasti.client.consumers import ConsumerInfo
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import FailureReports, OnFailure, checked_callback
 from fasti.client.kept import Kept, keep
 from fasti.client.messages import Messages
 from fasti.client.outbox import Outbox
-from fasti.client.outcomes import Outcomes
 from fasti.client.producer import Producer
 from fasti.client.session import Session
-from fasti.client.topics import References, Topic, given_settings
+from fasti.client.topic_calls import TopicCalls
 from fasti.client.transport import BrokerClock, Transport
 from fasti.config import Durability, ShardSettings
-from fasti.errors import Closed, FastiError, InvalidArgument, Unavailable
+from fasti.errors import FastiError, InvalidArgument
 from fasti.model import Limits
 
 if TYPE_CHECKING:
-    from fasti.client.arguments import EmbeddedOptions, Kind, TopicOptions, TopicSettingOptions
-    from fasti.client.bindings import Bindings
+    from fasti.client.arguments import EmbeddedOptions
     from fasti.client.calls import Answer, Calls
-    from fasti.client.changes import Changes, FeedBounds
-    from fasti.client.definitions import Change
-    from fasti.client.groups import Groups
-    from fasti.client.kv import KeyValues
-    from fasti.client.log import Log
+    from fasti.client.changes import Changes
     from fasti.client.log_place import Start
     from fasti.client.reader import Reader
-    from fasti.client.schedules import Schedules
-    from fasti.client.sinks import Sink, SinkState
+    from fasti.client.sinks import Sink
     from fasti.client.transaction import Transaction
     from fasti.client.watch import Watch
-    from fasti.storage.backup import Backup
 
 logger = logging.getLogger("fasti.client")
 
@@ -153,7 +142,7 @@ def _shard_settings(given: dict[str, Any]) -> ShardSettings:
     return replace(whole or ShardSettings(), **given)
 
 
-class Client:
+class Client(TopicCalls):
     """Made by `fasti.connect`. A context manager; any thread may use it.
 
     Closing it flushes its producers and gives back what its consumers have not started.
@@ -208,139 +197,6 @@ class Client:
     def unread_failures(self) -> int:
         """How many sends and acks failed without anything reading their outcome."""
         return self.failure_reports.count
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the client is closed")
-
-    # Topics
-
-    def create_topic(
-        self, name: str, *, kind: Kind = "timeline", **settings: Unpack[TopicOptions]
-    ) -> Topic:
-        """Makes a topic. Again with the same settings: fine; with others: `topic_mismatch`.
-
-            client.create_topic("emails", lease="30s", max_attempts=5, partitions=4,
-                                retry=fasti.Backoff("1s", factor=2, limit="1h"))
-
-        Settings are those of `fasti.model.TopicSettings`; lengths of time as `"30s"`, or in
-        microseconds as `lease_us`.
-        """
-        wire = given_settings({"kind": kind, **settings})
-        header, _ = self.transport.call("create_topic", {"topic": name, "settings": wire})
-        return Topic.of_reply(name, header)
-
-    def change_topic(self, name: str, **settings: Unpack[TopicSettingOptions]) -> Topic:
-        """Changes the settings that are given; `kind` and `partitions` can't be changed."""
-        wire = given_settings({**settings})
-        header, _ = self.transport.call("change_topic", {"topic": name, "settings": wire})
-        return Topic.of_reply(name, header)
-
-    def delete_topic(self, name: str) -> None:
-        """Removes a topic and all its messages. Raises `not_found`.
-
-        Bindings that lead to it end; schedules that emit into it wait for a topic of its name.
-        `references` tells before which they are.
-        """
-        self.transport.call("delete_topic", {"topic": name})
-
-    def pause_topic(self, name: str) -> bool:
-        """Nothing more is handed out of the topic, for good, until `resume_topic`: was that new?
-
-        All else goes on: messages come and can be changed, schedules emit into it, live leases can be
-        finished and run out. Consumers stay connected and wait. Of a log, all groups are paused. Raises
-        `not_found`, and `invalid_argument` where nothing is handed out (`kv`, `cron`).
-        """
-        return bool(self.transport.call("pause_topic", {"topic": name})[0]["changed"])
-
-    def resume_topic(self, name: str) -> bool:
-        """What is due goes out again, in order: was that new? Raises as `pause_topic`."""
-        return bool(self.transport.call("resume_topic", {"topic": name})[0]["changed"])
-
-    def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
-        """Who consumes, and who still has leases: of all topics or of one, at most 10,000.
-
-        By topic, group and name. Raises `not_found`.
-        """
-        header, _ = self.transport.call("consumers", {"topic": topic or ""})
-        now_us = int(header["now_us"])
-        return [ConsumerInfo.of_reply(row, now_us) for row in header["consumers"]]
-
-    def clock_info(self) -> ClockInfo:
-        """What the broker's clock shows, what its machine's does, and how it goes by that."""
-        return ClockInfo.of_reply(self.transport.call("clock")[0])
-
-    def accept_clock(self) -> bool:
-        """The broker shall believe its machine's clock that leapt ahead: did it doubt that?
-
-        What is due by it is handed out, and what has expired by it goes: this can't be undone.
-        """
-        return bool(self.transport.call("accept_clock")[0]["changed"])
-
-    def release_consumer(
-        self, name: str, topic: str | None = None, group: str | None = None
-    ) -> int:
-        """Takes back all that a consumer has leased: how many messages go to others now.
-
-        For a worker that hangs: end it first, or it may get them again as soon as it speaks. The attempts don't count, and
-        whatever it still does with them answers `stale_lease`. Without a topic, wherever it has any.
-        """
-        released = 0
-        for each in self.consumers(topic):
-            if each.consumer == name and each.leases and group in (None, each.group):
-                released += self._release_all(each)
-        return released
-
-    def _release_all(self, consumer: ConsumerInfo) -> int:
-        header = {"topic": consumer.topic, "consumer": consumer.consumer, "group": consumer.group}
-        released, left = 0, consumer.leases
-        while left > 0:
-            reply, _ = self.transport.call("release_leases", header)
-            outcomes = Outcomes.of_reply(reply)
-            if not len(outcomes):
-                break
-            released += int((outcomes.codes == 0).sum())
-            left -= len(outcomes)
-        return released
-
-    def references(self, topic: str) -> References:
-        """The schedules and bindings that point to a topic. Raises `not_found`."""
-        return References.of_reply(self.transport.call("references", {"topic": topic})[0])
-
-    def topic(self, name: str) -> Topic:
-        """A topic's settings and counts. Raises `not_found`."""
-        header, _ = self.transport.call("topic", {"topic": name})
-        return Topic.of_reply(name, header)
-
-    def topics(self) -> list[Topic]:
-        """All topics, by name."""
-        header, _ = self.transport.call("topics")
-        return [
-            Topic.of_reply(each["topic"], {"shard": header.get("shard"), **each})
-            for each in header["topics"]
-        ]
-
-    def definitions(self) -> dict[str, Any]:
-        """All topics with their settings, bindings and schedules as plain values, to be kept."""
-        from fasti.client import definitions
-
-        return definitions.export(self)
-
-    def define(
-        self, document: dict[str, Any], *, prune: bool = False, dry_run: bool = False
-    ) -> list[Change]:
-        """Makes topics, bindings and schedules as `definitions` would write them: what it changed.
-
-        What the document doesn't name is left alone (a change whose `action` is `keep`), unless
-        `prune` says that it goes. With `dry_run` nothing is done. Raises `invalid_argument`,
-        `topic_mismatch` and `not_found` on a document that can't be, before anything is done.
-        """
-        from fasti.client import definitions
-
-        changes = definitions.difference(self, document, prune)
-        if not dry_run:
-            definitions.apply(self, changes)
-        return changes
 
     # Messages
 
@@ -443,8 +299,6 @@ class Client:
         """Has `close` end a session if nobody did before."""
         self._sessions.add(session)
 
-    # Logs
-
     def reader(
         self,
         topic: str,
@@ -478,41 +332,6 @@ class Client:
         keep(self._readers, made)
         return made
 
-    def log(self, topic: str) -> Log:
-        """A log as a whole: where its partitions begin and end, truncation."""
-        from fasti.client.log import Log
-
-        self._check_open()
-        return Log(self.transport, topic)
-
-    def groups(self, topic: str) -> Groups:
-        """The consumer groups of a log: their offsets and lag, making, resetting and deleting."""
-        from fasti.client.groups import Groups
-
-        self._check_open()
-        return Groups(self.transport, topic)
-
-    def kv(self, topic: str) -> KeyValues:
-        """The entries of a key-value topic: put, get, delete, scan, watch."""
-        from fasti.client.kv import KeyValues
-
-        self._check_open()
-        return KeyValues(self.transport, topic, self.limits, self._watches)
-
-    def bindings(self, topic: str) -> Bindings:
-        """The topics that get what this topic gets, by the messages' subjects: add, remove, list."""
-        from fasti.client.bindings import Bindings
-
-        self._check_open()
-        return Bindings(self.transport, topic)
-
-    def schedules(self, topic: str) -> Schedules:
-        """The schedules of a cron topic: put, list, preview, pause, resume, run now, delete."""
-        from fasti.client.schedules import Schedules
-
-        self._check_open()
-        return Schedules(self.transport, topic)
-
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""
         self._check_open()
@@ -523,9 +342,9 @@ class Client:
         def flush() -> None:
             for box in self._boxes(topic):
                 box.flush(self._timeout_s)
-            for consumer in self._consumers:
-                if consumer.topic == topic:
-                    consumer.session.flush(self._timeout_s)
+            for session in self._sessions:
+                if session.topic == topic:
+                    session.flush(self._timeout_s)
 
         return flush
 
@@ -585,8 +404,6 @@ class Client:
         for box in self._boxes():
             box.flush(self._timeout_s)
 
-    # The change feed
-
     def changes(
         self,
         *,
@@ -628,27 +445,6 @@ class Client:
         keep(self._changes, made)
         return made
 
-    def feed(self) -> FeedBounds:
-        """Where the change feed begins and ends now."""
-        from fasti.client.changes import feed_bounds
-
-        self._check_open()
-        return feed_bounds(self.transport)
-
-    # Stages
-
-    def publish(self, stage: str, *, skip_conflicts: bool = False) -> tuple[int, list[int]]:
-        """Makes staged messages live: how many, and the ids that were skipped."""
-        header, parts = self.transport.call(
-            "publish", {"stage": stage, "skip_conflicts": skip_conflicts}
-        )
-        return int(header["rows"]), parts[0].column("id").to_pylist() if parts else []
-
-    def drop_stage(self, stage: str) -> int:
-        """Drops staged messages: how many."""
-        header, _ = self.transport.call("drop_stage", {"stage": stage})
-        return int(header["rows"])
-
     def sink(
         self,
         topic: str,
@@ -681,72 +477,6 @@ class Client:
             owner=self.owner if owner is None else owner,
             limits=self.limits,
         )
-
-    def sinks(self) -> list[SinkState]:
-        """All sinks that the broker remembers, by name."""
-        from fasti.client.sinks import sinks
-
-        self._check_open()
-        return sinks(self.transport)
-
-    # The broker
-
-    def health(self) -> dict[str, Any]:
-        """`ready` and `state`: serving, stopping or failed."""
-        return self.transport.call("health")[0]
-
-    def metrics(self) -> str:
-        """The broker's metrics in Prometheus' text format."""
-        return str(self.transport.call("metrics")[0]["text"])
-
-    def backup(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        progress: Callable[[int, int], None] | None = None,
-        rate: int = 0,
-    ) -> Backup:
-        """Takes a backup of all that the broker holds, while it runs, into a directory of this machine.
-
-        Everything acknowledged before the call is in it, transactions whole. A directory that has an
-        older backup of the same broker gets only what is new. `progress` is called with bytes done
-        and bytes in all, about; `rate` is a limit in bytes per second, below the broker's own.
-        `fasti restore` makes a data directory of it. Raises `invalid_argument` if the directory has
-        something else, `gone` if the broker had to let its files go: run it again then, it goes on.
-        """
-        self._check_open()
-        from fasti.client.backups import back_up_broker
-
-        return back_up_broker(self.transport, Path(path), progress, rate)
-
-    def checkpoint(self, timeout: Duration | None = None) -> None:
-        """Has the broker write what it holds to runs now; returns when that is done.
-
-        Raises `timed_out` after `timeout`, or that of `connect`; the checkpoint goes on.
-        """
-        timeout_s = self._timeout_s if timeout is None else duration_us(timeout) / 1_000_000
-        header = {"within_us": round(timeout_s * 1_000_000)}
-        self.transport.call("checkpoint", header, timeout=timeout_s)
-
-    def scrub(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Has the broker read everything that it stores, to find damage; returns when that is done.
-
-        `findings` has a dict for each damaged file: `file`, `offset`, `message`, and in `lost` whose
-        payloads it held (`topic`, `count`, `ids`). `progress` is called with bytes done and in all. If a
-        scrub is under way already its findings are returned. Raises `unavailable` if it was abandoned,
-        because the broker recovered or ended.
-        """
-        reply, _ = self.transport.call("scrub")
-        started_us: int = (reply["current"] or reply["last"])["started_us"]
-        while reply["current"] is not None and reply["current"]["started_us"] == started_us:
-            if progress is not None:
-                progress(reply["current"]["read_bytes"], reply["current"]["total_bytes"])
-            time.sleep(_SCRUB_LOOK_S)
-            reply, _ = self.transport.call("scrub_status")
-        done: dict[str, Any] | None = reply["last"]
-        if done is None or done["started_us"] < started_us:
-            raise Unavailable("the scrub was abandoned: the broker recovered; start it again")
-        return done
 
     def close(self, timeout: Duration | None = "30s") -> None:
         """Flushes producers, gives back what was not started, and disconnects.

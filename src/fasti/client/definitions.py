@@ -33,7 +33,7 @@ from fasti.core.topics import FIXED
 from fasti.errors import InvalidArgument, NotFound, TopicMismatch
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
+    from fasti.client.topic_calls import TopicCalls
 
 _FINISHED = ("done", "cancelled")
 _TIMING = ("cron", "every", "timezone")
@@ -64,13 +64,13 @@ class Change:
 # What there is
 
 
-def export(client: Client) -> Document:
+def export(client: TopicCalls) -> Document:
     """Everything that the broker has, as a document; settings that are defaults are left out."""
     topics = {name: topic_to_document(topic) for name, topic in _present(client).items()}
     return {"version": VERSION, "topics": topics}
 
 
-def _present(client: Client) -> dict[str, TopicDefinition]:
+def _present(client: TopicCalls) -> dict[str, TopicDefinition]:
     found: dict[str, TopicDefinition] = {}
     for topic in client.topics():
         if topic.name.startswith("_"):
@@ -87,7 +87,7 @@ def _present(client: Client) -> dict[str, TopicDefinition]:
 # What differs
 
 
-def difference(client: Client, document: Document, prune: bool = False) -> list[Change]:
+def difference(client: TopicCalls, document: Document, prune: bool = False) -> list[Change]:
     """What must be done so that everything is as the document says, in the order to do it.
 
     Without `prune`, what the document doesn't name is a `keep`: told, and left alone. Raises
@@ -146,7 +146,7 @@ def _check_targets(wanted: dict[str, TopicDefinition], present: dict[str, TopicD
                 )
 
 
-def _check_times(client: Client, made: list[Change]) -> None:
+def _check_times(client: TopicCalls, made: list[Change]) -> None:
     """The broker knows which expressions and zones there are: each is asked for once."""
     seen: set[tuple[Any, ...]] = set()
     for change in made:
@@ -213,7 +213,7 @@ def _of_schedules(
 # Making it so
 
 
-def apply(client: Client, changes: Iterable[Change]) -> int:
+def apply(client: TopicCalls, changes: Iterable[Change]) -> int:
     """Carries out what `difference` found: how many changes were made. Stops at the first error.
 
     What was done until then stays: apply the document again once the cause is gone.
@@ -235,7 +235,7 @@ def apply(client: Client, changes: Iterable[Change]) -> int:
 class _Puts:
     """Schedules of one topic that are put together: there may be a hundred thousand."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: TopicCalls) -> None:
         self._client, self._topic = client, ""
         self._schedules: dict[str, dict[str, Any]] = {}
 
@@ -253,7 +253,7 @@ class _Puts:
             self._schedules = {}
 
 
-def _apply_topic(client: Client, change: Change) -> None:
+def _apply_topic(client: TopicCalls, change: Change) -> None:
     if change.action == "delete":
         client.delete_topic(change.topic)
         return
@@ -264,7 +264,7 @@ def _apply_topic(client: Client, change: Change) -> None:
         client.change_topic(change.topic, **settings)
 
 
-def _apply_binding(client: Client, change: Change) -> None:
+def _apply_binding(client: TopicCalls, change: Change) -> None:
     binding = change.after or change.before or {}
     bindings = client.bindings(change.topic)
     if change.action == "delete":
@@ -273,7 +273,7 @@ def _apply_binding(client: Client, change: Change) -> None:
         bindings.add(binding["pattern"], binding["target"])
 
 
-def _delete_schedule(client: Client, change: Change) -> None:
+def _delete_schedule(client: TopicCalls, change: Change) -> None:
     client.schedules(change.topic).delete(change.name)
 
 
