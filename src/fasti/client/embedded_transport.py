@@ -144,6 +144,10 @@ class EmbeddedTransport:
         self._check_here()
         return self.service.plan(EMBEDDED, {**_VERSION, "call": "list", **descriptor})[1]
 
+    def at(self, location: str | None) -> EmbeddedTransport:
+        """There is no other broker."""
+        return self
+
     def close(self) -> None:
         """Ends every stream; shuts the broker down if it is ours."""
         if self._elsewhere:

@@ -1,5 +1,8 @@
 """A way to broker processes over Arrow Flight.
 
+A plan's tickets say which broker to ask where another one has the rows (`at`): each address has one
+transport, with connections and a clock of its own.
+
 Connections are made when they are needed and thrown away when they fail; the next use makes a new
 one, to the next address if there are several. Actions, produce streams and sessions use connections
 of their own, so that a large batch doesn't stand before a small word. What can be asked twice
@@ -11,8 +14,6 @@ from __future__ import annotations
 
 import logging
 import random
-import socket
-import ssl
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -29,7 +31,8 @@ from fasti.client.address import Address, warn_of_clear_token
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
-from fasti.client.transport import BrokerClock, Ended, Header, Stream
+from fasti.client.tls_probe import asks_for_certificate, speaks_tls
+from fasti.client.transport import LOCATION, BrokerClock, Ended, Header, Stream
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
 from fasti.protocol.problems import error_from_json
@@ -72,8 +75,6 @@ _REPEATABLE = frozenset(
 # long, while nothing else comes from it either, is gone, or the way to it is.
 _CLOCK_EVERY_S = 2.0
 _SILENCE_S = 5.0
-# How long it may take to find out whether a port speaks TLS.
-_PROBE_S = 2.0
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 2.0
 _END_S = 5.0
 # A broker that asks for tokens ends connections that bring much before a call was let in. An action
@@ -112,7 +113,9 @@ class FlightTransport:
         timeout: float = 30.0,
     ) -> None:
         self._address = address
-        self._tls_ca = tls_ca
+        self._entrance: dict[str, Any] = {"token": token, "tls_ca": tls_ca}
+        self._entrance |= {"tls_client": tls_client, "timeout": timeout}
+        self._others: dict[str, FlightTransport] = {}
         self._tls_client = tls_client or (None, None)
         self.timeout_s = timeout
         # gRPC wants the names of headers in lower case.
@@ -160,12 +163,12 @@ class FlightTransport:
         try:
             return self._hello()
         except Unavailable as error:
-            if not self._address.tls and _speaks_tls(*self._address.hosts[self._place_failed()]):
+            if not self._address.tls and speaks_tls(*self._address.hosts[self._place_failed()]):
                 secure = replace(self._address, tls=True)
                 raise Unavailable(
                     f"the broker speaks TLS: write {secure}", details=error.details
                 ) from error
-            if self._address.tls and _asks_for_certificate(
+            if self._address.tls and asks_for_certificate(
                 *self._address.hosts[self._place_failed()]
             ):
                 raise Unavailable(
@@ -197,7 +200,7 @@ class FlightTransport:
             if client is None:
                 client = flight.FlightClient(
                     self._address.location(self._place),
-                    tls_root_certs=self._tls_ca,
+                    tls_root_certs=self._entrance["tls_ca"],
                     cert_chain=self._tls_client[0],
                     private_key=self._tls_client[1],
                     generic_options=_OPTIONS,
@@ -216,6 +219,24 @@ class FlightTransport:
             self._answered_at = -_MOMENT_S
         if len(self._address.hosts) > 1:
             self.estimate.forget()
+
+    def at(self, location: str | None) -> FlightTransport:
+        """The way to the broker that an endpoint names: one for each address, with its own clock.
+
+        It speaks TLS if this one does, whatever the endpoint says: a token goes nowhere in clear.
+        """
+        if location is None or location == self._address.location(self._place):
+            return self
+        place = urlsplit(location)
+        if not place.hostname or not place.port:
+            raise Unavailable(f"the broker names an address that is none: {location!r}")
+        with self._lock:
+            if self._closed.is_set():
+                raise Closed("the client is closed")
+            if location not in self._others:
+                address = replace(self._address, hosts=((place.hostname, place.port),))
+                self._others[location] = FlightTransport(address, **self._entrance)
+            return self._others[location]
 
     def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
@@ -366,6 +387,11 @@ class FlightTransport:
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
         """The batches that a ticket stands for; at least one, maybe empty."""
+        ticket = dict(ticket)
+        other = self.at(ticket.pop(LOCATION, None))
+        if other is not self:
+            yield from other.read(ticket)
+            return
         with self._calling():
             client, generation = self._client("actions")
         reader = None
@@ -399,7 +425,7 @@ class FlightTransport:
                 found = client.get_flight_info(
                     _command(descriptor), self._options(self.timeout_s)
                 ).endpoints
-                return [parse(endpoint.ticket.ticket) for endpoint in found]
+                return [_ticket(endpoint) for endpoint in found]
             except Exception as error:
                 raise self._failed(error, generation) from error
             finally:
@@ -532,6 +558,9 @@ class FlightTransport:
             self._closed.set()
             self._clients.clear()
             streams = list(self._streams)
+            others = list(self._others.values())
+        for other in others:
+            other.close()
         for stream in streams:
             stream.cancel()
         until = time.monotonic() + _END_S
@@ -555,38 +584,12 @@ def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: thread
         del alive
 
 
-def _speaks_tls(host: str, port: int) -> bool:
-    """Whether a port answers as TLS does, whatever its certificate."""
-    try:
-        with _over_tls(host, port):
-            return True
-    except (OSError, ValueError):
-        return False
-
-
-def _asks_for_certificate(host: str, port: int) -> bool:
-    """Whether a port ends connections of clients that show no certificate."""
-    try:
-        with _over_tls(host, port) as connection:
-            # A broker speaks first; one that misses a certificate ends the connection without a word.
-            return connection.recv(1) == b""
-    except ssl.SSLError as error:
-        return "certificate_required" in (error.reason or "").lower()
-    except (OSError, ValueError):
-        return False
-
-
-def _over_tls(host: str, port: int) -> ssl.SSLSocket:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    plain = socket.create_connection((host, port), _PROBE_S)
-    try:
-        return context.wrap_socket(plain, server_hostname=host)
-    except BaseException:
-        plain.close()
-        raise
+def _ticket(endpoint: Any) -> Header:
+    """Where the broker that answers is not the one to ask, the ticket says which is."""
+    ticket = parse(endpoint.ticket.ticket)
+    if endpoint.locations:
+        ticket[LOCATION] = endpoint.locations[0].uri.decode()
+    return ticket
 
 
 def _versioned(header: Header) -> Header:

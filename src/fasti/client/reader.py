@@ -21,7 +21,7 @@ from fasti.client.following import Following
 from fasti.client.log_message import LogMessage, Rows
 from fasti.client.log_place import EARLIEST, Start, place_header
 from fasti.client.pauses import PASSING
-from fasti.client.transport import Header, Transport
+from fasti.client.transport import LOCATION, Header, Transport
 from fasti.errors import Closed, FastiError, Gone, InvalidArgument
 
 # A read that doesn't follow is given up when nothing came for so long.
@@ -65,6 +65,8 @@ class Reader:
         self._anew: set[int] = set()
         # Of each partition, where a read that doesn't follow ends.
         self._ends: dict[int, int] = {}
+        # Of each partition, where its rows are, if the plan says so.
+        self._brokers: dict[int, Header] = {}
         self._begun = False
         # Rows that came, and how many of them were given out.
         self._rows: Rows | None = None
@@ -219,6 +221,7 @@ class Reader:
 
     def _ticket(self, partition: int) -> Header:
         return {
+            **self._brokers.get(partition, {}),
             "call": "log",
             "topic": self.topic,
             "partition": partition,
@@ -228,6 +231,8 @@ class Reader:
 
     def _bear(self, error: FastiError, partition: int, patience: _Patience) -> None:
         """Trouble that may pass is waited for; what doesn't is raised."""
+        # A broker that was named may have gone: any of the address knows more.
+        self._brokers.pop(partition, None)
         if isinstance(error, Gone) and partition in self._anew:
             self._position[partition] = int(error.details["earliest"])
             return
@@ -249,6 +254,11 @@ class Reader:
                 self._bear(error, -1, patience)
         self._position = {int(each["partition"]): int(each["offset"]) for each in tickets}
         self._ends = {int(each["partition"]): int(each["end_offset"]) for each in tickets}
+        self._brokers = {
+            int(each["partition"]): {LOCATION: each[LOCATION]}
+            for each in tickets
+            if LOCATION in each
+        }
 
     # Following
 

@@ -55,6 +55,8 @@ class Stream(Protocol):
         """Ends the call at once, on both sides."""
 
 
+# In a ticket of a plan: the broker that has the rows, if it is another one. Not sent to it.
+LOCATION = "location"
 # By `connect(timeout=...)` another.
 TIMEOUT_S = 30.0
 
@@ -102,6 +104,9 @@ class Transport(Protocol):
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read: one consistent state, to be read in parallel."""
+
+    def at(self, location: str | None) -> Transport:
+        """The way to the broker that a ticket names. None means this one."""
 
     def close(self) -> None:
         """Ends everything that is open; an embedded broker is shut down with it."""

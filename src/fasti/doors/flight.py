@@ -70,8 +70,12 @@ class FlightDoor(fl.FlightServerBase):
         credentials: Credentials | None = None,
         guard: Guard | None = None,
         client_ca: bytes | None = None,
+        advertise: str = "",
     ) -> None:
-        """`host` may be the path of a Unix socket, with a slash in front; then without a port."""
+        """`host` may be the path of a Unix socket, with a slash in front; then without a port.
+
+        `advertise` is the host and port at which other machines reach this broker.
+        """
         quiet_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         shown = f"[{host}]" if ":" in host else host
@@ -84,6 +88,7 @@ class FlightDoor(fl.FlightServerBase):
         )
         self._service = service
         self._guard = guard
+        self._advertise = f"grpc+{'tls' if tls else 'tcp'}://{advertise}" if advertise else ""
 
     def start(self) -> None:
         """Begins to watch its connections. It listens since it was made.
@@ -195,7 +200,9 @@ class FlightDoor(fl.FlightServerBase):
         with _refusals(self._service):
             command = _command(descriptor)
             schema, tickets = self._service.plan(_caller(context), command)
-            endpoints = [fl.FlightEndpoint(dump(ticket), []) for ticket in tickets]
+            # Without an address, the tickets are for the broker that was asked.
+            where = [self._advertise] if self._advertise else []
+            endpoints = [fl.FlightEndpoint(dump(ticket), where) for ticket in tickets]
             return fl.FlightInfo(schema, descriptor, endpoints, -1, -1)
 
     def do_get(self, context: Any, ticket: Any) -> Any:

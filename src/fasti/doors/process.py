@@ -148,7 +148,14 @@ class Broker:
         guard = Guard(self._settings.guard, self.metrics, known is not None, self._give_memory_back)
         try:
             door = FlightDoor(
-                self.service, address.host, address.port, tls, known, guard, client_ca
+                self.service,
+                address.host,
+                address.port,
+                tls,
+                known,
+                guard,
+                client_ca,
+                str(self._settings.advertise or ""),
             )
         except Exception as error:
             # It was free a moment ago: somebody was faster, or gRPC wants something else.

@@ -79,6 +79,12 @@ BROKER: tuple[Setting, ...] = (
         "Where clients connect (Arrow Flight). Port 0: any free one. Beyond loopback it asks for `tls_cert`, `tls_key` and `credentials`, or `insecure`.",
     ),
     Setting(
+        "advertise",
+        Listen(may_be_off=True),
+        None,
+        "The address by which clients reach this broker from wherever they are; or `off`. Plans of reads name it, and readers connect there. Without it they read where they asked.",
+    ),
+    Setting(
         "http",
         Listen(may_be_off=True),
         Address("127.0.0.1", 7180),

@@ -42,6 +42,7 @@ class ServeSettings:
     data: Path
     clone: bool
     listen: Address
+    advertise: Address | None
     http: Address | None
     tls_cert: Path | None
     tls_key: Path | None
@@ -166,6 +167,9 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
             f"{address} can be reached from other machines: give tls_cert, tls_key and credentials, "
             "or say insecure",
         )
+    advertise: Address | None = values["advertise"]
+    if advertise is not None and (advertise.port == 0 or advertise.near != advertise):
+        yield Fault(sources["advertise"], f"{advertise} is no address that a client can connect to")
     for key in ("tls_cert", "tls_key", "tls_client_ca", "credentials"):
         if values[key] is not None and (reason := _unreadable(values[key])):
             yield Fault(sources[key], f"{values[key]}: {reason}")

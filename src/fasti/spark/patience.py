@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from fasti.client.client import Client
 from fasti.client.pauses import PASSING, Pauses
+from fasti.client.transport import LOCATION
 from fasti.errors import FastiError
 
 Found = TypeVar("Found")
@@ -66,6 +67,8 @@ def rows_of(
             if left is None:
                 raise
             _pause(error, pauses, until)
+            # A broker that was named may have gone: any of the address knows more.
+            left = {name: value for name, value in left.items() if name != LOCATION}
 
 
 def _behind(ticket: Ticket, batch: pa.RecordBatch) -> Ticket | None:

@@ -8,6 +8,7 @@ from typing import Any
 from fasti.client.changes import Position
 from fasti.client.client import Client
 from fasti.client.durations import moment_us
+from fasti.client.transport import LOCATION
 from fasti.errors import InvalidArgument
 from fasti.spark.filters import Pushed
 from fasti.spark.options import Options
@@ -130,8 +131,11 @@ class Planner:
             tickets = self._client.transport.plan({**fields, **place})
         finally:
             call("drop_snapshot", {"snapshot": held["snapshot"]})
-        ranges = [self._ids(ticket["after_id"], ticket["until_id"]) for ticket in tickets]
-        wanted = [ids for ids in ranges if ids[1] is None or ids[1] > ids[0] + 1]
+        wanted = []
+        for ticket in tickets:
+            ids = self._ids(ticket["after_id"], ticket["until_id"])
+            if ids[1] is None or ids[1] > ids[0] + 1:
+                wanted.append(({n: ticket[n] for n in (LOCATION,) if n in ticket}, ids))
         keep_us = self._options["snapshotTimeout"]
         common = {
             **self._common(),
@@ -143,9 +147,11 @@ class Planner:
         }
         return [
             SnapshotTask(
-                ticket={**fields, "after_id": after, "until_id": until}, part=part, **common
+                ticket={**broker, **fields, "after_id": after, "until_id": until},
+                part=part,
+                **common,
             )
-            for part, (after, until) in enumerate(wanted)
+            for part, (broker, (after, until)) in enumerate(wanted)
         ]
 
     def _ids(self, after_id: int, until_id: int | None) -> tuple[int, int | None]:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.client.client import Client
+from fasti.client.transport import LOCATION
 from fasti.errors import FastiError, Gone
 from fasti.spark.patience import patiently
 from fasti.spark.tickets import Task
@@ -60,7 +61,9 @@ class SnapshotTask(Task):
         if again:
             fields["life"] = self.life
         try:
-            found, _ = client.transport.call("take_snapshot", fields)
+            # From the broker that is read: a snapshot is its own.
+            transport = client.transport.at(self.ticket.get(LOCATION))
+            found, _ = transport.call("take_snapshot", fields)
         except Gone as error:
             raise _explained(error) from None
         return found
