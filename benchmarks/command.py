@@ -51,7 +51,7 @@ def engine(
     parts = only or _PARTS
     for part in parts:
         if part not in _PARTS:
-            raise typer.BadParameter(f"{part!r} is none of {', '.join(_PARTS)}")
+            raise typer.BadParameter(f"{part!r} is not one of {', '.join(_PARTS)}")
     _print(run(parts, directory, rows), as_json)
 
 
@@ -118,7 +118,7 @@ def kinds(
 
     for kind in only or []:
         if kind not in KINDS:
-            raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}")
+            raise typer.BadParameter(f"{kind!r} is not one of {', '.join(KINDS)}")
     with _showing() as show:
         found = measure(only or [], directory, rows, show)
     _print(found, as_json)
@@ -162,7 +162,7 @@ def spark(
 
         for part in only or []:
             if part not in PARTS:
-                raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}")
+                raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}")
         total = phases(only or [])
     except ModuleNotFoundError as error:
         raise FastiError(f"{error.name} is missing: pip install 'fasti[spark]'") from error

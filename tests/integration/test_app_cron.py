@@ -142,7 +142,7 @@ def test_the_same_code_changes_nothing_and_other_code_changes_the_schedule(
     with caplog.at_level(logging.WARNING, "fasti.app"), deployed("30 * * * *"):
         fasti_broker.advance("31m")
         fasti_broker.settle()
-    assert "schedule 'tick' of 'cron.shop' was changed as its handler asks" in caplog.text
+    assert "schedule 'tick' of 'cron.shop' was changed to what its handler asks for" in caplog.text
     assert got == ["2030-03-06T13:00+00:00", "2030-03-06T13:30+00:00"]
     assert [each.name for each in schedules.list()] == ["tick"]
 

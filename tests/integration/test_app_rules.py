@@ -311,7 +311,7 @@ def test_the_handlers_policy_changes_the_topic_and_says_so(
         settings = client.topic("emails").settings
     assert settings.retry.base_us == 7_000_000
     assert (settings.max_attempts, settings.lease_us) == (9, 60_000_000)
-    assert "topic 'emails' was changed as its handler asks: retry" in caplog.text
+    assert "topic 'emails' was changed to what its handler asks for: retry" in caplog.text
     assert "made with other settings: lease_us: 60000000 (asked: 120000000)" in caplog.text
 
 
@@ -459,7 +459,7 @@ def test_an_app_can_be_started_again(fasti_broker: VirtualBroker, app: fasti.App
 
     for payload in (b"one", b"two"):
         with app:
-            with pytest.raises(InvalidArgument, match="the app runs"):
+            with pytest.raises(InvalidArgument, match="the app is running already"):
                 app.start()
             send.later(payload).result(WAIT_S)
             fasti_broker.settle()

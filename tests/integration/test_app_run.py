@@ -270,7 +270,7 @@ def test_it_waits_for_a_broker_that_comes_late(
     ("reference", "why"),
     [
         ("nowhere:app", "error invalid_argument: there is no module 'nowhere'"),
-        ("shop:work", "'shop:work' is no fasti.App but Handler; it has app"),
+        ("shop:work", "'shop:work' is not a fasti.App but of type Handler; it has app"),
     ],
 )
 def test_a_wrong_name_is_told(

@@ -227,7 +227,7 @@ def test_what_a_backup_and_a_restore_refuse(filled: fasti.Client, tmp_path: Path
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(InvalidArgument, match="not empty, and no backup"):
+    with pytest.raises(InvalidArgument, match="not empty and is not a backup"):
         filled.backup(other)
     filled.backup(tmp_path / "backup")
     with pytest.raises(AlreadyExists, match="is not empty"):

@@ -184,7 +184,7 @@ def test_schedules_go_on_filling_it(broker: VirtualBroker, client: fasti.Client)
 @pytest.mark.parametrize("kind", ["kv", "cron"])
 def test_nothing_to_pause(client: fasti.Client, kind: str) -> None:
     client.create_topic("other", kind=kind)
-    with pytest.raises(InvalidArgument, match="nobody consumes"):
+    with pytest.raises(InvalidArgument, match="has no consumers"):
         client.pause_topic("other")
     with pytest.raises(NotFound):
         client.pause_topic("missing")

@@ -174,7 +174,7 @@ def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("and no key")
     (tmp_path / "key").chmod(0o600)
     tls = {"tls_cert": tmp_path / "cert", "tls_key": tmp_path / "key"}
-    with pytest.raises(InvalidArgument, match="no certificate and its key"):
+    with pytest.raises(InvalidArgument, match="not a certificate and its key"):
         BrokerProcess(tmp_path / "data", settings={**SMALL, **tls})
 
 

@@ -68,6 +68,6 @@ def test_the_command_knows_its_parts() -> None:
     assert PARTS == ("reads", "schedule", "bronze", "silver", "following")
     refused = CliRunner().invoke(app, ["bench", "spark", "--only", "writes"])
     assert refused.exit_code != 0
-    assert "'writes' is none of" in refused.output
+    assert "'writes' is not one of" in refused.output
     helped = CliRunner().invoke(app, ["bench", "spark", "--help"])
     assert all(part in helped.output for part in PARTS)

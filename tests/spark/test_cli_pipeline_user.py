@@ -32,9 +32,9 @@ def shout(rows):
     ("reference", "said"),
     [
         ("nowhere_to_be_found", "there is no module 'nowhere_to_be_found'"),
-        ("shouting.py", "is no module: write `package.module:pipeline`"),
+        ("shouting.py", "is not a module: write `package.module:pipeline`"),
         ("shouting:missing", "has no 'missing'; it has pipeline"),
-        ("shouting:other", "is no fasti.pipeline.Pipeline but int; it has pipeline"),
+        ("shouting:other", "is not a fasti.pipeline.Pipeline but of type int; it has pipeline"),
     ],
 )
 def test_what_is_no_pipeline_is_refused_without_a_session(

@@ -42,7 +42,7 @@ def test_a_step_may_be_named() -> None:
         ({"sink": topic("out"), "other": log("in")}, "takes rows, and its sources are other"),
         ({"sink": messages("out"), "rows": log("in")}, "a sink can't be"),
         ({"sink": {}, "rows": log("in")}, "needs a sink"),
-        ({"sink": {"a b": topic("x")}, "rows": log("in")}, "'a b' is no name"),
+        ({"sink": {"a b": topic("x")}, "rows": log("in")}, "'a b' is not a valid name"),
         ({"sink": topic("out"), "rows": topic("in")}, r"source 'rows' can't be .* write changes\(\)"),
         ({"sink": topic("out"), "rows": "in"}, "source 'rows' can't be 'in'"),
         ({"sink": topic("out"), "rows": kv("in"), "stateful": True}, "needs a stream"),
@@ -51,7 +51,7 @@ def test_a_step_may_be_named() -> None:
             "and one sink",
         ),
         ({"sink": topic("out"), "rows": log("in"), "every": "soon"}, "every"),
-        ({"sink": topic("out"), "rows": log("in"), "name": "../up"}, "is no name"),
+        ({"sink": topic("out"), "rows": log("in"), "name": "../up"}, "is not a valid name"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_and_changes_nothing(

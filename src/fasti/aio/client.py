@@ -59,7 +59,7 @@ def connect(
 def _plain(on_failure: OnFailure | None) -> OnFailure | None:
     if inspect.iscoroutinefunction(on_failure):
         raise InvalidArgument(
-            "on_failure is a plain function; it may make a task", field="on_failure"
+            "on_failure must be a plain function; it may start a task", field="on_failure"
         )
     return checked_callback(on_failure)
 

@@ -193,7 +193,7 @@ class Consumer:
                 batch.ack()
         """
         if count < 1:
-            raise InvalidArgument("count is at least 1", field="count", limit=1)
+            raise InvalidArgument("count must be at least 1", field="count", limit=1)
         wait_s = seconds(wait, "wait") or 0.0
         self._session.want_batches(count)
         return _Batches(self, count, wait_s)

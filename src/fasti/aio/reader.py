@@ -64,7 +64,7 @@ class Reader:
     def batches(self, count: int = 10_000) -> AsyncIterator[ArrowTable]:
         """Tables of up to `count` rows, as soon as there are some."""
         if count < 1:
-            raise InvalidArgument("count is at least 1", field="count", limit=1)
+            raise InvalidArgument("count must be at least 1", field="count", limit=1)
         return self._tables(count)
 
     async def _tables(self, count: int) -> AsyncIterator[pa.Table]:

@@ -335,7 +335,7 @@ class App:
 
     def _check_not_running(self) -> None:
         if self.running:
-            raise InvalidArgument("the app runs", field="app")
+            raise InvalidArgument("the app is running already", field="app")
 
     def start(
         self,
@@ -414,7 +414,8 @@ class App:
         """Runs until SIGTERM or SIGINT, or until a handler raises `SystemExit`.
 
         A second signal stops without grace. With several workers each is a process of its own, which
-        imports the app: it must stand at the top of a module. One that dies is started again.
+        imports the app: it must be defined at the top level of a module. A worker that dies is started
+        again.
         """
         if grace is not None:
             self.grace_s = duration_us(grace, "grace") / 1_000_000
@@ -444,7 +445,8 @@ class App:
             if value is self:
                 return f"{self.module}:{name}"
         raise InvalidArgument(
-            "workers import the app, so it must stand at the top of a module", field="workers"
+            "workers import the app, so it must be defined at the top level of a module",
+            field="workers",
         )
 
     def stats(self) -> dict[str, HandlerStats]:

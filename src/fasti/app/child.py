@@ -149,13 +149,13 @@ class RemoteMessage:
     def _finish(self, verdict: Verdict, wait: bool) -> None:
         _refuse_to_wait(wait)
         if self.verdict is not None:
-            raise IllegalTransition(f"message {self._job.id} was finished before")
+            raise IllegalTransition(f"message {self._job.id} was finished already")
         self.verdict = verdict
 
 
 def _refuse_to_wait(wait: bool) -> None:
     if wait:
-        raise InvalidArgument("wait=True can't be had in a worker process", field="wait")
+        raise InvalidArgument("wait=True is not available in a worker process", field="wait")
 
 
 def main(place: Place, reach: Reach | None, pipe: Connection) -> None:

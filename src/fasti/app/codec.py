@@ -57,7 +57,7 @@ class JsonCodec:
         try:
             payload = to_json(value, by_alias=True, bytes_mode="base64", fallback=plain)
         except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
-            raise InvalidArgument(f"no JSON can be made of it: {error}", field="value") from error
+            raise InvalidArgument(f"it can't be encoded as JSON: {error}", field="value") from error
         return payload, JSON
 
     def encode_for(self, annotation: Any, value: Any) -> tuple[bytes, str]:
@@ -109,4 +109,4 @@ def _text(payload: bytes) -> str:
     try:
         return payload.decode()
     except UnicodeDecodeError as error:
-        raise Undecodable(f"the payload is no text: {error}") from error
+        raise Undecodable(f"the payload is not text: {error}") from error

@@ -84,7 +84,7 @@ def handler_options(
     """The schedule's name, the handler's topic, and how it is run. Raises `invalid_argument`."""
     for each in options:
         if each not in _OF_BOTH:
-            raise InvalidArgument(f"there is no option {each!r} of a timetable", field=each)
+            raise InvalidArgument(f"a timetable has no option {each!r}", field=each)
     name = str(options.get("name") or getattr(function, "__name__", ""))
     how = {key: value for key, value in options.items() if key in _OF_HANDLER}
     return name, str(options.get("topic") or name), how
@@ -191,10 +191,10 @@ def _ensure(schedules: Schedules, timetable: Timetable, *, create: bool) -> None
         schedules.put(name, **timetable.definition)
         after = schedules.get(name).definition
         if before is None:
-            logger.info("schedule %r of %r was made", name, timetable.topic)
+            logger.info("schedule %r of %r was created", name, timetable.topic)
         elif before != after:
             logger.warning(
-                "schedule %r of %r was changed as its handler asks: %s",
+                "schedule %r of %r was changed to what its handler asks for: %s",
                 name,
                 timetable.topic,
                 after,

@@ -89,7 +89,7 @@ class Place:
         found = getattr(found, "base", found)
         if not isinstance(found, Handler):
             raise InvalidArgument(
-                f"{self.module}.{self.qualname} is no handler: worker processes import it by this "
+                f"{self.module}.{self.qualname} is not a handler: worker processes import it by this "
                 "name, so it must be declared at the top of its module and keep its name",
                 field="kind",
             )
@@ -257,13 +257,15 @@ def settings_of(
 ) -> HandlerSettings:
     """The arguments of `app.on`, checked. Raises `invalid_argument`."""
     if kind is not None and kind not in KINDS:
-        raise InvalidArgument(f"kind is one of {', '.join(KINDS)}, not {kind!r}", field="kind")
+        raise InvalidArgument(f"kind must be one of {', '.join(KINDS)}, not {kind!r}", field="kind")
     for field, value in (("concurrency", concurrency), ("prefetch", prefetch)):
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and (not whole or value < 1):
-            raise InvalidArgument(f"{field} is at least 1, not {value!r}", field=field, limit=1)
+            raise InvalidArgument(
+                f"{field} must be at least 1, not {value!r}", field=field, limit=1
+            )
     if retry is not None and not isinstance(retry, Backoff):
-        raise InvalidArgument(f"retry is a fasti.Backoff, not {retry!r}", field="retry")
+        raise InvalidArgument(f"retry must be a fasti.Backoff, not {retry!r}", field="retry")
     return HandlerSettings(
         topic,
         kind or ("asyncio" if is_async else "threads"),
@@ -280,14 +282,16 @@ def settings_of(
 
 def _check(label: str, settings: HandlerSettings, is_async: bool) -> None:
     if settings.kind == "asyncio" and not is_async:
-        raise InvalidArgument(f"{label} is no async def: kind='asyncio' needs one", field="kind")
+        raise InvalidArgument(
+            f"{label} is not an async def: kind='asyncio' needs one", field="kind"
+        )
     if settings.kind == "threads" and is_async:
         raise InvalidArgument(
             f"{label} is an async def: kind is 'asyncio', or 'processes'", field="kind"
         )
     if settings.kind == "processes" and "<" in label:
         raise InvalidArgument(
-            f"{label} can't run in worker processes: they import it, so it must stand at the top of "
+            f"{label} can't run in worker processes: they import it, so it must be defined at the top level of "
             "its module",
             field="kind",
         )

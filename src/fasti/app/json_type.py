@@ -58,7 +58,7 @@ class JsonType:
                 value, by_alias=True, round_trip=True, warnings=False, fallback=plain
             )
         except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
-            raise InvalidArgument(f"no JSON can be made of it: {error}", field="value") from error
+            raise InvalidArgument(f"it can't be encoded as JSON: {error}", field="value") from error
         found = self._decode(payload, lambda why: InvalidArgument(why, field="value"))
         if not _same(value, found):
             raise InvalidArgument(
@@ -81,7 +81,7 @@ class JsonType:
             problems = error.errors(include_url=False, include_context=False)
             if problems[0]["type"] == "json_invalid":
                 why = problems[0]["msg"].removeprefix("Invalid JSON: ")
-                raise Undecodable(f"the payload is no JSON: {why}") from None
+                raise Undecodable(f"the payload is not JSON: {why}") from None
             whys = [_described(each) for each in problems[:_SHOWN_MAX]]
             if len(problems) > _SHOWN_MAX:
                 whys.append(f"and {len(problems) - _SHOWN_MAX} more")

@@ -33,7 +33,7 @@ def found(reference: str, kind: Kinds[T], attribute: str, shown: str) -> T:
     path = path or attribute
     if not name or name.endswith(".py") or os.sep in name:
         raise InvalidArgument(
-            f"{reference!r} is no module: write `package.module:{attribute}`, without .py",
+            f"{reference!r} is not a module: write `package.module:{attribute}`, without .py",
             field=attribute,
         )
     reached: object = _module(name, attribute)
@@ -46,7 +46,7 @@ def found(reference: str, kind: Kinds[T], attribute: str, shown: str) -> T:
             ) from None
     if not isinstance(reached, kind):
         raise InvalidArgument(
-            f"{reference!r} is no {shown} but {type(reached).__name__}{_instead(name, kind)}",
+            f"{reference!r} is not a {shown} but of type {type(reached).__name__}{_instead(name, kind)}",
             field=attribute,
         )
     return reached

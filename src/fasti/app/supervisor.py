@@ -148,7 +148,7 @@ def _wait(team: list[Worker], events: Events, deadline: float | None) -> None:
 def _kill(team: list[Worker]) -> None:
     for each in team:
         if each.process is not None:
-            logger.error("worker %d does not stop: killed", each.number)
+            logger.error("worker %d did not stop and was killed", each.number)
             each.process.kill()
             each.ended(stopping=True)
 

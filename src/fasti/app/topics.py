@@ -81,19 +81,21 @@ def _ensure_topic(client: Client, settings: HandlerSettings) -> None:
         if settings.create is False:
             raise _missing(name) from None
         client.create_topic(name, **{**others, **declared})
-        logger.info("topic %r was made", name)
+        logger.info("topic %r was created", name)
         return
     current = found.settings.to_dict()
     changed = _differences(current, declared)
     if changed and settings.create is not False:
         client.change_topic(name, **declared)
-        logger.warning("topic %r was changed as its handler asks: %s", name, _told(changed))
+        logger.warning(
+            "topic %r was changed to what its handler asks for: %s", name, _told(changed)
+        )
     elif changed:
         logger.warning(
-            "topic %r has other settings than its handler asks: %s", name, _told(changed)
+            "topic %r has other settings than its handler asks for: %s", name, _told(changed)
         )
     if differing := _differences(current, others):
-        logger.warning("topic %r was made with other settings: %s", name, _told(differing))
+        logger.warning("topic %r was created with other settings: %s", name, _told(differing))
 
 
 def _differences(current: dict[str, Any], asked: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

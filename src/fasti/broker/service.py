@@ -148,7 +148,7 @@ class Service:
         """Carries out an action. Raises what the caller is to be told."""
         carry_out = ACTIONS.get(action)
         if carry_out is None:
-            raise InvalidArgument(f"there is no action {action!r}", field="action")
+            raise InvalidArgument(f"unknown action {action!r}", field="action")
         if self.stopping and action not in _ALWAYS:
             raise self.unavailable()
         try:

@@ -79,7 +79,7 @@ def accept(client: Client, as_json: AsJson = False) -> None:
         shown = moments.shown_moment(moments.microseconds(info.now))
         typer.echo(f"accepted: the broker's clock shows {shown}")
     else:
-        typer.echo("no leap of the wall clock is doubted", err=True)
+        typer.echo("no leap of the wall clock is in doubt", err=True)
     if not changed:
         raise typer.Exit(FOUND_SOMETHING)
 

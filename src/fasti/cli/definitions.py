@@ -102,7 +102,7 @@ def _tell(changes: list[Change], made: int, dry_run: bool, as_json: bool) -> Non
         for line in _lines(change):
             typer.echo(line)
     if not wanted:
-        typer.echo("Everything is as the file says.")
+        typer.echo("Everything matches the file.")
     elif dry_run:
         typer.echo(f"{_number(wanted, 'change')} to make; nothing was changed.")
     else:

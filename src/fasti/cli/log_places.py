@@ -24,7 +24,7 @@ def place(text: str, option: str) -> Place:
         return moments.moment_or_distance(written)
     except typer.BadParameter as error:
         raise typer.BadParameter(
-            f"{text!r} is no place in a log: write earliest, latest, an offset such as 1000, or a "
+            f"{text!r} is not a place in a log: write earliest, latest, an offset such as 1000, or a "
             f"time such as 2026-12-24T18:00+01:00 or -1h ({error.message})",
             param_hint=option,
         ) from None

@@ -52,7 +52,7 @@ def moment(text: str) -> datetime:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no time in ISO 8601: write it like 2026-12-24T18:00+01:00"
+            f"{text!r} is not a time in ISO 8601: write it like 2026-12-24T18:00+01:00"
         ) from None
     if found.tzinfo is None:
         local = found.astimezone().isoformat(timespec="minutes")

@@ -105,10 +105,10 @@ def idle(what: str) -> Any:
 
 
 def only_one(**given: object) -> None:
-    """Refuses a command line that says two things that exclude each other."""
+    """Refuses a command line that says two things that can't be used together."""
     named = ["--" + name.replace("_", "-") for name, value in given.items() if value]
     if len(named) > 1:
-        raise typer.BadParameter(f"{' and '.join(named)} exclude each other")
+        raise typer.BadParameter(f"{' and '.join(named)} can't be used together")
 
 
 def headers_of(given: list[str] | None, option: str = "--header") -> dict[str, str]:
@@ -117,6 +117,6 @@ def headers_of(given: list[str] | None, option: str = "--header") -> dict[str, s
     for text in given or []:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{text!r} is no NAME=VALUE", param_hint=option)
+            raise typer.BadParameter(f"{text!r} is not of the form NAME=VALUE", param_hint=option)
         found[name] = value
     return found

@@ -95,4 +95,4 @@ def forget(client: Client, sink: Name, yes: Yes = False, as_json: AsJson = False
     if as_json:
         output.print_json({"sink": sink, "forgotten": forgotten})
     else:
-        typer.echo(f"{sink}: {'forgotten' if forgotten else 'nobody knew it'}")
+        typer.echo(f"{sink}: {'forgotten' if forgotten else 'not known'}")

@@ -101,9 +101,9 @@ def _json_object(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise InvalidArgument(f"a line is no JSON ({error}): {line[:80]!r}") from None
+        raise InvalidArgument(f"a line is not JSON ({error}): {line[:80]!r}") from None
     if not isinstance(found, dict):
-        raise InvalidArgument(f"a line is JSON, but no object: {line[:80]!r}")
+        raise InvalidArgument(f"a line is JSON, but not an object: {line[:80]!r}")
     return found
 
 

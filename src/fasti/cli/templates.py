@@ -102,7 +102,7 @@ def _template(template: str, terminal: bool, fields: tuple[str, ...]) -> Form:
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(written) if name is not None}
     except ValueError as error:
-        raise typer.BadParameter(f"{template!r} is no template: {error}") from None
+        raise typer.BadParameter(f"{template!r} is not a template: {error}") from None
     unknown = names - set(fields)
     if unknown or not names:
         said = f"there is no {{{min(unknown)}}}" if unknown else "it names nothing"

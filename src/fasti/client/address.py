@@ -68,7 +68,7 @@ def warn_of_clear_token(address: Address) -> None:
         return
     _warned.add(place)
     _log.warning(
-        "the token is sent to %s in clear: whoever reads the network has it. Use fasti+tls:// "
+        "the token is sent to %s in clear: anyone who reads the network has it. Use fasti+tls:// "
         "(and --tls-cert and --tls-key of the broker)",
         place,
     )
@@ -125,5 +125,5 @@ def _host(part: str, text: str) -> tuple[str, int]:
         raise InvalidArgument(f"address {text!r}: write {_EXAMPLES}", field="address")
     number = int(port or DEFAULT_PORT)
     if not 1 <= number <= 65_535:
-        raise InvalidArgument(f"there is no port {number}", field="address", limit=65_535)
+        raise InvalidArgument(f"{number} is not a port", field="address", limit=65_535)
     return host, number

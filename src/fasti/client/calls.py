@@ -395,7 +395,7 @@ def timeout_us(timeout: Duration) -> int:
     """How long a call waits. Raises `invalid_argument`."""
     found = duration_us(timeout, "timeout")
     if found <= 0:
-        raise InvalidArgument("a call waits for more than no time", field="timeout", limit=0)
+        raise InvalidArgument("the timeout of a call must be positive", field="timeout", limit=0)
     return found
 
 

@@ -47,7 +47,7 @@ class Position:
         """Back from text. Raises `invalid_argument`."""
         shard, _, frame = text.partition(":")
         if len(shard) != 16 or not frame.isdecimal():
-            raise InvalidArgument(f"{text!r} is no position of a change feed", field="position")
+            raise InvalidArgument(f"{text!r} is not a position in a change feed", field="position")
         return cls(shard, int(frame))
 
     def __str__(self) -> str:
@@ -87,7 +87,8 @@ def resolve(transport: Transport, start: Start) -> Position:
         bounds = feed_bounds(transport)
         return bounds.first if start == "earliest" else bounds.last
     raise InvalidArgument(
-        f"start is earliest, latest, a position or an aware datetime, not {start!r}", field="start"
+        f"start must be earliest, latest, a position or an aware datetime, not {start!r}",
+        field="start",
     )
 
 
@@ -117,7 +118,7 @@ class Changes:
             self._fields["topic"] = topic
         if key is not None:
             if not key:
-                raise InvalidArgument("a key has at least one character", field="key")
+                raise InvalidArgument("a key must not be empty", field="key")
             self._fields["key"] = key
         # Messages met under the key, the latest last: when the connection was lost, the broker is
         # told of them.

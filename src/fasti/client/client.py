@@ -138,7 +138,9 @@ def _shard_settings(given: dict[str, Any]) -> ShardSettings:
         try:
             given["durability"] = Durability(given["durability"])
         except ValueError:
-            raise InvalidArgument("durability is always or interval", field="durability") from None
+            raise InvalidArgument(
+                "durability must be always or interval", field="durability"
+            ) from None
     return replace(whole or ShardSettings(), **given)
 
 

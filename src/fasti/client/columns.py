@@ -38,7 +38,7 @@ def as_bytes(payload: Any) -> bytes:
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return bytes(payload)
     raise InvalidArgument(
-        f"a payload is bytes, not {type(payload).__name__}: encode it first", field="payload"
+        f"a payload must be bytes, not {type(payload).__name__}: encode it first", field="payload"
     )
 
 
@@ -47,7 +47,9 @@ def as_headers(headers: Any) -> list[tuple[str, str]]:
     pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
     for pair in pairs:
         if len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-            raise InvalidArgument(f"headers are pairs of text, not {pair!r}", field="headers")
+            raise InvalidArgument(
+                f"headers must be pairs of strings, not {pair!r}", field="headers"
+            )
     return pairs
 
 

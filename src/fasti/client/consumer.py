@@ -34,14 +34,14 @@ def unique_name() -> str:
 def checked_group(group: str | None) -> str:
     """A group's name; empty for none."""
     if group is not None and not group:
-        raise InvalidArgument("a group's name has at least one character", field="group")
+        raise InvalidArgument("a group's name must not be empty", field="group")
     return group or ""
 
 
 def check_prefetch(prefetch: int | None) -> None:
     """None has it adapt itself. Raises `invalid_argument`."""
     if prefetch is not None and prefetch < 1:
-        raise InvalidArgument("prefetch is at least 1", field="prefetch", limit=1)
+        raise InvalidArgument("prefetch must be at least 1", field="prefetch", limit=1)
 
 
 class Consumer:
@@ -197,7 +197,7 @@ class Consumer:
                 batch.ack()
         """
         if count < 1:
-            raise InvalidArgument("count is at least 1", field="count", limit=1)
+            raise InvalidArgument("count must be at least 1", field="count", limit=1)
         wait_s = seconds(wait, "wait") or 0.0
         self._session.want_batches(count)
         self._begin()

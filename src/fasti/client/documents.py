@@ -45,9 +45,11 @@ def loads(text: str, as_json: bool = False) -> Document:
         found = json.loads(text) if as_json else tomllib.loads(text)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         kind = "JSON" if as_json else "TOML"
-        raise InvalidArgument(f"the definitions are no {kind}: {error}", field="file") from error
+        raise InvalidArgument(
+            f"the definitions are not valid {kind}: {error}", field="file"
+        ) from error
     if not isinstance(found, dict):
-        raise InvalidArgument("definitions are a table with version and topics", field="file")
+        raise InvalidArgument("definitions must be a table with version and topics", field="file")
     return found
 
 

@@ -101,8 +101,8 @@ def moment_us(value: Any, field: str = "at") -> int:
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise InvalidArgument(
-                f"{field} must be an aware datetime: {value!r} has no time zone, so nobody can "
-                "tell which moment it means (write datetime.now(UTC), or use zoneinfo)",
+                f"{field} must be an aware datetime: {value!r} has no time zone, so it "
+                "does not name one moment (write datetime.now(UTC), or use zoneinfo)",
                 field=field,
             )
         return _bounded((value - _EPOCH) // _MICROSECOND, value, field)

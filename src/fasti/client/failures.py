@@ -72,7 +72,8 @@ def checked_callback(on_failure: OnFailure | None) -> OnFailure | None:
     """A function that can be called, or None."""
     if on_failure is not None and not callable(on_failure):
         raise InvalidArgument(
-            f"on_failure is a function of one failure, not {on_failure!r}", field="on_failure"
+            f"on_failure must be a function that takes one failure, not {on_failure!r}",
+            field="on_failure",
         )
     return on_failure
 

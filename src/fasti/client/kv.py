@@ -288,7 +288,7 @@ def scan_ticket(
     limit: int | None,
     values: bool,
 ) -> Header:
-    """The ticket of a scan. Raises `invalid_argument` on ways to say it that exclude each other."""
+    """The ticket of a scan. Raises `invalid_argument` on ways to say it that can't be used together."""
     if sum([key is not None, prefix is not None, start is not None or end is not None]) > 1:
         raise InvalidArgument("one of key, prefix, and start or end", field="prefix")
     ticket: Header = {"call": "kv", "topic": topic, "value": values}
@@ -308,7 +308,8 @@ def _place(given: Any, field: str) -> list[str | None]:
     parts = [given, None] if isinstance(given, str) else list(given) if _is_pair(given) else []
     if not parts:
         raise InvalidArgument(
-            f"{field} is a key, or a pair of key and clustering key, not {given!r}", field=field
+            f"{field} must be a key, or a pair of key and clustering key, not {given!r}",
+            field=field,
         )
     return parts
 

@@ -70,7 +70,7 @@ def _batch(columns: dict[str, Any]) -> pa.RecordBatch:
         )
     keys = columns.pop("key")
     if isinstance(keys, str):
-        raise InvalidArgument("keys are a column, not one text", field="key")
+        raise InvalidArgument("keys must be a column, not a single string", field="key")
     found = {"key": messages.column("key", keys, pa.string())}
     rows = len(found["key"])
     for name, values in columns.items():
@@ -92,7 +92,7 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
         return "ttl_us", lengths(values, rows, "delay" if name == "ttl" else name)
     if name in ("expires", "expires_us"):
         if name == "expires" and isinstance(values, int):
-            raise InvalidArgument("expires is an aware datetime; see expires_us", field=name)
+            raise InvalidArgument("expires must be an aware datetime; see expires_us", field=name)
         if isinstance(values, datetime):
             values = [values] * rows
         return "expires_us", moments(values, rows, name)
@@ -101,7 +101,7 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
     if name == "headers" and not isinstance(values, (pa.Array, pa.ChunkedArray)):
         values = [None if each is None else as_headers(each) for each in values]
     if name == "value" and isinstance(values, (bytes, bytearray, memoryview)):
-        raise InvalidArgument("values are a column, not one value", field=name)
+        raise InvalidArgument("values must be a column, not a single value", field=name)
     return name, messages.column(name, values, _TYPES[name])
 
 

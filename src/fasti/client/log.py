@@ -88,7 +88,8 @@ class Log:
             header["before"] = before
         else:
             raise InvalidArgument(
-                f"before is an offset, an aware datetime or 'end', not {before!r}", field="before"
+                f"before must be an offset, an aware datetime or 'end', not {before!r}",
+                field="before",
             )
         reply, _ = self._transport.call("truncate", header)
         return [LogPartition.of_reply(each) for each in reply["partitions"]]

@@ -23,7 +23,8 @@ def place_header(start: Start, partition: int | None, field: str = "start") -> H
     if isinstance(start, str):
         if start not in STARTS:
             raise InvalidArgument(
-                f"{field} is earliest, latest, an offset or a moment, not {start!r}", field=field
+                f"{field} must be earliest, latest, an offset or a moment, not {start!r}",
+                field=field,
             )
         return header | {"start": start}
     if isinstance(start, datetime):

@@ -406,7 +406,7 @@ class Message:
         pairs = answer_headers(request, headers)
         given = checked_payload(payload, run.session.payload_bytes_max)
         if content_type is not None and not isinstance(content_type, str):
-            raise InvalidArgument("content_type is text", field="content_type")
+            raise InvalidArgument("content_type must be text", field="content_type")
         if run.finished[row]:
             self._refuse()
         return Reply(run, row, to, deadline_us, given, pairs, content_type, ack)
@@ -440,7 +440,7 @@ class Message:
         return None if outcomes is None else outcomes[0]
 
     def _refuse(self) -> None:
-        raise IllegalTransition(f"message {self.id} of {self.topic!r} was finished before")
+        raise IllegalTransition(f"message {self.id} of {self.topic!r} was finished already")
 
     def __repr__(self) -> str:
         key = "" if self.key is None else f", key {self.key!r}"
@@ -645,7 +645,7 @@ class Batch:
             mine = rows if chosen is None else rows[chosen[begin:end]]
             open_rows = mine[np.frombuffer(run.finished, dtype=np.uint8)[mine] == 0]
             if chosen is not None and len(open_rows) < len(mine):
-                raise IllegalTransition("a row of the mask was finished before")
+                raise IllegalTransition("a row of the mask was finished already")
             if len(open_rows):
                 found.append((run, open_rows))
             begin = end
@@ -669,7 +669,7 @@ def _as_mask(mask: Any, rows: int) -> NDArray[np.bool_]:
 def check_reason(reason: Any, bytes_max: int) -> None:
     """Refuses what a broker would refuse, before it spoils a request of many."""
     if not isinstance(reason, str):
-        raise InvalidArgument(f"a reason is text, not {reason!r}", field="reason")
+        raise InvalidArgument(f"a reason must be text, not {reason!r}", field="reason")
     if len(reason.encode(errors="surrogatepass")) > bytes_max:
         raise InvalidArgument(
             f"a reason has at most {bytes_max} bytes", field="reason", limit=bytes_max

@@ -45,7 +45,7 @@ def checked_partition(partition: int | None) -> int | None:
     """A partition's number, or None."""
     whole = isinstance(partition, int) and not isinstance(partition, bool)
     if partition is not None and (not whole or partition < 0):
-        raise InvalidArgument(f"a partition is a number, not {partition!r}", field="partition")
+        raise InvalidArgument(f"a partition must be a number, not {partition!r}", field="partition")
     return partition
 
 
@@ -54,7 +54,7 @@ def checked_priority(priority: Any) -> int:
     whole = isinstance(priority, int) and not isinstance(priority, bool)
     if not whole or not 0 <= priority <= PRIORITY_MAX:
         raise InvalidArgument(
-            f"a priority is a whole number from 0 to {PRIORITY_MAX}, not {priority!r}",
+            f"a priority must be a whole number from 0 to {PRIORITY_MAX}, not {priority!r}",
             field="priority",
             limit=PRIORITY_MAX,
         )
@@ -240,7 +240,7 @@ class Producer:
             size_bytes = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError as error:
             raise InvalidArgument(
-                f"{field} has a character that is none: {error}", field=field
+                f"{field} contains an invalid character: {error}", field=field
             ) from error
         if size_bytes > limit:
             self._refuse(field, size_bytes, limit)
@@ -253,7 +253,7 @@ class Producer:
 
     def _refuse_conflict(self, on_conflict: object) -> None:
         raise InvalidArgument(
-            f"on_conflict is one of {', '.join(_ON_CONFLICT)}, not {on_conflict!r}",
+            f"on_conflict must be one of {', '.join(_ON_CONFLICT)}, not {on_conflict!r}",
             field="on_conflict",
         )
 

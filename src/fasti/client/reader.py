@@ -129,7 +129,7 @@ class Reader:
         `subject` and `payload`.
         """
         if count < 1:
-            raise InvalidArgument("count is at least 1", field="count", limit=1)
+            raise InvalidArgument("count must be at least 1", field="count", limit=1)
         self.begin()
         return self._tables(count)
 

@@ -81,12 +81,14 @@ def asked(headers: Mapping[str, str]) -> tuple[str, int | None]:
     """
     to = headers.get(REPLY_TO)
     if not to:
-        raise InvalidArgument("the message has no header reply_to: nobody waits", field=REPLY_TO)
+        raise InvalidArgument(
+            "the message has no header reply_to: no caller waits for a reply", field=REPLY_TO
+        )
     told = headers.get(DEADLINE)
     try:
         return to, None if told is None else int(told)
     except ValueError:
-        raise InvalidArgument(f"{told!r} is no deadline_us", field=DEADLINE) from None
+        raise InvalidArgument(f"{told!r} is not a deadline_us", field=DEADLINE) from None
 
 
 def answer_headers(

@@ -69,7 +69,7 @@ def _decoded(text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError):
-        raise InvalidArgument(f"{_IN_BASE64} is no base64", field=_IN_BASE64) from None
+        raise InvalidArgument(f"{_IN_BASE64} is not base64", field=_IN_BASE64) from None
 
 
 def _moment(name: str, text: str) -> datetime:
@@ -77,5 +77,5 @@ def _moment(name: str, text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(
-            f"{name} is no time in ISO 8601: write it like 2026-12-24T18:00+01:00", field=name
+            f"{name} is not a time in ISO 8601: write it like 2026-12-24T18:00+01:00", field=name
         ) from None

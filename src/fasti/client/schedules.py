@@ -280,7 +280,7 @@ def wire_definition(**given: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in _ARGUMENTS:
-            raise InvalidArgument(f"there is no {name!r} of a schedule", field=name)
+            raise InvalidArgument(f"a schedule has no {name!r}", field=name)
         if value is None:
             continue
         if name in _LENGTHS:
@@ -302,5 +302,5 @@ def _encoded(payload: Any) -> str:
     if isinstance(payload, str):
         payload = payload.encode()
     if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise InvalidArgument("a payload is bytes or a text", field="payload")
+        raise InvalidArgument("a payload must be bytes or text", field="payload")
     return base64.b64encode(payload).decode()

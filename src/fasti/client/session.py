@@ -220,7 +220,7 @@ class Session:
             over = self._over
             if returned.op != "extend" and not finished:
                 if any(run.any_finished(rows) for run, rows in returned.segments):
-                    raise IllegalTransition(f"a message of {self.topic!r} was finished before")
+                    raise IllegalTransition(f"a message of {self.topic!r} was finished already")
                 for run, rows in returned.segments:
                     run.finish(rows)
             if not over:

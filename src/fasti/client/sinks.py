@@ -117,9 +117,9 @@ class Sink:
         ):
             if value not in known:
                 words = ", ".join(known)
-                raise InvalidArgument(f"{name} is one of {words}, not {value!r}", field=name)
+                raise InvalidArgument(f"{name} must be one of {words}, not {value!r}", field=name)
         if not sink_id:
-            raise InvalidArgument("a sink has a name", field="sink")
+            raise InvalidArgument("a sink needs a name", field="sink")
         self.topic, self.sink_id = topic, sink_id
         self.operation, self.on_conflict, self.owner = operation, on_conflict, owner
         self._transport, self._limits = transport, limits
@@ -135,7 +135,7 @@ class Sink:
         place = {"batch": batch, "partition": partition, "attempt": attempt}
         for name, value in place.items():
             if value < 0:
-                raise InvalidArgument(f"{name} is a whole number from 0 on", field=name)
+                raise InvalidArgument(f"{name} must be a whole number from 0 on", field=name)
         descriptor = {
             "call": "stage",
             "topic": self.topic,

@@ -23,7 +23,7 @@ class Target:
 
     def __init__(self, ids: Any, keys: Any, versions: Any) -> None:
         if (ids is None) == (keys is None):
-            raise InvalidArgument("name messages by id or by key, one of them", field="id")
+            raise InvalidArgument("name messages by either id or key", field="id")
         self._name = "id" if keys is None else "key"
         named = ids if keys is None else keys
         self.single = isinstance(named, (str, int, np.integer)) and not isinstance(named, bool)

@@ -87,7 +87,7 @@ class Transaction:
 
     def _return(self, message: Message, returned: Return) -> None:
         if message.finished or any(message.same_as(each) for each in self._messages):
-            raise IllegalTransition(f"message {message.id} was finished before")
+            raise IllegalTransition(f"message {message.id} was finished already")
         if returned.op in ("nack", "reject"):
             check_reason(returned.argument, message.reason_bytes_max)
         returned.segments.append(message.segment)

@@ -84,7 +84,7 @@ class Rows:
         arrays, fields = [], []
         for name, values in {"payload": payloads, **columns}.items():
             if name not in FIELDS:
-                raise InvalidArgument(f"there is no column {name!r} of a message", field=name)
+                raise InvalidArgument(f"a message has no column {name!r}", field=name)
             if values is not None:
                 arrays.append(_column(name, values))
                 fields.append(FIELDS[name])

@@ -62,7 +62,7 @@ def pause_topic(work: Work, command: PauseTopic) -> Done:
     kind = topic.settings.kind
     if not topic.kind.traits.is_consumed:
         raise InvalidArgument(
-            f"{topic.name!r} is a {kind} topic, which nobody consumes{hint(kind, 'pause')}",
+            f"{topic.name!r} is a {kind} topic, which has no consumers{hint(kind, 'pause')}",
             field="topic",
         )
     if topic.paused == command.paused:
@@ -83,7 +83,7 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
     """Raises `invalid_argument` on the first setting that can't be."""
     retry = settings.retry
     for good, field, limit, message in (
-        (settings.kind in KINDS, "kind", None, f"the kind is one of {sorted(KINDS)}"),
+        (settings.kind in KINDS, "kind", None, f"the kind must be one of {sorted(KINDS)}"),
         (
             1 <= settings.partitions <= PARTITIONS_MAX,
             "partitions",
@@ -94,7 +94,7 @@ def check_settings(settings: TopicSettings, limits: Limits) -> None:
             limits.lease_us_min <= settings.lease_us <= limits.lease_us_max,
             "lease_us",
             limits.lease_us_max,
-            f"a lease lasts {limits.lease_us_min} to {limits.lease_us_max} microseconds",
+            f"a lease must last {limits.lease_us_min} to {limits.lease_us_max} microseconds",
         ),
         (settings.hold_us >= settings.lease_us, "hold_us", None, "hold can't be below lease"),
         (settings.hold_us <= DUE_MAX_US, "hold_us", DUE_MAX_US, "hold can't be for ever"),

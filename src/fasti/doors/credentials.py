@@ -73,9 +73,9 @@ class Credentials:
                 self._stamp = stamp
                 try:
                     self._names = _read_private(self._path)
-                    _log.info("credentials were read again: %d names", len(self._names))
+                    _log.info("credentials were reloaded: %d names", len(self._names))
                 except FastiError as error:
-                    _log.error("credentials are as they were, because: %s", error.message)
+                    _log.error("credentials were not reloaded: %s", error.message)
             return {**self._names, **self._own}
 
 

@@ -85,7 +85,9 @@ class Guard:
     def start(self, port: int, threads: Threads) -> None:
         """Begins to watch a port of this process."""
         if not AcceptedSockets.are_visible():
-            _log.warning("this system doesn't tell what connections bring: they are not watched")
+            _log.warning(
+                "this system doesn't report what connections receive: they are not watched"
+            )
             return
         self.look_at(port)
         self._worker = threads.worker("fasti-guard", self._run)

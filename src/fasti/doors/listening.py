@@ -81,7 +81,7 @@ def read_certificate(certificate: Path, key: Path) -> tuple[bytes, bytes]:
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).replace("_", " ").lower()
         raise InvalidArgument(
-            f"{certificate} and {key} are no certificate and its key: {reason}", field="tls_cert"
+            f"{certificate} and {key} are not a certificate and its key: {reason}", field="tls_cert"
         ) from error
     except OSError as error:
         raise PermissionDenied(f"{error.filename or certificate}: {error.strerror}") from error

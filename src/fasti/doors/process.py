@@ -354,4 +354,4 @@ def _raise_file_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
-        _log.warning("few files may be open", extra=fields(limit=soft))
+        _log.warning("the limit on open files is low", extra=fields(limit=soft))

@@ -123,7 +123,7 @@ class DeltaCommits:
             )
         except CommitFailedError as error:
             self._opened = None
-            raise AlreadyExists(f"somebody else wrote to {self._root}: {error}") from error
+            raise AlreadyExists(f"another process wrote to {self._root}: {error}") from error
         version = int(self._table().version())
         sync(self._root / "_delta_log" / f"{version:020}.json")
         sync(self._root / "_delta_log")
@@ -242,7 +242,7 @@ class PlainCommits:
         try:
             os.link(beside, self._lists / f"{version:020}.json")
         except FileExistsError as error:
-            raise AlreadyExists(f"somebody else wrote to {self._root}") from error
+            raise AlreadyExists(f"another process wrote to {self._root}") from error
         finally:
             beside.unlink()
         sync(self._lists)

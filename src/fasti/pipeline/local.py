@@ -66,11 +66,13 @@ def lake_at(place: Path, format: Format | None = None, new: bool = False) -> Lak
     if format not in (None, "delta", "parquet"):
         raise InvalidArgument(f"format is delta or parquet, not {format!r}", field="format")
     if place.exists() and not place.is_dir():
-        raise InvalidArgument(f"{place} is no directory: a lake wants one of its own", field="lake")
+        raise InvalidArgument(
+            f"{place} is not a directory: a lake needs one of its own", field="lake"
+        )
     there = {each.name for each in place.iterdir()} if place.is_dir() else set()
     if there and not there & _OURS:
         what = "a broker's data" if "journal" in there else "other things"
-        raise InvalidArgument(f"{place} has {what} in it: a lake wants a directory of its own")
+        raise InvalidArgument(f"{place} has {what} in it: a lake needs a directory of its own")
     if not there and not new:
         raise NotFound(
             f"there is no lake in {place}: make one with `fasti pipeline once --lake {place}`"

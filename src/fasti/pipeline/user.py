@@ -194,7 +194,8 @@ class Pipeline:
 def _checked(name: Any, field: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{name!r} is no name: letters, digits, dots, dashes and underscores", field=field
+            f"{name!r} is not a valid name: use letters, digits, dots, dashes and underscores",
+            field=field,
         )
     return name
 

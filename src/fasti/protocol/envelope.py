@@ -53,7 +53,7 @@ def unpack(body: pa.Buffer | bytes, *, of_request: bool = False) -> tuple[Header
     header = parse_request(text) if of_request else parse(text)
     sizes = header.pop("parts", [])
     if not isinstance(sizes, list) or len(sizes) > _PARTS_MAX:
-        raise InvalidArgument("parts is a list of sizes", field="parts", limit=_PARTS_MAX)
+        raise InvalidArgument("parts must be a list of sizes", field="parts", limit=_PARTS_MAX)
     bodies = []
     for size in sizes:
         if type(size) is not int or size < 0 or begin + size > len(buffer):

@@ -67,7 +67,7 @@ def _check_message(data: bytes) -> int:
             entries += 1 + _length(data, field, _FIELD_PAIRS)
             waiting += _tables(data, field, _FIELD_CHILDREN)
     elif kind != _RECORD_BATCH:
-        raise InvalidArgument("a part has something else than batches of rows", field="parts")
+        raise InvalidArgument("a part contains something other than batches of rows", field="parts")
     elif _slot(data, header, _BATCH_COMPRESSION):
         raise InvalidArgument(
             "the batches of a part are compressed: send them as they are", field="parts"

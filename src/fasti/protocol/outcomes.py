@@ -79,7 +79,7 @@ def decode(found: dict[str, Any], ids: Int64s | None = None) -> Outcomes:
             {int(row): why for row, why in found.get("reasons", {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"these are no outcomes: {error!r}", field="outcomes") from error
+        raise InvalidArgument(f"these are not outcomes: {error!r}", field="outcomes") from error
 
 
 def _equal_runs(values: NDArray[Any]) -> list[list[int]]:

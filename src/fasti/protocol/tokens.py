@@ -14,7 +14,7 @@ def check_token(token: str) -> str:
     """The token itself. Raises `unauthenticated` for what no broker could know, and never tells it."""
     if not _TOKEN.fullmatch(token):
         raise Unauthenticated(
-            f"that is no token: one has 1 to {CHARACTERS_MAX} printable ASCII characters and no "
+            f"this is not a token: a token has 1 to {CHARACTERS_MAX} printable ASCII characters and no "
             "spaces, as `fasti token create` prints it"
         )
     return token

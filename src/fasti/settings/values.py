@@ -72,7 +72,7 @@ class Size:
         number, unit = _split(given, "a size like 64MiB")
         factor = _SIZES.get(unit.lower())
         if factor is None:
-            raise ValueError(f"{given!r} is no size: the units are B, KiB, MiB, GiB, TiB")
+            raise ValueError(f"{given!r} is not a size: the units are B, KiB, MiB, GiB, TiB")
         return _whole(number * factor, self.least, given)
 
     def show(self, value: Any) -> str:
@@ -116,7 +116,7 @@ class Count:
     def read(self, given: Any) -> int:
         text = str(given).replace("_", "").replace(",", "").strip()
         if isinstance(given, bool) or not text.isdigit():
-            raise ValueError(f"{given!r} is no whole number")
+            raise ValueError(f"{given!r} is not a whole number")
         if int(text) > self.most:
             raise ValueError(f"{given!r} is more than {self.most:,}")
         return _whole(int(text), self.least, given)
@@ -137,7 +137,7 @@ class Choice:
 
     def read(self, given: Any) -> str:
         if given not in self.words:
-            raise ValueError(f"{given!r} is none of {', '.join(self.words)}")
+            raise ValueError(f"{given!r} is not one of {', '.join(self.words)}")
         return str(given)
 
     def show(self, value: Any) -> str:
@@ -172,7 +172,7 @@ class Place:
 
     def read(self, given: Any) -> Path:
         if not isinstance(given, (str, Path)) or not str(given):
-            raise ValueError(f"{given!r} is no path")
+            raise ValueError(f"{given!r} is not a path")
         return Path(given).expanduser()
 
     def show(self, value: Any) -> str:
@@ -202,7 +202,7 @@ def read_address(given: Any) -> Address:
     """`HOST:PORT`, with an IPv6 host in brackets."""
     host, colon, port = str(given).rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"{given!r} is no address: write HOST:PORT, like 127.0.0.1:7170")
+        raise ValueError(f"{given!r} is not an address: write HOST:PORT, like 127.0.0.1:7170")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:

@@ -115,13 +115,14 @@ def _place(address: str | None, tls_ca: str | None, tls_client_cert: str | None)
 def _checked(operation: str, shift: Any, on_conflict: str) -> str:
     if operation not in OPERATIONS:
         raise InvalidArgument(
-            f"operation is one of {', '.join(OPERATIONS)}, not {operation!r}", field="operation"
+            f"operation must be one of {', '.join(OPERATIONS)}, not {operation!r}",
+            field="operation",
         )
     if shift is not None and operation != "move":
         raise InvalidArgument("shift is for operation 'move'", field="shift")
     if on_conflict not in ("reject", "replace", "keep"):
         raise InvalidArgument(
-            f"on_conflict is one of reject, replace, keep, not {on_conflict!r}",
+            f"on_conflict must be one of reject, replace, keep, not {on_conflict!r}",
             field="on_conflict",
         )
     return operation

@@ -96,7 +96,7 @@ def log_place(client: Client, options: Options, which: str) -> Offsets:
     known = {str(each.partition): each for each in partitions}
     if set(given) != set(known):
         raise InvalidArgument(
-            f"{which} names every partition of {topic!r}: {', '.join(known)}", field=which
+            f"{which} must name every partition of {topic!r}: {', '.join(known)}", field=which
         )
     return {number: _offset_of(known[number], given[number], which) for number in known}
 

@@ -65,7 +65,7 @@ class Write:
         """Checks everything that can be checked before a task runs."""
         if overwrite:
             raise InvalidArgument(
-                "messages are only added: write with mode('append'), streams with "
+                "messages can only be appended: write with mode('append'), streams with "
                 "outputMode('append')",
                 field="mode",
             )

@@ -148,7 +148,7 @@ class View:
             if each not in known:
                 raise InvalidArgument(_unknown(name, each), field="columns")
         if len(set(columns)) != len(columns) or not columns:
-            raise InvalidArgument("columns names each column once", field="columns")
+            raise InvalidArgument("columns must name each column once", field="columns")
         self.columns = [known[each] for each in columns]
 
     @property

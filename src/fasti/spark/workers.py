@@ -93,9 +93,11 @@ def consume(
     `attempts` + 1, and in another batch.
     """
     if on_error not in ("release", "nack"):
-        raise InvalidArgument(f"on_error is release or nack, not {on_error!r}", field="on_error")
+        raise InvalidArgument(
+            f"on_error must be release or nack, not {on_error!r}", field="on_error"
+        )
     if max_failures is not None and max_failures < 1:
-        raise InvalidArgument("max_failures is at least 1", field="max_failures", limit=1)
+        raise InvalidArgument("max_failures must be at least 1", field="max_failures", limit=1)
     client = fasti.connect(address, token=token, tls_ca=tls_ca, tls_client_cert=tls_client_cert)
     to_the_end = once and timeout is None
     try:

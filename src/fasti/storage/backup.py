@@ -295,7 +295,7 @@ class _Target:
         """Raises `InvalidArgument` where something else is."""
         owner = _shard_of(self._files)
         if owner is None and self._files.list(""):
-            raise InvalidArgument(f"{self._path} is not empty, and no backup", field="path")
+            raise InvalidArgument(f"{self._path} is not empty and is not a backup", field="path")
         if owner is not None and owner != self._listing.shard:
             raise InvalidArgument(
                 f"{self._path} has a backup of shard {owner}, this is {self._listing.shard}: "

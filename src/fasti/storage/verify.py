@@ -361,7 +361,7 @@ def _void_step(
     assert damage.last is not None
     if damage.last - damage.first >= _GAP_FRAMES_MAX:
         raise Corruption(
-            f"{segment.name}: a gap of {damage.last - damage.first + 1} frames is no gap",
+            f"{segment.name}: a gap of {damage.last - damage.first + 1} frames is not a gap",
             file=segment.name,
             offset=damage.start,
         )

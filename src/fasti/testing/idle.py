@@ -45,7 +45,7 @@ class IdleRun:
 
     def __init__(self, broker: VirtualBroker, app: Any, *, runs_max: int, timeout: float) -> None:
         if runs_max < 1:
-            raise InvalidArgument(f"runs_max is at least 1, not {runs_max}", field="runs_max")
+            raise InvalidArgument(f"runs_max must be at least 1, not {runs_max}", field="runs_max")
         self._broker, self._app = broker, app
         self._topics = {handler.topic for handler in app.handlers}
         self._runs_max, self._timeout = runs_max, timeout

@@ -222,12 +222,12 @@ def test_a_newer_sender_may_add_fields() -> None:
 def test_text_without_a_content_type_is_text() -> None:
     assert CODEC.decode(b"hello", None, str) == "hello"
     assert CODEC.decode(b'"hello"', JSON, str) == "hello"
-    with pytest.raises(Undecodable, match="no text"):
+    with pytest.raises(Undecodable, match="not text"):
         CODEC.decode(b"\xff", "text/plain", str)
 
 
 def test_what_is_no_json_says_so() -> None:
-    with pytest.raises(Undecodable, match="the payload is no JSON: expected value"):
+    with pytest.raises(Undecodable, match="the payload is not JSON: expected value"):
         CODEC.decode(b"hello", "text/plain", dict)
 
 
@@ -237,7 +237,7 @@ class Opaque:
 
 def test_what_json_cannot_hold_is_refused() -> None:
     for value in (Opaque(), {1: {"a": Opaque()}}):
-        with pytest.raises(InvalidArgument, match="no JSON"):
+        with pytest.raises(InvalidArgument, match="as JSON"):
             CODEC.encode(value)
 
 

@@ -114,14 +114,14 @@ def test_a_handler_stays_a_function() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"concurrency": 0}, "concurrency is at least 1"),
-        ({"concurrency": True}, "concurrency is at least 1"),
-        ({"prefetch": 0}, "prefetch is at least 1"),
-        ({"kind": "fibres"}, "kind is one of threads, asyncio, processes"),
-        ({"kind": "asyncio"}, "is no async def"),
-        ({"kind": "processes"}, "must stand at the top"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"concurrency": True}, "concurrency must be at least 1"),
+        ({"prefetch": 0}, "prefetch must be at least 1"),
+        ({"kind": "fibres"}, "kind must be one of threads, asyncio, processes"),
+        ({"kind": "asyncio"}, "is not an async def"),
+        ({"kind": "processes"}, "must be defined at the top"),
         ({"time_limit": "soon"}, "time_limit 'soon'"),
-        ({"retry": "1s"}, "retry is a fasti.Backoff"),
+        ({"retry": "1s"}, "retry must be a fasti.Backoff"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], why: str) -> None:
@@ -236,7 +236,7 @@ def test_async_middleware_wraps_async_handlers() -> None:
 
 
 def test_a_handler_that_a_worker_process_could_not_find_is_named() -> None:
-    with pytest.raises(InvalidArgument, match="is no handler"):
+    with pytest.raises(InvalidArgument, match="is not a handler"):
         Place(__name__, "declared").find()
 
 
@@ -260,7 +260,7 @@ def test_an_app_without_handlers_is_not_started() -> None:
 
 
 def test_workers_need_an_app_that_can_be_imported() -> None:
-    with pytest.raises(InvalidArgument, match="at the top of a module"):
+    with pytest.raises(InvalidArgument, match="at the top level of a module"):
         fasti.App().run(workers=2)
 
 

@@ -41,9 +41,12 @@ def test_an_app_is_found_in_the_current_directory(name: str) -> None:
     [
         ("loading_nowhere:app", "there is no module 'loading_nowhere'"),
         ("loading_shop:missing", "module 'loading_shop' has no 'missing'; it has app"),
-        ("loading_shop:other", "'loading_shop:other' is no fasti.App but int; it has app"),
+        (
+            "loading_shop:other",
+            "'loading_shop:other' is not a fasti.App but of type int; it has app",
+        ),
         ("loading_shop.py:app", "without .py"),
-        (":app", "is no module"),
+        (":app", "is not a module"),
     ],
 )
 def test_what_is_wrong_with_a_name_is_told(name: str, why: str) -> None:

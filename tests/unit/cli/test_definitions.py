@@ -85,7 +85,7 @@ def test_from_nothing_and_again(bare_shell: Shell, file: Path) -> None:
     assert (applied["applied"], applied["dry_run"]) == (7, False)
     for again in ((), ("--dry-run",), ("--prune",)):
         assert shell.good("topics", "apply", str(file), *again)["changes"] == []
-    assert "as the file says" in shell("topics", "apply", str(file)).out
+    assert "matches the file" in shell("topics", "apply", str(file)).out
 
     client = shell.connect()
     assert client.topic("tickets").settings.age_step_us == 30_000_000
@@ -185,15 +185,20 @@ def test_a_paused_schedule_stays_paused(bare_shell: Shell, file: Path) -> None:
     [
         ("version = 1", "version = 2", "invalid_argument", "version = 1"),
         ("version = 1", "version = 1\nx = 1", "invalid_argument", "'x'"),
-        ("version = 1", "version = = 1", "invalid_argument", "no TOML"),
+        ("version = 1", "version = = 1", "invalid_argument", "not valid TOML"),
         ("lease =", "leese =", "invalid_argument", "topics.emails: a topic has no setting 'leese'"),
-        ('lease = "1m"', 'lease = "1ms"', "invalid_argument", "topics.emails: a lease lasts"),
+        ('lease = "1m"', 'lease = "1ms"', "invalid_argument", "topics.emails: a lease must last"),
         ('"1m"', '"soon"', "invalid_argument", "topics.emails"),
         ("factor", "facter", "invalid_argument", "retry has base"),
-        ('kind = "log"', 'kind = "heap"', "invalid_argument", "topics.orders: the kind is"),
+        ('kind = "log"', 'kind = "heap"', "invalid_argument", "topics.orders: the kind must be"),
         ('pattern = "orders', 'patern = "orders', "invalid_argument", "a pattern and a target"),
         ('target = "emails"', 'target = "nowhere"', "not_found", "'nowhere'"),
-        ("cron =", "crom =", "invalid_argument", "topics.reports: schedules.daily: there is no"),
+        (
+            "cron =",
+            "crom =",
+            "invalid_argument",
+            "topics.reports: schedules.daily: a schedule has no",
+        ),
         ('"0 9 * * *"', '"0 99 * * *"', "invalid_argument", "schedules.daily"),
         ('"Europe/Paris"', '"Europe/Atlantis"', "invalid_argument", "schedules.daily"),
         ('"/wA="', '"?"', "invalid_argument", "base64"),

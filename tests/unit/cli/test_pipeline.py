@@ -79,7 +79,7 @@ def test_a_place_that_is_no_lake(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for command in ("once", "run", "audit", "report", "tables", "compact"):
         told = run(command, "--lake", tmp_path / "file", code=ERROR_EXITS["invalid_argument"])
-        assert "is no directory" in told
+        assert "is not a directory" in told
     told = run("run", "--lake", tmp_path / "file" / "lake", code=ERROR_EXITS["error"])
     assert "can't be made: Not a directory" in told
 

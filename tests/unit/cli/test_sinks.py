@@ -35,7 +35,7 @@ def test_sinks_are_listed_shown_and_forgotten(shell: Shell) -> None:
         "sink": "nightly",
         "forgotten": True,
     }
-    assert shell("sinks", "forget", "nightly", "-y").out == "nightly: nobody knew it\n"
+    assert shell("sinks", "forget", "nightly", "-y").out == "nightly: not known\n"
 
 
 def test_a_sink_that_is_not_there(shell: Shell) -> None:

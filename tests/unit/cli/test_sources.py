@@ -116,8 +116,8 @@ def test_parquet(tmp_path: Path) -> None:
         ('{"payload": "a", "due": "2026-12-24T18:00"}', "zone"),
         ('{"payload": "a", "due": "tomorrow"}', "ISO 8601"),
         ('{"payload": "a", "delay": "soon"}', "length of time"),
-        ("no json", "no JSON"),
-        ("[1]", "no object"),
+        ("no json", "not JSON"),
+        ("[1]", "not an object"),
     ],
 )
 def test_a_row_that_makes_no_sense_is_refused(tmp_path: Path, row: str, said: str) -> None:

@@ -138,7 +138,7 @@ def test_an_old_broker_that_can_not_withdraw_is_no_trouble(
     first = next(messages)
     eventually(lambda: stream.of("withdraw"))
     ((header, _),) = stream.of("withdraw")
-    problem = {"kind": "error", "error": error_to_json(InvalidArgument("there is no op"))}
+    problem = {"kind": "error", "error": error_to_json(InvalidArgument("unknown op"))}
     stream.arrived({**problem, "request": header["request"], "now_us": NOW_US}, None)
     first.ack()
     stream.lease(2, [3], [NOW_US])

@@ -45,7 +45,7 @@ def test_compressed_batches_are_refused_before_they_are_unpacked(codec: str) -> 
 
 def test_dictionaries_are_refused() -> None:
     encoded = pa.RecordBatch.from_pydict({"key": pa.array(["a", "b"]).dictionary_encode()})
-    with pytest.raises(InvalidArgument, match="something else"):
+    with pytest.raises(InvalidArgument, match="something other"):
         check_stream(stream([encoded]))
 
 

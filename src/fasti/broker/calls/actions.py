@@ -319,7 +319,7 @@ def _transaction(service: Service, caller: Caller, header: Header, parts: Parts)
     commands, topics = [], []
     for fields, part in zip(listed, parts, strict=True):
         if not isinstance(fields, dict):
-            raise InvalidArgument("a command is an object", field="commands")
+            raise InvalidArgument("a command must be an object", field="commands")
         commands.append(_part_of(service, dict(fields), requests.one_batch(part)))
         topics.append((fields["op"], fields["topic"]))
     reply = service.command(co.Transaction(commands))
@@ -346,7 +346,7 @@ def _part_of(service: Service, fields: Header, batch: pa.RecordBatch) -> Any:
         return requests.returned(op, fields["topic"], fields, batch, service.limits)
     if op in _PARTS:
         return _PARTS[op](service, fields, batch)
-    raise InvalidArgument(f"there is no command {op!r} of a transaction", field="op")
+    raise InvalidArgument(f"a transaction has no command {op!r}", field="op")
 
 
 def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:

@@ -91,10 +91,10 @@ def _checked(service: Service, header: Header, **more: Any) -> Header:
     fields = requests.checked(header, **_FILTER, **more)
     check_own(fields["topic"])
     if fields["limit"] < 1:
-        raise InvalidArgument("a limit is at least 1", field="limit", limit=1)
+        raise InvalidArgument("limit must be at least 1", field="limit", limit=1)
     if fields["state"] and fields["state"] not in _STATES:
         known = ", ".join(_STATES)
-        raise InvalidArgument(f"{fields['state']!r} is none of {known}", field="state")
+        raise InvalidArgument(f"{fields['state']!r} is not one of {known}", field="state")
     check_prefix(service, fields["key_prefix"])
     return fields
 

@@ -102,9 +102,9 @@ def change_filter(
 def _ids(fields: Header) -> list[int]:
     given: list[Any] = fields["ids"]
     if not all(type(each) is int and 0 <= each < 1 << 63 for each in given):
-        raise InvalidArgument("'ids' is a list of ids", field="ids")
+        raise InvalidArgument("'ids' must be a list of ids", field="ids")
     if len(given) > NAMED_MAX:
-        raise InvalidArgument("'ids' names too many", field="ids", limit=NAMED_MAX)
+        raise InvalidArgument("'ids' has too many entries", field="ids", limit=NAMED_MAX)
     return given
 
 
@@ -112,10 +112,10 @@ def _known(fields: Header) -> list[tuple[str, int]]:
     """What the reader has met before: pairs of topic and id."""
     given: list[Any] = fields["known"]
     if len(given) > NAMED_MAX:
-        raise InvalidArgument("'known' names too many", field="known", limit=NAMED_MAX)
+        raise InvalidArgument("'known' has too many entries", field="known", limit=NAMED_MAX)
     for pair in given:
         if not (isinstance(pair, list) and [type(each) for each in pair] == [str, int]):
-            raise InvalidArgument("'known' is a list of pairs of topic and id", field="known")
+            raise InvalidArgument("'known' must be a list of pairs of topic and id", field="known")
     return [(topic, number) for topic, number in given if 0 <= number < 1 << 63]
 
 

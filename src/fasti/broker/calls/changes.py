@@ -63,7 +63,7 @@ class Span:
         name = shard_name(feed)
         if fields["shard"] and fields["shard"] != name:
             raise Gone(
-                f"positions of shard {fields['shard']} mean nothing here: this is {name}",
+                f"positions of shard {fields['shard']} do not belong here: this is shard {name}",
                 details={"shard": name, "first": feed.first, "last": feed.last},
             )
         after = requests.integer(fields, "after")
@@ -115,10 +115,12 @@ class ChangeReads:
         fields = requests.checked(descriptor, through=None, splits=1, **_FIELDS)
         if not 1 <= fields["splits"] <= _SPLITS_MAX:
             raise InvalidArgument(
-                f"splits is 1 to {_SPLITS_MAX}", field="splits", limit=_SPLITS_MAX
+                f"splits must be 1 to {_SPLITS_MAX}", field="splits", limit=_SPLITS_MAX
             )
         if fields["key"] and fields["splits"] > 1:
-            raise InvalidArgument("a key is followed by one reader: splits is 1", field="splits")
+            raise InvalidArgument(
+                "the changes of one key have one reader: splits must be 1", field="splits"
+            )
         span = Span(self._service, fields)
         through = _through(span, fields)
         base = {
@@ -149,7 +151,7 @@ def _through(span: Span, fields: Header) -> int:
         return span.feed.last
     span.feed.check(through)
     if through < span.after:
-        raise InvalidArgument("through lies before after", field="through")
+        raise InvalidArgument("`through` is before `after`", field="through")
     return through
 
 
@@ -218,7 +220,7 @@ def _feed(service: Service, caller: Caller, header: Header, parts: Parts) -> Ans
         answer["position"] = feed.before(time_us)
     if rows is not None:
         if rows < 1:
-            raise InvalidArgument("rows is at least 1", field="rows", limit=1)
+            raise InvalidArgument("rows must be at least 1", field="rows", limit=1)
         answer["position"], answer["rows"] = feed.end_after(span.after, rows, span.topics)
     return answer, []
 

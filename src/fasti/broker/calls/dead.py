@@ -93,7 +93,7 @@ def _purge_dead(service: Service, caller: Caller, header: Header, parts: Parts) 
 def _count_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     """How many fit, and how many died of what: all of them, however long that takes."""
     if parts:
-        raise InvalidArgument("this action has no parts", field="parts")
+        raise InvalidArgument("this action takes no parts", field="parts")
     fields = _checked({"limit": service.limits.page_rows_max, **header})
     reasons: Counter[str] = Counter()
     while True:
@@ -116,9 +116,9 @@ def _count_dead(service: Service, caller: Caller, header: Header, parts: Parts) 
 def _checked(header: Header, **more: Any) -> Header:
     fields = requests.checked(header, **_FILTER, **more)
     if fields["limit"] < 1:
-        raise InvalidArgument("a limit is at least 1", field="limit", limit=1)
+        raise InvalidArgument("limit must be at least 1", field="limit", limit=1)
     if fields["after_id"] < 0:
-        raise InvalidArgument("after_id is an id, or 0", field="after_id", limit=0)
+        raise InvalidArgument("after_id must be an id, or 0", field="after_id", limit=0)
     for name in ("reason", "owner"):
         fields[name] = _text(fields, name)
     return fields
@@ -138,7 +138,7 @@ def _named(service: Service, topic: str, parts: Parts) -> Int64s | None:
     if not parts:
         return None
     if len(parts) > 1:
-        raise InvalidArgument("this action has one part at most", field="parts")
+        raise InvalidArgument("this action takes at most one part", field="parts")
     batch = requests.one_batch(parts[0])
     requests.check_columns(batch.schema, {"id": pa.int64()}, "id")
     seed = service.placement.shard_of(topic).store.seed

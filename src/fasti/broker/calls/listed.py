@@ -29,7 +29,7 @@ def words(fields: Header, name: str) -> list[str]:
     """A list of texts. Raises `invalid_argument`."""
     found = fields[name]
     if not all(isinstance(word, str) for word in found):
-        raise InvalidArgument(f"{name!r} is a list of texts", field=name)
+        raise InvalidArgument(f"{name!r} must be a list of strings", field=name)
     if len(found) > NAMED_MAX:
-        raise InvalidArgument(f"{name!r} names too many", field=name, limit=NAMED_MAX)
+        raise InvalidArgument(f"{name!r} has too many entries", field=name, limit=NAMED_MAX)
     return list(found)

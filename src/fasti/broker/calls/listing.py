@@ -109,7 +109,7 @@ class Listings:
         checked_partitions(fields, settings.partitions)
         for name, default in SNAPSHOT_FIELDS.items():
             if fields[name] != default and name not in _EVERYWHERE:
-                raise InvalidArgument(f"{name!r} goes with a snapshot", field=name)
+                raise InvalidArgument(f"{name!r} needs a snapshot", field=name)
         schema = schema_of(fields)
         pages = self._pages(fields, schema, requests.integer(fields, "partition"), limit)
         first = next(pages)

@@ -26,17 +26,17 @@ PartOf = Callable[["Service", Header, pa.RecordBatch], Any]
 def check_own(topic: str) -> None:
     """Raises where a topic is the broker's own."""
     if topic == PARCELS:
-        raise InvalidArgument(f"{topic!r} is the broker's own", field="topic")
+        raise InvalidArgument(f"{topic!r} is internal to the broker", field="topic")
 
 
 def one(parts: Parts) -> pa.RecordBatch:
     """The action's only part."""
     if len(parts) != 1:
-        raise InvalidArgument("this action has one part", field="parts")
+        raise InvalidArgument("this action takes exactly one part", field="parts")
     return requests.one_batch(parts[0])
 
 
 def none(parts: Parts) -> None:
     """The action has no parts."""
     if parts:
-        raise InvalidArgument("this action has no parts", field="parts")
+        raise InvalidArgument("this action takes no parts", field="parts")

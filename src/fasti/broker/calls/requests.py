@@ -45,7 +45,7 @@ def checked(header: Header, **known: Any) -> Header:
     """
     for name in header:
         if name not in known:
-            raise InvalidArgument(f"there is no field {name!r} here", field=name)
+            raise InvalidArgument(f"unknown field {name!r}", field=name)
     found: Header = {}
     for name, wanted in known.items():
         value = header.get(name)
@@ -67,7 +67,7 @@ def _check_type(name: str, value: Any, wanted: type) -> None:
     if not fits:
         raise InvalidArgument(f"{name!r} must be a JSON {_WORDS[wanted]}", field=name)
     if wanted is str and not _is_text(value):
-        raise InvalidArgument(f"{name!r} can't be written as UTF-8", field=name)
+        raise InvalidArgument(f"{name!r} can't be encoded as UTF-8", field=name)
     if wanted is int and abs(value) > INT64_MAX:
         raise InvalidArgument(f"{name!r} must fit 64 bits", field=name, limit=INT64_MAX)
 
@@ -122,7 +122,7 @@ def check_columns(schema: pa.Schema, types: Mapping[str, pa.DataType], needed: s
     for name in names:
         if name not in types or names.count(name) > 1:
             known = ", ".join(types)
-            raise InvalidArgument(f"column {name!r} is none of {known}, once each", field=name)
+            raise InvalidArgument(f"column {name!r} is not one of {known}, once each", field=name)
         if schema.field(name).type != types[name]:
             found = schema.field(name).type
             raise InvalidArgument(f"column {name!r} must be {types[name]}, not {found}", field=name)
@@ -189,13 +189,13 @@ def expires(batch: pa.RecordBatch) -> co.Expires | None:
     at, after = _numbers(batch, "expires_us"), _numbers(batch, "expires_after_us")
     for name, column in (("expires_us", at), ("expires_after_us", after)):
         if column is not None and len(column) and pc.min(column).as_py() < 1:
-            raise InvalidArgument(f"{name} is at least 1", field=name, limit=1)
+            raise InvalidArgument(f"{name} must be at least 1", field=name, limit=1)
     if at is None and after is None:
         return None
     if at is not None and after is not None:
         if pc.any(pc.and_(at.is_valid(), after.is_valid())).as_py():
             raise InvalidArgument(
-                "a row has either expires_us or expires_after_us", field="expires_us"
+                "a row can have expires_us or expires_after_us, not both", field="expires_us"
             )
     return co.Expires(
         None if at is None else filled(at, 0), None if after is None else filled(after, 0)
@@ -210,7 +210,7 @@ def priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
     values = filled(column, 0)
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= PRIORITY_MAX:
         raise InvalidArgument(
-            f"a priority is 0 to {PRIORITY_MAX}", field="priority", limit=PRIORITY_MAX
+            f"a priority must be 0 to {PRIORITY_MAX}", field="priority", limit=PRIORITY_MAX
         )
     return values.astype(np.uint16)
 
@@ -219,7 +219,7 @@ def _conflict(word: str) -> OnConflict:
     policy = _CONFLICTS.get(word)
     if policy is None:
         words = ", ".join(_CONFLICTS)
-        raise InvalidArgument(f"{word!r} is none of {words}", field="on_conflict")
+        raise InvalidArgument(f"{word!r} is not one of {words}", field="on_conflict")
     return policy
 
 
@@ -246,7 +246,7 @@ def _when(batch: pa.RecordBatch, now_us: int) -> co.When:
     if delay is None:
         return co.When(due_us=filled(due, now_us))
     if pc.any(pc.and_(due.is_valid(), delay.is_valid())).as_py():
-        raise InvalidArgument("a row has either due_us or delay_us", field="due_us")
+        raise InvalidArgument("a row can have due_us or delay_us, not both", field="due_us")
     wait = filled(delay, 0)
     if len(wait) and (int(wait.min()) < 0 or int(wait.max()) > DUE_MAX_US - now_us):
         raise InvalidArgument("delay_us is out of range", field="delay_us", limit=DUE_MAX_US)
@@ -280,7 +280,7 @@ def target(batch: pa.RecordBatch, seed: Seed, limits: Limits, **more: pa.DataTyp
     check_contents(batch)
     by_id, by_key = "id" in batch.schema.names, "key" in batch.schema.names
     if by_id == by_key:
-        raise InvalidArgument("messages are named by id or by key, one of them", field="id")
+        raise InvalidArgument("name messages by either id or key", field="id")
     check_rows(batch, limits)
     named = batch.column("id" if by_id else "key")
     if named.null_count:
@@ -404,7 +404,7 @@ def _retry(given: Header, base: RetryPolicy) -> RetryPolicy:
     found = {field.name: getattr(base, field.name) for field in dataclass_fields(base)}
     for name, value in given.items():
         if name not in found:
-            raise InvalidArgument(f"there is no field {name!r} of retry", field=name)
+            raise InvalidArgument(f"retry has no field {name!r}", field=name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or (name.endswith("_us") and not isinstance(value, int)):
             raise InvalidArgument(f"{name!r} of retry must be a number", field=name)

@@ -105,7 +105,7 @@ class SnapshotListing:
         for word in given:
             if word not in _CODES:
                 known = ", ".join(_CODES)
-                raise InvalidArgument(f"{word!r} is none of {known}", field="state")
+                raise InvalidArgument(f"{word!r} is not one of {known}", field="state")
         return [_CODES[word] for word in given] if given else None
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -175,7 +175,7 @@ def is_there(columns: Columns) -> NDArray[np.bool_]:
 def split_ranges(topic: SnapshotTopic, count: int, partitions: Sequence[int]) -> list[Header]:
     """The fields of tickets that share a read. Raises `invalid_argument`."""
     if not 1 <= count <= SPLITS_MAX:
-        raise InvalidArgument(f"splits is 1 to {SPLITS_MAX}", field="splits", limit=SPLITS_MAX)
+        raise InvalidArgument(f"splits must be 1 to {SPLITS_MAX}", field="splits", limit=SPLITS_MAX)
     return [
         {"after_id": each.after_id, "until_id": each.until_id}
         for each in topic.splits(count, partitions)

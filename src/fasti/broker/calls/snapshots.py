@@ -279,7 +279,7 @@ class Snapshots:
 def gone(number: int) -> Gone:
     """What is said of a snapshot that is not there any more, or never was."""
     return Gone(
-        f"snapshot {number} is gone: it was dropped, or nobody read it for too long",
+        f"snapshot {number} is gone: it was dropped, or it was not read for too long",
         details={"snapshot": number},
     )
 

@@ -234,7 +234,7 @@ class Subscription:
             commands = [requests.returned(op, self._topic, fields, batch, limits)]
             self._service.note_started(self._topic, commands[0])
         else:
-            raise InvalidArgument(f"there is no op {op!r}", field="op")
+            raise InvalidArgument(f"unknown op {op!r}", field="op")
         if credit:
             commands += self._lease(credit, refused=False)
         self._submit(op, request, commands, credit)
@@ -243,7 +243,7 @@ class Subscription:
         """None if it has as much credit already as it may have."""
         if not 0 <= count <= CREDIT_MAX:
             raise InvalidArgument(
-                f"credit is 0 to {CREDIT_MAX} at a time", field="count", limit=CREDIT_MAX
+                f"credit must be 0 to {CREDIT_MAX} at a time", field="count", limit=CREDIT_MAX
             )
         if self._ended:
             # One that was fenced and goes on asking would take the name back.
@@ -380,7 +380,7 @@ class Subscription:
         elif self._finishing:
             return None
         else:
-            error = Closed("the broker knows this session no more: connect again")
+            error = Closed("the broker no longer knows this session: connect again")
         return self._stamped(_problem(None, error)), None
 
     def _delivery(self, leased: Deliver, commit: Commit | None = None) -> Written | None:

@@ -41,7 +41,7 @@ def _put_schedules(service: Service, caller: Caller, header: Header, parts: Part
     named: list[tuple[str, Schedule]] = []
     for each in listed:
         if not isinstance(each, dict):
-            raise InvalidArgument("a schedule is an object", field="schedules")
+            raise InvalidArgument("a schedule must be an object", field="schedules")
         given = requests.checked(each, name=str, schedule=dict)
         named.append((given["name"], Schedule.from_dict(given["schedule"])))
     _check(named, service.limits)
@@ -66,7 +66,7 @@ def _check(named: list[tuple[str, Schedule]], limits: Limits) -> None:
         if "subject" in columns:
             check_subjects(columns["subject"])
     except UnicodeEncodeError:
-        raise InvalidArgument("a text can't be written as UTF-8", field="schedules") from None
+        raise InvalidArgument("a string can't be encoded as UTF-8", field="schedules") from None
 
 
 def _schedules(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -128,7 +128,7 @@ def _preview(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     count = fields["count"]
     if not 0 < count <= _PREVIEW_MAX:
         raise InvalidArgument(
-            f"a preview shows 1 to {_PREVIEW_MAX}", field="count", limit=_PREVIEW_MAX
+            f"a preview can show 1 to {_PREVIEW_MAX}", field="count", limit=_PREVIEW_MAX
         )
     if bool(fields["name"]) == bool(fields["schedule"]):
         raise InvalidArgument("a preview is of a name or of a definition", field="name")

@@ -106,7 +106,7 @@ def _expression(text: str) -> str:
     found = _MACROS.get(squeezed.lower())
     if found is None:
         known = ", ".join(sorted(_MACROS))
-        raise InvalidArgument(f"there is no {text!r}: there are {known}", field="cron")
+        raise InvalidArgument(f"{text!r} is not a cron macro: use one of {known}", field="cron")
     return found
 
 
@@ -118,7 +118,7 @@ def _checked(text: str) -> str:
     try:
         next(CronSim(expression, _EPOCH.replace(year=2000)))
     except StopIteration:
-        raise InvalidArgument(f"cron {text!r} never happens", field="cron") from None
+        raise InvalidArgument(f"cron {text!r} never matches", field="cron") from None
     except (CronSimError, ValueError, AssertionError, IndexError) as error:
         reason = str(error).lower() or "not understood"
         raise InvalidArgument(f"cron {text!r}: {reason} (fields: {form})", field="cron") from None

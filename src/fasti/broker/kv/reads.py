@@ -97,7 +97,7 @@ class KvReads:
             return self._read_snapshot(fields)
         for name, default in SNAPSHOT_FIELDS.items():
             if fields[name] != default:
-                raise InvalidArgument(f"{name!r} goes with a snapshot", field=name)
+                raise InvalidArgument(f"{name!r} needs a snapshot", field=name)
         low, high = _bounds(fields)
         limit = requests.integer(fields, "limit")
         if limit is not None and limit < 0:
@@ -203,7 +203,7 @@ def _place(given: Any, field: str) -> bytes | None:
     parts = [given] if isinstance(given, str) else given
     texts = isinstance(parts, list) and 1 <= len(parts) <= 2 and isinstance(parts[0], str)
     if not texts or not (parts[-1] is None or isinstance(parts[-1], str)):
-        raise InvalidArgument(f"{field!r} is a key, or [key, clustering key]", field=field)
+        raise InvalidArgument(f"{field!r} must be a key, or [key, clustering key]", field=field)
     for part in parts:
         _check_text(part or "", field)
     known = [part for part in parts if part is not None]
@@ -216,4 +216,4 @@ def _check_text(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{field!r} can't be written as UTF-8", field=field) from error
+        raise InvalidArgument(f"{field!r} can't be encoded as UTF-8", field=field) from error

@@ -57,7 +57,9 @@ class SnapshotEntries:
     def __init__(self, service: Service, held: Held, fields: Header) -> None:
         self._topic = SnapshotTopic(service, held, fields["topic"])
         if self._topic.settings.kind != "kv":
-            raise InvalidArgument(f"topic {fields['topic']!r} is no key-value topic", field="topic")
+            raise InvalidArgument(
+                f"topic {fields['topic']!r} is not a key-value topic", field="topic"
+            )
         for name in _RANGES:
             if fields[name] is not None:
                 raise InvalidArgument(f"{name!r} is for scans, not for snapshots", field=name)

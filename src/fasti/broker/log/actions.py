@@ -69,7 +69,9 @@ def _truncate(service: Service, caller: Caller, header: Header, parts: Parts) ->
     known = described(service, topic)
     chosen = checked_partitions(len(known), partition)
     if before is not None and len(chosen) > 1:
-        raise InvalidArgument("an offset is one partition's: name it", field="partition")
+        raise InvalidArgument(
+            "an offset belongs to one partition: name the partition", field="partition"
+        )
     for number in chosen:
         service.command(lo.Truncate(topic, number, _below(service, fields, number, known)))
     return {"partitions": described(service, topic)}, []
@@ -99,7 +101,7 @@ def _create_group(service: Service, caller: Caller, header: Header, parts: Parts
     fields = requests.checked(header, topic=str, group=str, ordered=False, partition=None, **_PLACE)
     partition = requests.integer(fields, "partition")
     if partition is not None:
-        raise InvalidArgument("a group has all partitions: say offsets", field="partition")
+        raise InvalidArgument("a group has all partitions: give offsets", field="partition")
     partitions = len(described(service, fields["topic"]))
     where = np.full(partitions, EARLIEST, dtype=np.int64)
     for number, offset in _places(service, fields, None, partitions).items():
@@ -131,16 +133,20 @@ def _places(
     """Offsets by partition: of those that are meant, EARLIEST and LATEST as they are."""
     given = [name for name in _PLACE if fields[name] not in (None, "", {})]
     if len(given) > 1:
-        raise InvalidArgument(f"{given[0]} and {given[1]} exclude each other", field=given[1])
+        raise InvalidArgument(f"{given[0]} and {given[1]} can't be used together", field=given[1])
     if fields["offsets"]:
         if partition is not None:
-            raise InvalidArgument("offsets name their partitions", field="partition")
+            raise InvalidArgument(
+                "offsets name their partitions: leave partition out", field="partition"
+            )
         return named_offsets(fields["offsets"], partitions)
     chosen = checked_partitions(partitions, partition)
     offset, time_us = requests.integer(fields, "offset"), requests.integer(fields, "time_us")
     if offset is not None:
         if len(chosen) > 1:
-            raise InvalidArgument("an offset is one partition's: name it", field="partition")
+            raise InvalidArgument(
+                "an offset belongs to one partition: name the partition", field="partition"
+            )
         return {chosen[0]: offset}
     if time_us is not None:
         return {n: offset_at(service, fields["topic"], n, time_us) for n in chosen}

@@ -224,7 +224,9 @@ class Begin:
         self._partitions = described(service, self._topic)
         given = [name for name in _PLACES if fields[name] not in (None, "", {})]
         if len(given) > 1:
-            raise InvalidArgument(f"{given[0]} and {given[1]} exclude each other", field=given[1])
+            raise InvalidArgument(
+                f"{given[0]} and {given[1]} can't be used together", field=given[1]
+            )
         # At the earliest rows, whichever those are by then.
         self.anew: set[int] = set()
         self.offsets: dict[int, int] = {}
@@ -234,13 +236,17 @@ class Begin:
             return
         chosen = checked_partitions(len(self._partitions), partition)
         if fields["offset"] is not None and len(chosen) > 1:
-            raise InvalidArgument("an offset is one partition's: name it", field="partition")
+            raise InvalidArgument(
+                "an offset belongs to one partition: name the partition", field="partition"
+            )
         for number in chosen:
             self.offsets[number] = self._found(number, fields)
 
     def _take_given(self, offsets: Header, partition: int | None) -> None:
         if partition is not None:
-            raise InvalidArgument("offsets name their partitions", field="partition")
+            raise InvalidArgument(
+                "offsets name their partitions: leave partition out", field="partition"
+            )
         for number, offset in named_offsets(offsets, len(self._partitions)).items():
             self.offsets[number] = self._placed(number, offset)
 
@@ -293,10 +299,10 @@ def named_offsets(offsets: Header, partitions: int) -> dict[int, int]:
     found = {}
     for name, offset in offsets.items():
         if not name.isdecimal() or len(name) > 4:
-            raise InvalidArgument(f"{name!r} is no partition", field="offsets")
+            raise InvalidArgument(f"{name!r} is not a partition", field="offsets")
         number = checked_partitions(partitions, int(name))[0]
         if not isinstance(offset, int) or isinstance(offset, bool) or abs(offset) > INT64_MAX:
-            raise InvalidArgument(f"{offset!r} is no offset", field="offsets")
+            raise InvalidArgument(f"{offset!r} is not an offset", field="offsets")
         found[number] = offset
     return found
 

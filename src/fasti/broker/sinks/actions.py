@@ -37,12 +37,12 @@ def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     )
     check_sink(service, fields["sink"])
     if fields["batch"] < 0:
-        raise InvalidArgument("a batch is 0 or more", field="batch", limit=0)
+        raise InvalidArgument("batch must be 0 or more", field="batch", limit=0)
     if fields["operation"] not in rows.OPERATIONS:
         words = ", ".join(rows.OPERATIONS)
-        raise InvalidArgument(f"{fields['operation']!r} is none of {words}", field="operation")
+        raise InvalidArgument(f"{fields['operation']!r} is not one of {words}", field="operation")
     if fields["on_conflict"] not in _ON_CONFLICT:
-        raise InvalidArgument("on_conflict is fail or skip", field="on_conflict")
+        raise InvalidArgument("on_conflict must be fail or skip", field="on_conflict")
     skip = fields["on_conflict"] == "skip"
     place = (fields["sink"], fields["batch"], fields["operation"], _names(service, fields))
     until = time.monotonic() + _ANSWER_S
@@ -94,7 +94,7 @@ def _names(service: Service, fields: Header) -> list[str]:
     if len(names) > limit:
         raise InvalidArgument(f"at most {limit} stages", field="stages", limit=limit)
     if not all(isinstance(name, str) and name for name in names):
-        raise InvalidArgument("stages are named by strings", field="stages")
+        raise InvalidArgument("stages must be named by strings", field="stages")
     return names
 
 
@@ -109,7 +109,7 @@ def _sinks(service: Service, caller: Caller, header: Header, parts: Parts) -> An
     none(parts)
     fields = requests.checked(header, sink="", after="", limit=_PAGE_MAX)
     if not 1 <= fields["limit"] <= _PAGE_MAX:
-        raise InvalidArgument(f"limit is 1 to {_PAGE_MAX}", field="limit", limit=_PAGE_MAX)
+        raise InvalidArgument(f"limit must be 1 to {_PAGE_MAX}", field="limit", limit=_PAGE_MAX)
     views: list[SinkView] = service.command(DescribeSinks(**fields)).value
     whole = not fields["sink"] and len(views) == fields["limit"]
     return {

@@ -86,7 +86,7 @@ def check_operation(operation: str, topic: str, kind: str) -> None:
     """Raises unless such an operation is possible in such a topic."""
     if operation not in OPERATIONS:
         words = ", ".join(OPERATIONS)
-        raise InvalidArgument(f"{operation!r} is none of {words}", field="operation")
+        raise InvalidArgument(f"{operation!r} is not one of {words}", field="operation")
     kinds = kinds_with(lambda traits: operation in traits.sink_operations)
     if kind not in kinds:
         raise InvalidArgument(

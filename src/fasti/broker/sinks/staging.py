@@ -46,7 +46,7 @@ class StageIntake(Intake):
         check_sink(service, fields["sink"])
         for name in ("batch", "partition", "attempt"):
             if fields[name] < 0:
-                raise InvalidArgument(f"{name} is 0 or more", field=name, limit=0)
+                raise InvalidArgument(f"{name} must be 0 or more", field=name, limit=0)
         self._begin(service, caller, fields["topic"], ordered=True)
         kind, operation = self.settings.kind, fields["operation"]
         rows.check_operation(operation, fields["topic"], kind)
@@ -65,7 +65,7 @@ class StageIntake(Intake):
     def _submit(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
         offset = requests.checked(metadata, offset=int)["offset"]
         if offset < 0:
-            raise InvalidArgument("offset is 0 or more", field="offset", limit=0)
+            raise InvalidArgument("offset must be 0 or more", field="offset", limit=0)
         command = rows.staged(self._service, self._meant, batch)
         command.stage = self.stage
         place = (self._sink, self._batch, self._meant.operation, self._meant.topic)

@@ -117,14 +117,14 @@ _DEFAULTS: dict[str, Any] = {
 
 def _check_type(name: str, value: Any) -> None:
     if name not in _DEFAULTS:
-        raise InvalidArgument(f"there is no field {name!r} of a schedule", field=name)
+        raise InvalidArgument(f"a schedule has no field {name!r}", field=name)
     default = _DEFAULTS[name]
     if name == "headers":
         texts = isinstance(value, dict) and all(
             isinstance(key, str) and isinstance(item, str) for key, item in value.items()
         )
         if not texts:
-            raise InvalidArgument("headers must be texts by name", field=name)
+            raise InvalidArgument("headers must be strings by name", field=name)
     elif isinstance(default, bool):
         if not isinstance(value, bool):
             raise InvalidArgument(f"{name} must be true or false", field=name)
@@ -132,16 +132,18 @@ def _check_type(name: str, value: Any) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise InvalidArgument(f"{name} must be a whole number", field=name)
     elif not isinstance(value, str):
-        raise InvalidArgument(f"{name} must be a text", field=name)
+        raise InvalidArgument(f"{name} must be a string", field=name)
 
 
 def check_schedule(schedule: Schedule, limits: Limits) -> None:
     """Raises `invalid_argument` that names the field and its bounds."""
     if bool(schedule.cron) == bool(schedule.every_us):
-        raise InvalidArgument("a schedule has either cron or every, one of them", field="cron")
+        raise InvalidArgument("a schedule needs either cron or every, and not both", field="cron")
     for name, limit in (("cron", _CRON_CHARACTERS_MAX), ("timezone", _ZONE_CHARACTERS_MAX)):
         if len(getattr(schedule, name)) > limit:
-            raise InvalidArgument(f"{name} has more than {limit} letters", field=name, limit=limit)
+            raise InvalidArgument(
+                f"{name} has more than {limit} characters", field=name, limit=limit
+            )
     if schedule.every_us:
         _check_range("every", schedule.every_us, _EVERY_US_MIN, DUE_MAX_US)
     _check_range("start", schedule.start_us, 0, DUE_MAX_US)
@@ -155,7 +157,7 @@ def check_schedule(schedule: Schedule, limits: Limits) -> None:
     _check_range("expires", schedule.expires_us, 0, DUE_MAX_US)
     for name, words in _CHOICES.items():
         if getattr(schedule, name) not in words:
-            raise InvalidArgument(f"{name} is one of {', '.join(words)}", field=name)
+            raise InvalidArgument(f"{name} must be one of {', '.join(words)}", field=name)
     if not schedule.target:
         raise InvalidArgument("a schedule needs a target topic", field="target")
     if len(schedule.subject.encode()) > limits.name_bytes_max:

@@ -298,7 +298,7 @@ def extend(work: Work, command: Extend) -> Reply:
     limits = work.limits
     if not limits.lease_us_min <= command.length_us <= limits.lease_us_max:
         raise InvalidArgument(
-            f"a lease lasts {limits.lease_us_min} to {limits.lease_us_max} microseconds",
+            f"a lease must last {limits.lease_us_min} to {limits.lease_us_max} microseconds",
             field="length",
             limit=limits.lease_us_max,
         )

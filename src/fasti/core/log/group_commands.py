@@ -180,7 +180,7 @@ def list_dead(work: Work, command: ListDead) -> Messages:
     topic = work.topic(command.topic)
     group = find_group(topic, command.group)
     if command.after_id < 0:
-        raise InvalidArgument("after_id is an id, or 0", field="after_id")
+        raise InvalidArgument("after_id must be an id, or 0", field="after_id")
     limit = min(max(1, command.limit), work.limits.page_rows_max)
     number, offset = command.after_id >> SEQUENCE_BITS, (command.after_id & SEQUENCE_MASK) - 1
     if number >= len(group.partitions):

@@ -79,7 +79,7 @@ def begin(state: ShardState, names: list[str]) -> Claim:
     stages = {name: state.stages[name] for name in names}
     if any(stage.claimed or stage.published or stage.dropping for stage in stages.values()):
         raise Overloaded(
-            "somebody else is publishing a stage of the batch, or drops it", retry_after_us=20_000
+            "another call is publishing a stage of the batch, or drops it", retry_after_us=20_000
         )
     for stage in stages.values():
         stage.claimed = True

@@ -101,7 +101,7 @@ def _stages(work: Work, command: PublishBatch) -> dict[str, Stage]:
             )
         elif stage.claimed and (command.claim is None or name not in command.claim.stages):
             raise Overloaded(
-                f"somebody else is publishing the stage {name!r}", retry_after_us=_BUSY_US
+                f"another call is publishing the stage {name!r}", retry_after_us=_BUSY_US
             )
         elif name in found:
             raise InvalidArgument(f"the stage {name!r} is named twice", field="stages")
@@ -162,7 +162,7 @@ def drop_stages(work: Work, command: DropStages) -> Done:
         if stage is None or stage.dropping:
             continue
         if stage.sink != command.sink:
-            raise InvalidArgument(f"{name!r} is no stage of {command.sink!r}", field="stages")
+            raise InvalidArgument(f"{name!r} is not a stage of {command.sink!r}", field="stages")
         if stage.published or stage.claimed:
             raise IllegalTransition(f"the stage {name!r} is published, or about to be")
         rows += stage.total

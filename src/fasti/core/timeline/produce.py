@@ -112,7 +112,7 @@ def _check_stage(work: Work, topic: Topic, command: Produce) -> None:
     elif stage.published or stage.claimed:
         raise InvalidArgument("the stage is published already", field="stage")
     elif stage.sink != ("" if command.staging is None else command.staging.sink):
-        raise InvalidArgument("the stage belongs to somebody else", field="stage")
+        raise InvalidArgument("the stage belongs to another owner", field="stage")
     elif stage.dropping:
         raise InvalidArgument("the stage has expired", field="stage")
     elif stage.topic != topic.number:

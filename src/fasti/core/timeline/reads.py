@@ -66,7 +66,7 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     wanted = _wanted_state(command)
     limit = min(max(1, command.limit), work.limits.page_rows_max)
     if command.after_id < 0:
-        raise InvalidArgument("after_id is an id, or 0", field="after_id")
+        raise InvalidArgument("after_id must be an id, or 0", field="after_id")
     if command.target is not None:
         return _list_named(work, command, wanted, command.target)
     partition, sequence = partition_of(command.after_id), sequence_of(command.after_id) + 1
@@ -145,7 +145,7 @@ def forecast(work: Work, command: Forecast) -> Buckets:
     """What is coming, per bucket, without looking at the messages."""
     topic = work.topic(command.topic)
     if not BUCKET_US <= command.bucket_us <= DUE_MAX_US or command.bucket_us % BUCKET_US:
-        raise InvalidArgument("a bucket is a number of whole minutes", field="bucket")
+        raise InvalidArgument("a bucket must be a number of whole minutes", field="bucket")
     if command.from_us % BUCKET_US or not 0 <= command.from_us < command.to_us:
         raise InvalidArgument("a forecast begins at a whole minute, before its end", field="from")
     if command.to_us > DUE_MAX_US:
@@ -172,7 +172,7 @@ def _wanted_state(command: List) -> int | None:
     code = _STATE_CODES.get(command.state)
     if code is None:
         words = ", ".join(_STATE_CODES)
-        raise InvalidArgument(f"{command.state!r} is none of {words}", field="state")
+        raise InvalidArgument(f"{command.state!r} is not one of {words}", field="state")
     return code
 
 
