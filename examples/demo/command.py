@@ -108,16 +108,16 @@ def print_verdict(verdict: Verdict, data: Path | None) -> None:
     """For people: the story, what came of it, the promises, how late it was, what is coming."""
     console = output.console()
     story = [(f"{at:.1f} s", what) for at, what in verdict.story]
-    console.print(output.table("time>", "what happened", rows=story))
-    console.print(output.table("how many", ">", rows=_course(verdict)))
-    console.print(output.table("promise", "broken>", "", rows=_promises(verdict)))
+    output.print_table("time>", "what happened", rows=story)
+    output.print_table("how many", ">", rows=_course(verdict))
+    output.print_table("promise", "broken>", "", rows=_promises(verdict))
     rows = [
         _lateness_row("before the kill", verdict.before),
         _lateness_row("due while the broker was away", verdict.outage),
         _lateness_row("due after the new start", verdict.after),
     ]
     names = ("lateness in ms", "messages>", "earliest>", "p50>", "p95>", "p99>", "max>")
-    console.print(output.table(*names, rows=rows))
+    output.print_table(*names, rows=rows)
     console.print("Lateness while the broker was there:")
     print_bars(console, _histogram(verdict.up))
     console.print("\nWhat is coming, per day (UTC):")

@@ -18,11 +18,11 @@ Kinds = type[T] | tuple[type[Any], ...]
 
 def load(reference: str) -> App:
     """The app that `fasti run` is given, for threads or for asyncio. See `found`."""
-    reached: App | aio.App = found(reference, (App, aio.App), "app", "fasti.App")
+    reached: App | aio.App = load_object(reference, (App, aio.App), "app", "fasti.App")
     return reached if isinstance(reached, App) else reached.base
 
 
-def found(reference: str, kind: Kinds[T], attribute: str, shown: str) -> T:
+def load_object(reference: str, kind: Kinds[T], attribute: str, shown: str) -> T:
     """Imports the module, from the current directory too, and gives the object that it has.
 
     `module` alone means `module:attribute`; attributes may be nested: `shop.tasks:registry.app`.

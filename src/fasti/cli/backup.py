@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fasti.cli import output
 from fasti.cli.connection import Address, TlsCa, TlsClientCert, Token, client_of
 from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.options import JsonWithoutProgress
+from fasti.cli.progress import progress
 from fasti.client.address import DEFAULT_ADDRESS
 from fasti.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from fasti.storage.backup import Backup
 
 
 def backup(
@@ -42,7 +39,7 @@ def backup(
             help="At most so much per second, such as 20MiB; the broker has a limit.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
+    as_json: JsonWithoutProgress = False,
     address: Address = DEFAULT_ADDRESS,
     token: Token = None,
     tls_ca: TlsCa = None,
@@ -53,31 +50,25 @@ def backup(
     Everything that was acknowledged before it began is in it, transactions whole. `fasti restore`
     makes a data directory of it. If it is interrupted, run it again: it goes on where it was.
     """
-    with progress_bar("backup", not as_json) as progress:
+    with progress("backup", wanted=not as_json, in_bytes=True) as report:
         if data is not None:
             from fasti.storage.backup import back_up, directory_source
 
             with directory_source(data) as source:
-                done = back_up(source, directory, progress)
+                done = back_up(source, directory, report)
         else:
             with client_of(address, token, tls_ca, tls_client_cert) as client:
-                done = client.backup(directory, progress=progress, rate=size_bytes(rate))
-    _print(done, as_json)
-    if done.damaged:
-        named = ", ".join(done.damaged)
-        typer.echo(f"damaged where they come from, and copied as they are: {named}", err=True)
-        raise typer.Exit(FOUND_SOMETHING)
-
-
-def _print(done: Backup, as_json: bool) -> None:
-    if as_json:
-        output.print_json(done.to_dict())
-        return
-    typer.echo(
+                done = client.backup(directory, progress=report, rate=size_bytes(rate))
+    text = (
         f"{done.path}: a backup of shard {done.shard} at position {output.number(done.position)}, "
         f"{output.number(done.files)} files with {output.size(done.size_bytes)}, of which "
         f"{output.size(done.copied_bytes)} came now; checksums verified"
     )
+    output.print_result(done.to_dict(), text, as_json)
+    if done.damaged:
+        names = ", ".join(done.damaged)
+        typer.echo(f"damaged at their source, and copied as they are: {names}", err=True)
+        raise typer.Exit(FOUND_SOMETHING)
 
 
 def size_bytes(text: str | None) -> int:
@@ -90,19 +81,3 @@ def size_bytes(text: str | None) -> int:
         return Size().read(text)
     except ValueError as error:
         raise InvalidArgument(str(error), field="rate") from error
-
-
-@contextmanager
-def progress_bar(what: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, on standard error; nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    if not wanted or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -29,7 +29,7 @@ def print_bars(console: Console, bars: Sequence[tuple[str, int]]) -> None:
 
 
 def bar(count: int, highest: int, width: int) -> str:
-    """A bar in eighths of a cell; whatever is not nothing can be seen."""
+    """A bar in eighths of a cell; a count above 0 can always be seen."""
     if not count or not highest:
         return ""
     eighths = max(round(8 * width * count / highest), 1)

@@ -34,13 +34,14 @@ Target = Annotated[
 @with_client
 def list_bindings(client: Client, topic: Topic, as_json: AsJson = False) -> None:
     """The bindings of a topic, in the order in which they were made."""
-    found = client.bindings(topic).list()
-    if as_json:
-        output.print_json([binding._asdict() for binding in found])
-    elif not found:
-        typer.echo(f"{topic} is bound to no other topic.")
-    else:
-        output.console().print(output.table("pattern", "target", rows=found))
+    output.print_list(
+        client.bindings(topic).list(),
+        as_json,
+        to_dict=lambda binding: binding._asdict(),
+        columns=("pattern", "target"),
+        row=lambda binding: binding,
+        empty=f"{topic} is not bound to another topic.",
+    )
 
 
 @app.command()
@@ -53,12 +54,9 @@ def add(
     [dim]fasti bindings add orders 'orders.*.created' emails[/dim]
     """
     created = client.bindings(topic).add(pattern, target)
-    if as_json:
-        told = {"topic": topic, "pattern": pattern, "target": target, "created": created}
-        output.print_json(told)
-    else:
-        done = "bound" if created else "was bound before"
-        typer.echo(f"{topic}: {done} to {target} by {pattern}")
+    result = {"topic": topic, "pattern": pattern, "target": target, "created": created}
+    verb = "bound" if created else "was bound already"
+    output.print_result(result, f"{topic}: {verb} to {target} by {pattern}", as_json)
 
 
 @app.command()
@@ -68,8 +66,5 @@ def remove(
 ) -> None:
     """End a binding. What was produced before stays where it is."""
     client.bindings(topic).remove(pattern, target)
-    if as_json:
-        told = {"topic": topic, "pattern": pattern, "target": target, "removed": True}
-        output.print_json(told)
-    else:
-        typer.echo(f"{topic}: no longer bound to {target} by {pattern}")
+    result = {"topic": topic, "pattern": pattern, "target": target, "removed": True}
+    output.print_result(result, f"{topic}: no longer bound to {target} by {pattern}", as_json)

@@ -1,30 +1,42 @@
-"""Changing all pending messages that fit a filter: which are meant, asking first, and the answer."""
+"""Changing pending messages, by name or by filter: which are meant, asking first, and the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fasti.cli import output
-from fasti.cli.options import only_one
+from fasti.cli.connection import Owner
+from fasti.cli.options import From, Ids, KeyPrefix, Keys, Until, only_one
 from fasti.cli.outcomes import conclude_bulk
-from fasti.cli.progress import progress_of_total
+from fasti.cli.progress import progress
+from fasti.cli.signatures import Command, option, parameters_of, presented
 
 if TYPE_CHECKING:
     from fasti.client.bulk import BulkOutcomes
+    from fasti.client.client import Client
 
 All = Annotated[bool, typer.Option("--all", help="All pending messages of the topic.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only tell what would become of them: nothing changes.")
+    bool, typer.Option("--dry-run", help="Only print what would become of them: nothing changes.")
 ]
 
 
+class Pending(StrEnum):
+    """The states in which a message can still be changed."""
+
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    LEASED = "leased"
+
+
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which messages a command means: those that are named, or those that fit."""
+class Choice:
+    """Which messages a command means: those that are named, or those that fit a filter."""
 
     ids: list[int] | None
     keys: list[str] | None
@@ -37,21 +49,44 @@ class Chosen:
         return bool(self.ids or self.keys)
 
     @property
-    def named(self) -> dict[str, Any]:
-        """For the SDK."""
+    def target(self) -> dict[str, Any]:
+        """Ids or keys, as the SDK's calls take them."""
         return {"id": self.ids} if self.ids else {"key": self.keys}
 
     @property
     def where(self) -> dict[str, Any]:
-        """For the SDK."""
+        """The filter, as the SDK's calls take it."""
         return {**self.filters, "everything": self.every}
 
 
-def chosen(
-    ids: list[int] | None, keys: list[str] | None, every: bool, owner: str, **given: Any
-) -> Chosen:
-    """What the options say. Refuses two things at once, and nothing at all."""
-    filters = {name: value for name, value in given.items() if value is not None}
+def with_choice(command: Command) -> Command:
+    """Makes `command(client, topic, choice, ...)` one with the options that choose messages."""
+    options = [
+        option("ids", Ids, None),
+        option("keys", Keys, None),
+        option("due_from", From, None),
+        option("due_to", Until, None),
+        option("key_prefix", KeyPrefix, None),
+        option(
+            "state", Annotated[Pending | None, typer.Option(help="Only those in this state.")], None
+        ),
+        option("every", All, False),
+        option("owner", Owner, ""),
+    ]
+    client, topic, _, *rest = parameters_of(command)
+
+    def run(client: Client, topic: str, **values: Any) -> None:
+        choice = _choice(**{each.name: values.pop(each.name) for each in options})
+        command(client, topic, choice, **values)
+
+    return presented(run, command, [client, topic, *options, *rest])
+
+
+def _choice(
+    ids: list[int] | None, keys: list[str] | None, every: bool, owner: str, **values: Any
+) -> Choice:
+    """Refuses two ways of choosing at once, and none at all."""
+    filters = {name: value for name, value in values.items() if value is not None}
     only_one(id=ids, key=keys, all=every)
     for name in filters:
         only_one(id=ids, key=keys, **{name: True})
@@ -61,7 +96,7 @@ def chosen(
         )
     if owner:
         filters["owner"] = owner
-    return Chosen(ids, keys, every, filters)
+    return Choice(ids, keys, every, filters)
 
 
 def change(
@@ -73,7 +108,7 @@ def change(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Counts, asks, changes with a bar, and tells how many came out how."""
+    """Counts, asks, changes with a bar, and prints how many came out how."""
     if dry_run:
         conclude_bulk(verb, apply(dry_run=True), as_json, dry_run=True)
         return
@@ -84,8 +119,8 @@ def change(
         if not good and not counts:
             typer.echo("There are no such messages.", err=True)
         else:
-            what = f"{output.number(good)} message{'' if good == 1 else 's'} of {topic}"
-            typer.confirm(f"{verb.capitalize()} {what}{others}?", abort=True, err=True)
-    with progress_of_total(verb) as tell:
-        found = apply(progress=tell)
-    conclude_bulk(verb, found, as_json)
+            messages = f"{output.count_of(good, 'message')} of {topic}"
+            typer.confirm(f"{verb.capitalize()} {messages}{others}?", abort=True, err=True)
+    with progress(verb) as report:
+        outcomes = apply(progress=report)
+    conclude_bulk(verb, outcomes, as_json)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fasti.cli import moments, output, payloads
+from fasti.cli import output, payloads
 from fasti.cli.connection import Owner, Topic, with_client
-from fasti.cli.options import AsJson, ContentType, Headers, headers_of
+from fasti.cli.options import AsJson, ContentType, Headers, duration, headers_of
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -21,17 +20,14 @@ def call(
     client: Client,
     topic: Topic,
     payload: Annotated[str, typer.Argument(help="The request; `-` takes it from stdin.")],
-    timeout: Annotated[
-        timedelta | None,
-        typer.Option(parser=moments.length, metavar="TIME", help="How long to wait. Default: 5s."),
-    ] = None,
+    timeout: Annotated[timedelta | None, duration("How long to wait. Default: 5s.")] = None,
     key: Annotated[str | None, typer.Option(help="A key for the request.")] = None,
     headers: Headers = None,
     content_type: ContentType = None,
     owner: Owner = "",
     as_json: AsJson = False,
 ) -> None:
-    """Send a request and print its answer. Whoever consumes the topic answers by `message.reply`.
+    """Send a request and print its answer. The topic's consumers answer by `message.reply`.
 
     Without an answer in time it ends with an error that tells what became of the request.
 
@@ -39,17 +35,14 @@ def call(
     """
     answer = client.call(
         topic,
-        sys.stdin.buffer.read() if payload == "-" else payload.encode(),
+        payloads.read(payload),
         timeout=timedelta(seconds=5) if timeout is None else timeout,
         key=key,
         headers=headers_of(headers) or None,
         content_type=content_type,
     )
     if as_json:
-        told = payloads.as_json(answer.payload)
-        output.print_json({**told, "headers": answer.headers, "content_type": answer.content_type})
-    elif sys.stdout.isatty():
-        typer.echo(payloads.harmless(payloads.as_text(answer.payload)))
+        rest = {"headers": answer.headers, "content_type": answer.content_type}
+        output.print_json({**payloads.as_json(answer.payload), **rest})
     else:
-        sys.stdout.buffer.write(answer.payload)
-        sys.stdout.buffer.flush()
+        payloads.print_whole(answer.payload)

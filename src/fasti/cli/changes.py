@@ -43,10 +43,10 @@ def changes(
     follow: Annotated[bool, options.follow("Go on with what happens later.")] = False,
     count: options.Count = None,
     timeout: Annotated[
-        timedelta | None, options.idle("With -f: end when nothing has happened for so long.")
+        timedelta | None, options.duration("With -f: end when nothing has happened for so long.")
     ] = None,
     payload: Annotated[bool, typer.Option(help="Show payloads too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+    as_json: options.JsonLines = False,
 ) -> None:
     """Print every transition of every message, in order; with `-f` go on until Ctrl-C.
 
@@ -58,7 +58,7 @@ def changes(
 
     [dim]fasti changes -f --json | jq 'select(.op == "rejected")'[/dim]
     """
-    shown = _as_json if as_json else _as_text
+    line_of = _as_json if as_json else _as_text
     left = count
     with (
         terminated_softly(),
@@ -70,12 +70,12 @@ def changes(
             payload=payload,
             follow=follow,
             timeout=timeout,
-        ) as found,
+        ) as feed,
     ):
-        for table in found:
+        for table in feed:
             rows = table if left is None else table.slice(0, left)
             for row in rows.to_pylist():
-                sys.stdout.write(shown(row, found.position.shard) + "\n")
+                sys.stdout.write(line_of(row, feed.position.shard) + "\n")
             sys.stdout.flush()
             if left is not None:
                 left -= rows.num_rows
@@ -100,14 +100,14 @@ def _start(text: str) -> Any:
 
 
 def _as_json(row: dict[str, Any], shard: str) -> str:
-    told = {name: value for name, value in row.items() if value is not None}
-    told["position"] = str(Position(shard, row["position"]))
-    told["at"] = moments.iso(told.pop("at_us"))
-    if "payload" in told:
-        told |= payloads.as_json(told.pop("payload"))
-    if "headers" in told:
-        told["headers"] = dict(told["headers"])
-    return json.dumps(told, ensure_ascii=False)
+    fields = {name: value for name, value in row.items() if value is not None}
+    fields["position"] = str(Position(shard, row["position"]))
+    fields["at"] = moments.iso(fields.pop("at_us"))
+    if "payload" in fields:
+        fields |= payloads.as_json(fields.pop("payload"))
+    if "headers" in fields:
+        fields["headers"] = dict(fields["headers"])
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def _as_text(row: dict[str, Any], shard: str) -> str:
@@ -115,8 +115,8 @@ def _as_text(row: dict[str, Any], shard: str) -> str:
     for name in _SHOWN:
         value = row[name]
         if value is not None:
-            shown = moments.iso(value) if name == "due_us" else value
-            parts.append(f"{name.removesuffix('_us')}={shown}")
+            text = moments.iso(value) if name == "due_us" else value
+            parts.append(f"{name.removesuffix('_us')}={text}")
     if row.get("payload") is not None:
         parts.append(payloads.as_text(row["payload"]))
     return " ".join(parts)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
 
 from fasti.cli import moments, output
 from fasti.cli.connection import with_client
+from fasti.cli.default_command import with_default
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson
 
@@ -16,23 +16,12 @@ if TYPE_CHECKING:
     from fasti.client.client import Client
     from fasti.client.clock_info import ClockInfo
 
-
-class ShowByDefault(TyperGroup):
-    """`fasti clock` alone is `fasti clock show`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the command in, unless one is named or help is asked for."""
-        if not args or (args[0].startswith("-") and args[0] != "--help"):
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
     name="clock",
     help="The broker's clock, and its machine's: compare them, accept a leap. `show` may be left out.",
-    cls=ShowByDefault,
+    cls=with_default("show"),
 )
-_SAID = {
+_STATES = {
     "following": "it follows the wall clock",
     "slowed": "the wall clock was set back: it goes slower until that has caught up",
     "doubting": "the wall clock leapt ahead: it is not believed yet",
@@ -56,7 +45,7 @@ def show(client: Client, as_json: AsJson = False) -> None:
         now_us, wall_us = moments.microseconds(info.now), moments.microseconds(info.wall)
         typer.echo(f"broker's clock  {moments.shown_moment(now_us)}")
         typer.echo(f"wall clock      {moments.shown_moment(wall_us)} ({info.offset_s:+.3f} s)")
-        typer.echo(_SAID.get(info.state, info.state) + _left(info))
+        typer.echo(_STATES.get(info.state, info.state) + _wait(info))
     if info.state != "following":
         raise typer.Exit(FOUND_SOMETHING)
 
@@ -67,7 +56,7 @@ def accept(client: Client, as_json: AsJson = False) -> None:
     """Believe the leap of the wall clock now: it is right.
 
     What is due by it is handed out then, and what has expired by it goes. That can't be undone. Ends
-    with 1 if no leap is doubted.
+    with 1 if no leap is in doubt.
 
     [dim]fasti clock accept[/dim]
     """
@@ -84,16 +73,15 @@ def accept(client: Client, as_json: AsJson = False) -> None:
         raise typer.Exit(FOUND_SOMETHING)
 
 
-def _left(info: ClockInfo) -> str:
+def _wait(info: ClockInfo) -> str:
     return "" if info.believed_in is None else f", and will be in {info.believed_in}"
 
 
 def _as_json(info: ClockInfo) -> dict[str, Any]:
-    left = info.believed_in
     return {
         "now": moments.iso(moments.microseconds(info.now)),
         "wall": moments.iso(moments.microseconds(info.wall)),
         "offset_s": info.offset_s,
         "state": info.state,
-        "believed_in_s": None if left is None else left.total_seconds(),
+        "believed_in_s": None if info.believed_in is None else info.believed_in.total_seconds(),
     }

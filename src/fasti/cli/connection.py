@@ -1,8 +1,8 @@
 """Where the broker is: the options of every command that talks to one, and the client they give.
 
 A command is written as a function whose first argument is the client; `with_client` makes it one
-for typer, with the options `--address`, `--token`, `--tls-ca` and `--tls-client-cert` added at its end. The SDK is loaded
-when a command runs, so that help and completion don't wait for it.
+for typer, with the options `--address`, `--token`, `--tls-ca` and `--tls-client-cert` added at its
+end. The SDK is loaded when a command runs, so that help and completion don't wait for it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 PANEL = "Where the broker is"
 # Whether this process is a command and nothing else; a program may also call commands by itself.
 own_process = False
-# Whoever presses Tab doesn't wait any longer. Nobody at an address is told at once; this is for a
-# broker that hangs, and a busy machine needs some of it to connect.
+# A person who presses Tab doesn't wait any longer. An address without a broker is noticed at once;
+# this is for a broker that hangs, and a busy machine needs some of it to connect.
 _COMPLETION_TIMEOUT = "3s"
 _PLACE = ("address", "token", "tls_ca", "tls_client_cert")
 
@@ -132,17 +132,16 @@ Owner = Annotated[
 def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of topics that begin so, if a broker tells them quickly; else nothing, silently."""
     address = ctx.params.get("address") or known_address()
-    # A directory is not opened for this: that would lock out whoever wants it.
+    # A directory is not opened for this: that would lock it for the next command.
     if not address.startswith("embedded:"):
         with suppress(Exception):
             connect = _sdk()
-            names = ("token", "tls_ca", "tls_client_cert")
-            given = {name: ctx.params.get(name) for name in names}
-            with connect(address, **given, timeout=_COMPLETION_TIMEOUT) as client:
+            credentials = {name: ctx.params.get(name) for name in _PLACE[1:]}
+            with connect(address, **credentials, timeout=_COMPLETION_TIMEOUT) as client:
                 topics = [topic.name for topic in client.topics()]
-            # The broker's own, such as inboxes, are for those who ask for them.
-            own = incomplete.startswith("_")
-            return [n for n in topics if n.startswith(incomplete) and (own or n[0] != "_")]
+            # Internal ones, such as inboxes, only for those who begin to type one.
+            internal = incomplete.startswith("_")
+            return [n for n in topics if n.startswith(incomplete) and (internal or n[0] != "_")]
     return []
 
 
@@ -150,7 +149,7 @@ Topic = Annotated[str, typer.Argument(help="The topic.", autocompletion=complete
 
 
 def _sdk() -> Callable[..., Client]:
-    """`fasti.connect`, loaded now, and without pandas if nobody here could want it."""
+    """`fasti.connect`, loaded now, and without pandas if this process is only a command."""
     if own_process:
         from fasti.doors.without_pandas import hide_pandas_from_arrow
 

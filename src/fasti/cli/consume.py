@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from fasti.client.consumer import Consumer
     from fasti.client.message import Message
 
-# Printing is quick, so that holding so many keeps nobody else waiting.
+# Printing is quick, so that other consumers hardly wait for what is held here.
 _PREFETCH = 1_000
 # Printed but not acknowledged, they stay leased; a person looks at fewer than these.
 _HELD_MAX = 10_000
-# How long a message that was ready may take to come, when we don't wait for new ones: only when
-# somebody else has taken it do we wait in vain.
+# How long a message that was ready may take to come, when we don't wait for new ones: if another
+# consumer has taken it, we wait in vain.
 _IDLE = timedelta(seconds=5)
 
 
@@ -36,7 +36,7 @@ def consume(
     follow: Annotated[bool, options.follow("Go on with what falls due later.")] = False,
     count: options.Count = None,
     timeout: Annotated[
-        timedelta | None, options.idle("End when nothing has come for so long.")
+        timedelta | None, options.duration("End when nothing has come for so long.")
     ] = None,
     ack: Annotated[
         bool,
@@ -62,7 +62,7 @@ def consume(
 
     [dim]fasti consume emails -n 10 --no-ack --format '{due} {key}: {payload}'[/dim]
     """
-    shown = form("json" if as_json else template, terminal=sys.stdout.isatty())
+    line_of = form("json" if as_json else template, terminal=sys.stdout.isatty())
     waits = follow or timeout is not None
     most = count if waits else _ready(client, topic, group, count)
     if not ack:
@@ -79,34 +79,34 @@ def consume(
             topic, name=name, prefetch=prefetch or 1, timeout=patience, group=group
         ) as source,
     ):
-        _print(source, most, shown, sys.stdout.buffer, ack)
+        _print(source, most, line_of, sys.stdout.buffer, ack)
 
 
 def _ready(client: Client, topic: str, group: str | None, count: int | None) -> int:
     """How many to print: what falls due while we do is left to the next call."""
     from fasti.client.topics import check_consumable
 
-    found = client.topic(topic)
-    check_consumable(topic, found.settings.kind, group or "")
-    ready = found.counts["ready"] if group is None else _open_rows(client, topic, group)
+    info = client.topic(topic)
+    check_consumable(topic, info.settings.kind, group or "")
+    ready = info.counts["ready"] if group is None else _open_rows(client, topic, group)
     return ready if count is None else min(count, ready)
 
 
 def _open_rows(client: Client, topic: str, group: str) -> int:
-    """What a group has not finished, and nobody has; all of the log for one that is new."""
+    """What a group has not finished and no consumer has leased; the whole log for a new group."""
     try:
-        found = client.groups(topic).describe(group)
+        state = client.groups(topic).describe(group)
     except NotFound:
-        return sum(each.rows for each in client.log(topic).describe())
-    return found.lag - found.leased
+        return sum(partition.rows for partition in client.log(topic).describe())
+    return state.lag - state.leased
 
 
-def _print(source: Consumer, most: int | None, shown: Form, out: BinaryIO, ack: bool) -> None:
+def _print(source: Consumer, most: int | None, line_of: Form, out: BinaryIO, ack: bool) -> None:
     held: list[Message] = []
     try:
         for message in itertools.islice(source, most):
             held.append(message)
-            out.write(shown(message))
+            out.write(line_of(message))
             # Before the ack: what a reader never got is not acknowledged.
             out.flush()
             if ack:

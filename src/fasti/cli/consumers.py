@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from fasti.cli import moments, output
 from fasti.cli.connection import complete_topics, with_client
+from fasti.cli.default_command import with_default
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson, Yes
 from fasti.cli.payloads import as_cell
@@ -18,21 +18,10 @@ if TYPE_CHECKING:
     from fasti.client.client import Client
     from fasti.client.consumers import ConsumerInfo
 
-
-class ListByDefault(TyperGroup):
-    """`fasti consumers` alone is `fasti consumers list`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the command in, unless one is named or help is asked for."""
-        if not args or (args[0].startswith("-") and args[0] != "--help"):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
     name="consumers",
     help="Who takes messages, and what each has; take it back. `list` may be left out.",
-    cls=ListByDefault,
+    cls=with_default("list"),
 )
 
 OfTopic = Annotated[
@@ -51,31 +40,27 @@ def list_consumers(client: Client, topic: OfTopic = None, as_json: AsJson = Fals
 
     [dim]fasti consumers --topic emails[/dim]
     """
-    found = client.consumers(topic)
-    if as_json:
-        output.print_json([_as_json(each) for each in found])
-        return
-    if not found:
-        typer.echo("There are no consumers." if topic is None else f"{topic} has no consumers.")
-        return
-    grouped = any(each.group for each in found)
-    rows = [
-        (
-            each.topic,
-            *((each.group,) if grouped else ()),
-            as_cell(each.consumer.encode()),
-            (each.peer or "connected") if each.connected else "(gone)",
-            each.leases,
-            _ago(each, each.oldest_lease),
-            _until(each),
-            each.credit,
-            _ago(each, each.active),
-        )
-        for each in found
-    ]
+    consumers = client.consumers(topic)
+    grouped = any(consumer.group for consumer in consumers)
     heads = ("topic", *(("group",) if grouped else ()), "consumer", "from", "leases>")
-    more = ("oldest lease>", "ends in>", "waits for>", "idle>")
-    output.console().print(output.table(*heads, *more, rows=rows))
+    output.print_list(
+        consumers,
+        as_json,
+        to_dict=_as_json,
+        columns=(*heads, "oldest lease>", "ends in>", "waits for>", "idle>"),
+        row=lambda consumer: (
+            consumer.topic,
+            *((consumer.group,) if grouped else ()),
+            as_cell(consumer.consumer.encode()),
+            (consumer.peer or "connected") if consumer.connected else "(gone)",
+            consumer.leases,
+            _ago(consumer, consumer.oldest_lease),
+            "" if consumer.lease_until is None else _short(consumer.lease_until, consumer.at),
+            consumer.credit,
+            _ago(consumer, consumer.active),
+        ),
+        empty="There are no consumers." if topic is None else f"{topic} has no consumers.",
+    )
 
 
 @app.command()
@@ -95,14 +80,14 @@ def release(
 
     [dim]fasti consumers release worker-7 --topic emails[/dim]
     """
-    held = [
-        each
-        for each in client.consumers(topic)
-        if each.consumer == name and each.leases and group in (None, each.group)
+    holders = [
+        consumer
+        for consumer in client.consumers(topic)
+        if consumer.consumer == name and consumer.leases and group in (None, consumer.group)
     ]
-    if held and not yes:
-        typer.confirm(_question(name, held), abort=True, err=True)
-    released = client.release_consumer(name, topic, group) if held else 0
+    if holders and not yes:
+        typer.confirm(_question(name, holders), abort=True, err=True)
+    released = client.release_consumer(name, topic, group) if holders else 0
     if as_json:
         output.print_json({"consumer": name, "released": released})
     elif released:
@@ -113,37 +98,30 @@ def release(
         raise typer.Exit(FOUND_SOMETHING)
 
 
-def _question(name: str, held: list[ConsumerInfo]) -> str:
+def _question(name: str, holders: list[ConsumerInfo]) -> str:
     places = ", ".join(
-        f"{each.topic}{' ' + each.group if each.group else ''}: {output.number(each.leases)}"
-        for each in held[:5]
+        f"{info.topic}{' ' + info.group if info.group else ''}: {output.number(info.leases)}"
+        for info in holders[:5]
     )
-    rest = ", ..." if len(held) > 5 else ""
-    alive = " It is still connected." if any(each.connected for each in held) else ""
+    rest = ", ..." if len(holders) > 5 else ""
+    alive = " It is still connected." if any(info.connected for info in holders) else ""
     return f"Take back what {name} has ({places}{rest})?{alive}"
 
 
-def _ago(each: ConsumerInfo, moment: datetime | None) -> str:
+def _ago(consumer: ConsumerInfo, moment: datetime | None) -> str:
     """How long before the broker's now."""
-    if moment is None:
-        return ""
-    return _short(each.at, moment)
-
-
-def _until(each: ConsumerInfo) -> str:
-    return "" if each.lease_until is None else _short(each.lease_until, each.at)
+    return "" if moment is None else _short(consumer.at, moment)
 
 
 def _short(later: datetime, earlier: datetime) -> str:
-    """To the second: nobody reads more."""
+    """To the second, which is enough for a person."""
     seconds = max(0, int((later - earlier).total_seconds()))
     return moments.shown_length(seconds * 1_000_000)
 
 
-def _as_json(each: ConsumerInfo) -> dict[str, Any]:
-    told = each.to_dict()
+def _as_json(consumer: ConsumerInfo) -> dict[str, Any]:
+    fields = consumer.to_dict()
     for name in _MOMENTS:
-        if told.get(name) is not None:
-            told[name] = moments.iso(moments.microseconds(told[name]))
-    told["idle_s"] = each.idle_s
-    return told
+        if fields.get(name) is not None:
+            fields[name] = moments.iso(moments.microseconds(fields[name]))
+    return fields | {"idle_s": consumer.idle_s}

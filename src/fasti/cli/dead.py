@@ -23,13 +23,15 @@ from fasti.cli.options import (
     Ids,
     KeyPrefix,
     Limit,
+    OfOwner,
+    Reason,
     Until,
     WithPayload,
     Yes,
     only_one,
 )
 from fasti.cli.outcomes import conclude_bulk
-from fasti.cli.progress import counting, progress
+from fasti.cli.progress import LITTLE, progress
 from fasti.cli.signatures import Command, option, parameters_of, presented
 
 if TYPE_CHECKING:
@@ -37,24 +39,20 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="dead",
-    help="Messages that failed for good: see, count, redrive, purge.",
+    help="Messages that failed for good: list, count, redrive, purge.",
     no_args_is_help=True,
 )
 
 All = Annotated[bool, typer.Option("--all", help="All dead messages of the topic.")]
-Reason = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Those whose reason has this text.")
-]
 Group = Annotated[str | None, typer.Option(help="Of a log: the dead rows of this group.")]
-OfOwner = Annotated[str | None, typer.Option("--owner", help="Only those of this owner.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only tell how many it would be, and of what they died.")
+    bool, typer.Option("--dry-run", help="Only print how many it would be, and of what they died.")
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
-    """Which dead messages are meant: those of a topic, or of a log's group, that fit."""
+class DeadMessages:
+    """Which dead messages a command means: those of a topic, or of a log's group, that fit."""
 
     client: Client
     topic: str
@@ -65,31 +63,35 @@ class Dead:
         """How many died of what."""
         if self.group is None:
             return self.client.messages(self.topic).dead_counts(**self.filters)
-        self._refuse_in_group()
+        self.refuse_in_group()
         return self.client.groups(self.topic).dead_counts(self.group, **self.filters)
 
     def counts_of(self, ids: list[int]) -> dict[str, int]:
         """The same of those ids that are dead."""
-        found = self.client.messages(self.topic).get(id=ids, payload=False).to_pylist()
-        reasons = [row["reason"] or "" for row in found if row["state"] == "dead"]
+        rows = self.client.messages(self.topic).get(id=ids, payload=False).to_pylist()
+        reasons = [row["reason"] or "" for row in rows if row["state"] == "dead"]
         return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
 
     def change(self, verb: str, total: int, ids: list[int] | None, **how: Any) -> Any:
         """Redrives or purges them, and shows how far it is."""
-        with progress(verb, total) as advance:
+        with progress(verb, wanted=total > LITTLE) as report:
             if not ids:
-                how |= {**self.filters, "progress": counting(advance)}
+                how |= {**self.filters, "progress": report}
             if self.group is None:
                 return getattr(self.client.messages(self.topic), verb)(ids, **how)
-            self._refuse_in_group()
+            self.refuse_in_group()
             return getattr(self.client.groups(self.topic), verb)(self.group, ids, **how)
 
-    def _refuse_in_group(self) -> None:
-        _refuse_of_rows(**{name: self.filters[name] for name in self.filters if name != "reason"})
+    def refuse_in_group(self, **more: object) -> None:
+        """The rows of a log can be chosen by their reason only."""
+        for name, value in (self.filters | more).items():
+            if name != "reason" and value is not None:
+                hint = "--" + name.replace("_", "-")
+                raise typer.BadParameter("not for the rows of a log", param_hint=hint)
 
 
 def of_dead(command: Command) -> Command:
-    """Makes `command(dead, ...)` one of a client and a topic, with the options that say which."""
+    """Makes `command(dead, ...)` one with a client, a topic and the options that choose messages."""
     filters = [
         option("reason", Reason, None),
         option("group", Group, None),
@@ -102,9 +104,10 @@ def of_dead(command: Command) -> Command:
 
     def run(client: Client, topic: str, **values: Any) -> None:
         group = values.pop("group")
-        given = {each.name: values.pop(each.name) for each in filters if each.name != "group"}
+        names = [each.name for each in filters if each.name != "group"]
+        given = {name: values.pop(name) for name in names}
         chosen = {name: value for name, value in given.items() if value is not None}
-        command(Dead(client, topic, group, chosen), **values)
+        command(DeadMessages(client, topic, group, chosen), **values)
 
     of_topic = [option("client", Any, None), option("topic", Topic, inspect.Parameter.empty)]
     return presented(run, command, [*of_topic, *filters, *parameters_of(command)[1:]])
@@ -112,17 +115,10 @@ def of_dead(command: Command) -> Command:
 
 @app.command("list")
 @with_client
+@of_dead
 def list_dead(
-    client: Client,
-    topic: Topic,
-    reason: Reason = None,
-    group: Group = None,
-    of_owner: OfOwner = None,
+    dead: DeadMessages,
     key_prefix: KeyPrefix = None,
-    due_from: From = None,
-    due_to: Until = None,
-    died_from: DiedFrom = None,
-    died_to: DiedTo = None,
     after: After = None,
     limit: Limit = None,
     payload: WithPayload = False,
@@ -134,52 +130,30 @@ def list_dead(
 
     [dim]fasti dead list emails --json --payload > dead.ndjson[/dim]
     """
-    if group is not None:
-        _refuse_of_rows(owner=of_owner, key_prefix=key_prefix, due_from=due_from, due_to=due_to)
-        _refuse_of_rows(died_from=died_from, died_to=died_to)
-        page: dict[str, Any] = {"after": after, "limit": limit, "payload": payload}
-        print_dead_rows(client, topic, group, reason=reason, as_json=as_json, **page)
+    page: dict[str, Any] = {**dead.filters, "after": after, "payload": payload}
+    if dead.group is not None:
+        dead.refuse_in_group(key_prefix=key_prefix)
+        rows = {"limit": limit, "as_json": as_json, **page}
+        print_dead_rows(dead.client, dead.topic, dead.group, **rows)
         return
-    print_messages(
-        lambda at_most: client.messages(topic).scan(
-            state="dead",
-            reason=reason,
-            owner=of_owner,
-            key_prefix=key_prefix,
-            due_from=due_from,
-            due_to=due_to,
-            died_from=died_from,
-            died_to=died_to,
-            after=after,
-            limit=at_most,
-            payload=payload,
-            columns=columns(payload),
-        ),
-        limit,
-        as_json,
-    )
-
-
-def _refuse_of_rows(**given: object) -> None:
-    for name, value in given.items():
-        if value is not None:
-            option = "--" + name.replace("_", "-")
-            raise typer.BadParameter("rows of a log are not found by it", param_hint=option)
+    page |= {"state": "dead", "key_prefix": key_prefix, "columns": columns(payload)}
+    messages = dead.client.messages(dead.topic)
+    print_messages(lambda at_most: messages.scan(**page, limit=at_most), limit, as_json)
 
 
 @app.command()
 @with_client
 @of_dead
-def count(dead: Dead, as_json: AsJson = False) -> None:
-    """How many messages are dead of what."""
-    _tell_counts(dead.counts(), as_json)
+def count(dead: DeadMessages, as_json: AsJson = False) -> None:
+    """How many messages died of what."""
+    _print_counts(dead.counts(), as_json)
 
 
 @app.command()
 @with_client
 @of_dead
 def redrive(
-    dead: Dead,
+    dead: DeadMessages,
     every: All = False,
     ids: Ids = None,
     to: Annotated[
@@ -198,7 +172,7 @@ def redrive(
     _check_chosen(dead, every, ids)
     only_one(delay=delay is not None, at=at is not None)
     if dry_run:
-        _tell_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
+        _print_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
         return
     total = len(ids) if ids else sum(dead.counts().values())
     conclude_bulk("redrive", dead.change("redrive", total, ids, to=to, delay=delay, at=at), as_json)
@@ -208,7 +182,7 @@ def redrive(
 @with_client
 @of_dead
 def purge(
-    dead: Dead,
+    dead: DeadMessages,
     every: All = False,
     ids: Ids = None,
     dry_run: DryRun = False,
@@ -218,23 +192,23 @@ def purge(
     """Drop dead messages for good."""
     _check_chosen(dead, every, ids)
     if dry_run:
-        _tell_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
+        _print_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
         return
     total = len(ids) if ids else sum(dead.counts().values())
     if total and not yes:
-        what = f"{output.number(total)} dead message{'' if total == 1 else 's'}"
-        typer.confirm(f"Drop {what} of {dead.topic} for good?", abort=True, err=True)
+        messages = output.count_of(total, "dead message")
+        typer.confirm(f"Drop {messages} of {dead.topic} for good?", abort=True, err=True)
     conclude_bulk("purge", dead.change("purge", total, ids), as_json)
 
 
-def _check_chosen(dead: Dead, every: bool, ids: list[int] | None) -> None:
+def _check_chosen(dead: DeadMessages, every: bool, ids: list[int] | None) -> None:
     only_one(all=every, id=ids)
     only_one(id=ids, **dead.filters)
     if not every and not ids and not dead.filters:
         raise typer.BadParameter("say which: --id 17, --all, or --reason TEXT")
 
 
-def _tell_counts(counts: dict[str, int], as_json: bool) -> None:
+def _print_counts(counts: dict[str, int], as_json: bool) -> None:
     if as_json:
         rows = [{"reason": reason, "count": count} for reason, count in counts.items()]
         output.print_json({"dead": sum(counts.values()), "reasons": rows})
@@ -242,6 +216,6 @@ def _tell_counts(counts: dict[str, int], as_json: bool) -> None:
     if not counts:
         typer.echo("There are no such messages.")
         return
-    rows_shown = [(reason or "(none)", output.number(n)) for reason, n in counts.items()]
-    output.console().print(output.table("reason", "dead>", rows=rows_shown))
+    cells = [(reason or "(none)", count) for reason, count in counts.items()]
+    output.print_table("reason", "dead>", rows=cells)
     typer.echo(f"{output.number(sum(counts.values()))} dead")

@@ -48,7 +48,7 @@ def export(client: Client, file: _WRITTEN = None, as_json: AsJson = False) -> No
         file.write_text(text)
     except OSError as error:
         raise InvalidArgument(f"{file} can't be written: {error}", field="file") from error
-    typer.echo(f"{file}: {_number(len(document['topics']), 'topic')}", err=True)
+    typer.echo(f"{file}: {output.count_of(len(document['topics']), 'topic')}", err=True)
 
 
 @with_client
@@ -64,7 +64,7 @@ def apply(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make everything as a file says. Again: nothing is left to do.
+    """Bring everything into the state that a file describes. Again: nothing is left to do.
 
     A setting that the file leaves out gets its default. What it doesn't name is left alone,
     unless `--prune` is given.
@@ -76,7 +76,7 @@ def apply(
     document = definitions.loads(*_text_of(file))
     changes = definitions.difference(client, document, prune)
     made = 0 if dry_run else definitions.apply(client, changes)
-    _tell(changes, made, dry_run, as_json)
+    _print(changes, made, dry_run, as_json)
     if dry_run and any(change.action != "keep" for change in changes):
         raise typer.Exit(FOUND_SOMETHING)
 
@@ -91,7 +91,7 @@ def _text_of(file: Path) -> tuple[str, bool]:
         raise InvalidArgument(f"{file} can't be read: {error}", field="file") from error
 
 
-def _tell(changes: list[Change], made: int, dry_run: bool, as_json: bool) -> None:
+def _print(changes: list[Change], made: int, dry_run: bool, as_json: bool) -> None:
     wanted = sum(change.action != "keep" for change in changes)
     if as_json:
         output.print_json(
@@ -104,9 +104,9 @@ def _tell(changes: list[Change], made: int, dry_run: bool, as_json: bool) -> Non
     if not wanted:
         typer.echo("Everything matches the file.")
     elif dry_run:
-        typer.echo(f"{_number(wanted, 'change')} to make; nothing was changed.")
+        typer.echo(f"{output.count_of(wanted, 'change')} to make; nothing was changed.")
     else:
-        typer.echo(f"{_number(made, 'change')} made.")
+        typer.echo(f"{output.count_of(made, 'change')} made.")
 
 
 def _lines(change: Change) -> list[str]:
@@ -114,7 +114,7 @@ def _lines(change: Change) -> list[str]:
     where = "" if change.what == "topic" else f" of {change.topic}"
     note = ", not in the file: left alone" if change.action == "keep" else ""
     if change.action == "delete" and change.messages:
-        note = f", with {_number(change.messages, 'message')}"
+        note = f", with {output.count_of(change.messages, 'message')}"
     lines = [f"{_SIGNS[change.action]} {change.what} {change.name}{where}{note}"]
     if change.action in ("keep", "delete") or change.what == "binding":
         return lines
@@ -129,7 +129,3 @@ def _lines(change: Change) -> list[str]:
 
 def _shown(value: Any) -> str:
     return "default" if value is None else str(value)
-
-
-def _number(count: int, word: str) -> str:
-    return f"{output.number(count)} {word}{'' if count == 1 else 's'}"

@@ -2,7 +2,7 @@
 
 0 means that all is well, 1 that the command ran and found something wrong, 2 that the command line
 was not understood. The codes of errors begin at 10; a new error takes a new number. As with other
-commands, 130 means Ctrl-C, 143 SIGTERM, and 141 that whoever read the output had enough of it.
+commands, 130 means Ctrl-C, 143 SIGTERM, and 141 that the reader of the output has closed it.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ import typer
 from fasti.cli import moments, output
 from fasti.cli.bars import print_bars
 from fasti.cli.connection import Topic, with_client
-from fasti.cli.options import AsJson
+from fasti.cli.options import AsJson, duration, moment
 from fasti.model import DAY_US, MINUTE_US
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
 
 _BARS = 24
-# More lines than this are no picture any more.
+# With more lines than this a picture is not readable.
 _BARS_MAX = 1_000
 
 
@@ -25,29 +25,13 @@ _BARS_MAX = 1_000
 def forecast(
     client: Client,
     topic: Topic,
-    bucket: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=moments.length, metavar="TIME", help="The length of a bar. Default: 1h."
-        ),
-    ] = None,
+    bucket: Annotated[timedelta | None, duration("The length of a bar. Default: 1h.")] = None,
     begin: Annotated[
         datetime | None,
-        typer.Option(
-            "--from",
-            parser=moments.moment_or_distance,
-            metavar="WHEN",
-            help="From then on: a time in ISO 8601, or +1h, -1d from now. Default: now.",
-        ),
+        moment("From then on: a time in ISO 8601, or +1h, -1d from now. Default: now.", "--from"),
     ] = None,
     end: Annotated[
-        datetime | None,
-        typer.Option(
-            "--to",
-            parser=moments.moment_or_distance,
-            metavar="WHEN",
-            help=f"Up to then. Default: {_BARS} bars later.",
-        ),
+        datetime | None, moment(f"Up to then. Default: {_BARS} bars later.", "--to")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,8 +48,8 @@ def forecast(
     end_us = begin_us + _BARS * bucket_us if end is None else moments.microseconds(end)
     if not 0 < end_us - begin_us <= _BARS_MAX * bucket_us:
         raise typer.BadParameter(f"that makes no bars, or more than {_BARS_MAX:,}: see --bucket")
-    found = client.messages(topic).forecast(bucket, start=begin_us, end=end_us)
-    counts = dict(zip(found["start_us"].to_pylist(), found["count"].to_pylist(), strict=True))
+    table = client.messages(topic).forecast(bucket, start=begin_us, end=end_us)
+    counts = dict(zip(table["start_us"].to_pylist(), table["count"].to_pylist(), strict=True))
     bars = [(at, counts.get(at, 0)) for at in range(begin_us, end_us, bucket_us)]
     if as_json:
         rows = [{"start": moments.iso(at), "count": count} for at, count in bars]

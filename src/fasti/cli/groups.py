@@ -9,15 +9,25 @@ import typer
 from fasti.cli import log_places, output
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.listing import print_dead_rows
-from fasti.cli.options import After, AsJson, AsJsonLines, Limit, WithPayload, Yes
+from fasti.cli.options import (
+    After,
+    AsJson,
+    AsJsonLines,
+    Limit,
+    Partition,
+    Reason,
+    WithPayload,
+    Yes,
+)
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
-    from fasti.client.groups import Group as GroupFound
+    from fasti.client.groups import Group as GroupState
+    from fasti.client.groups import GroupPartition
 
 app = typer.Typer(
     name="groups",
-    help="Consumer groups of logs: see, make, reset and delete them.",
+    help="Consumer groups of logs: list, create, reset and delete them.",
     no_args_is_help=True,
 )
 
@@ -26,27 +36,23 @@ Where = typer.Option(
     metavar="WHERE",
     help="earliest, latest, an offset, or a time: 2026-12-24T18:00+01:00, -1h.",
 )
-Partition = Annotated[
-    int | None, typer.Option("--partition", "-p", min=0, help="One partition; else all.")
-]
 
 
 @app.command("list")
 @with_client
 def list_groups(client: Client, topic: Topic, as_json: AsJson = False) -> None:
     """All groups of a log, and how far behind each is."""
-    found = client.groups(topic).list()
-    if as_json:
-        output.print_json([group.to_dict() for group in found])
-        return
-    if not found:
-        typer.echo(f"{topic} has no groups; a consumer's first lease makes one.")
-        return
-    rows = [
-        (g.name, "yes" if g.ordered else "no", g.lag, g.leased, g.dead, g.behind) for g in found
-    ]
-    names = ("group", "ordered", "lag>", "leased>", "dead>", "behind>")
-    output.console().print(output.table(*names, rows=rows))
+    output.print_list(
+        client.groups(topic).list(),
+        as_json,
+        to_dict=lambda group: group.to_dict(),
+        columns=("group", "ordered", "lag>", "leased>", "dead>", "behind>"),
+        row=lambda group: (
+            *(group.name, "yes" if group.ordered else "no", group.lag),
+            *(group.leased, group.dead, group.behind),
+        ),
+        empty=f"{topic} has no groups; a consumer's first lease creates one.",
+    )
 
 
 @app.command()
@@ -69,7 +75,7 @@ def create(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a group that begins somewhere; a consumer would make one that begins at the earliest.
+    """Create a group that begins somewhere; a consumer would create one that begins at the earliest.
 
     [dim]fasti groups create events billing --start latest[/dim]
     """
@@ -93,7 +99,7 @@ def reset(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have a group go on elsewhere. What its consumers hold there is theirs no more.
+    """Have a group go on elsewhere. Its consumers lose the leases that they hold there.
 
     [dim]fasti groups reset events billing --to -1h[/dim]
 
@@ -114,10 +120,8 @@ def delete(
     if not yes:
         typer.confirm(f"Delete the group {group} of {topic}?", abort=True, err=True)
     client.groups(topic).delete(group)
-    if as_json:
-        output.print_json({"topic": topic, "group": group, "deleted": True})
-    else:
-        typer.echo(f"{group}: deleted")
+    result = {"topic": topic, "group": group, "deleted": True}
+    output.print_result(result, f"{group}: deleted", as_json)
 
 
 @app.command("dead")
@@ -126,9 +130,7 @@ def list_dead(
     client: Client,
     topic: Topic,
     group: Group,
-    reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Those whose reason has this text.")
-    ] = None,
+    reason: Reason = None,
     after: After = None,
     limit: Limit = None,
     payload: WithPayload = False,
@@ -144,40 +146,20 @@ def list_dead(
     print_dead_rows(client, topic, group, reason=reason, as_json=as_json, **page)
 
 
-def _print(group: GroupFound, as_json: bool) -> None:
+def _print(group: GroupState, as_json: bool) -> None:
     if as_json:
         output.print_json(group.to_dict())
         return
-    console = output.console()
     order = "in order per key" if group.ordered else "in no order"
     typer.echo(f"{group.name}: lag {output.number(group.lag)}, handed out {order}")
-    rows = [_row(each) for each in group.partitions]
-    names = (
-        "partition>",
-        "committed>",
-        "consumed>",
-        "end>",
-        "lag>",
-        "leased>",
-        "again>",
-        "dead>",
-        "behind>",
-        "window",
-    )
-    console.print(output.table(*names, rows=rows))
+    numbers = ("end", "lag", "leased", "again", "dead", "behind")
+    names = ("partition>", "committed>", "consumed>", *(f"{name}>" for name in numbers), "window")
 
+    def row(place: GroupPartition) -> tuple[Any, ...]:
+        return (
+            *(place.partition, place.committed, "" if place.consumed < 0 else place.consumed),
+            *(getattr(place, name) for name in numbers),
+            "full" if place.window_full else "",
+        )
 
-def _row(each: Any) -> tuple[Any, ...]:
-    consumed = "" if each.consumed < 0 else each.consumed
-    return (
-        each.partition,
-        each.committed,
-        consumed,
-        each.end,
-        each.lag,
-        each.leased,
-        each.again,
-        each.dead,
-        each.behind,
-        "full" if each.window_full else "",
-    )
+    output.print_table(*names, rows=map(row, group.partitions))

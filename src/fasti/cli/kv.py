@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,20 +58,15 @@ def get(client: Client, topic: Topic, key: Key, clustering: Clustering = None,
 
     Ends with 1 if there is no such entry.
     """
-    found = client.kv(topic).get(key, clustering=clustering)
-    if found is None:
-        if as_json:
-            output.print_json(None)
-        else:
-            typer.echo(f"{topic} has no entry {_name(key, clustering)}", err=True)
-        raise typer.Exit(FOUND_SOMETHING)
+    entry = client.kv(topic).get(key, clustering=clustering)
     if as_json:
-        output.print_json(_entry_json(found))
-    elif sys.stdout.isatty():
-        typer.echo(payloads.harmless(payloads.as_text(found.value)))
+        output.print_json(None if entry is None else _entry_json(entry))
+    elif entry is not None:
+        payloads.print_whole(entry.value)
     else:
-        sys.stdout.buffer.write(found.value)
-        sys.stdout.buffer.flush()
+        typer.echo(f"{topic} has no entry {_name(key, clustering)}", err=True)
+    if entry is None:
+        raise typer.Exit(FOUND_SOMETHING)
 
 
 @app.command()
@@ -89,12 +83,7 @@ def put(
     ] = None,
     clustering: Clustering = None,
     version: Version = None,
-    ttl: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=moments.length, metavar="TIME", help="How long it stays: 30s, 1h30m, 7d."
-        ),
-    ] = None,
+    ttl: Annotated[timedelta | None, options.duration("How long it stays: 30s, 1h30m, 7d.")] = None,
     headers: Headers = None,
     content_type: ContentType = None,
     as_json: AsJson = False,
@@ -108,7 +97,7 @@ def put(
     only_one(file=file is not None, VALUE=value is not None)
     outcome = client.kv(topic).put(
         key,
-        _value(value, file),
+        payloads.read("-" if value is None else value, file),
         clustering=clustering,
         version=version,
         ttl=ttl,
@@ -150,8 +139,7 @@ def list_entries(
     only_one(prefix=prefix, key=key, **{"from": start or end})
     entries, places = client.kv(topic), {"prefix": prefix, "key": key, "start": start, "end": end}
     if as_json:
-        found = entries.entries(**places, limit=limit)
-        output.print_json_lines(_entry_json(entry) for entry in found)
+        output.print_json_lines(map(_entry_json, entries.entries(**places, limit=limit)))
         return
     limit = limit or _TABLE_ROWS
     # One more than is shown, to know whether there are more.
@@ -171,7 +159,7 @@ def list_entries(
         )
         for row in rows[:limit]
     ]
-    output.console().print(output.table(*names, rows=cells))
+    output.print_table(*names, rows=cells)
     if len(rows) > limit:
         typer.echo(f"There are more: these are the first {output.number(limit)}.")
 
@@ -183,31 +171,23 @@ def watch(
     topic: Topic,
     prefix: Prefix = None,
     position: Annotated[
-        int | None, typer.Option(min=0, help="From this position on, as --json told it; else now.")
+        int | None,
+        typer.Option(min=0, help="From this position on, as --json prints it; else now."),
     ] = None,
     count: options.Count = None,
     timeout: Annotated[
-        timedelta | None, options.idle("End when nothing has come for so long.")
+        timedelta | None, options.duration("End when nothing has come for so long.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+    as_json: options.JsonLines = False,
 ) -> None:
     """Print changes as they happen, until Ctrl-C.
 
     [dim]fasti kv watch profiles --prefix user-[/dim]
     """
-    watched = client.kv(topic).watch(prefix=prefix, position=position, timeout=timeout)
-    with terminated_softly(), watched as changes:
+    watch = client.kv(topic).watch(prefix=prefix, position=position, timeout=timeout)
+    with terminated_softly(), watch as changes:
         for change in itertools.islice(changes, count):
             typer.echo(json.dumps(_change_json(change)) if as_json else _change_line(change))
-
-
-def _value(text: str | None, file: Path | None) -> bytes:
-    if file is not None:
-        try:
-            return file.read_bytes()
-        except OSError as error:
-            raise typer.BadParameter(f"{file} can't be read: {error}") from error
-    return sys.stdin.buffer.read() if text in (None, "-") else str(text).encode()
 
 
 def _name(key: str, clustering: str | None) -> str:
@@ -215,15 +195,14 @@ def _name(key: str, clustering: str | None) -> str:
 
 
 def _conclude(outcome: Outcome, key: str, clustering: str | None, as_json: bool) -> None:
-    if as_json:
-        told: dict[str, Any] = {"status": outcome.status, "key": key}
-        if clustering is not None:
-            told["clustering"] = clustering
-        output.print_json(told | {"version": outcome.version or None})
-    else:
-        version = f", version {outcome.version}" if outcome.version else ""
-        meaning = f" ({_MEANINGS[outcome.status]})" if outcome.status in _MEANINGS else ""
-        typer.echo(f"{_name(key, clustering)}: {outcome.status}{version}{meaning}")
+    name = {"key": key} if clustering is None else {"key": key, "clustering": clustering}
+    version = f", version {outcome.version}" if outcome.version else ""
+    meaning = f" ({_MEANINGS[outcome.status]})" if outcome.status in _MEANINGS else ""
+    output.print_result(
+        {"status": outcome.status, **name, "version": outcome.version or None},
+        f"{_name(key, clustering)}: {outcome.status}{version}{meaning}",
+        as_json,
+    )
     if not outcome.ok:
         raise typer.Exit(FOUND_SOMETHING)
 
@@ -255,8 +234,8 @@ def _change_json(change: Change) -> dict[str, Any]:
 
 
 def _value_json(value: bytes) -> dict[str, Any]:
-    told = payloads.as_json(value)
-    return {name.replace("payload", "value"): text for name, text in told.items()}
+    fields = payloads.as_json(value)
+    return {name.replace("payload", "value"): text for name, text in fields.items()}
 
 
 def _change_line(change: Change) -> str:

@@ -13,8 +13,8 @@ from fasti.cli import moments, output, payloads
 if TYPE_CHECKING:
     from fasti.client.client import Client
 
-# Of each column, how people see it; in the order in which it is shown.
-_SHOWN: dict[str, Callable[[Any], str]] = {
+# How each column is printed for people, in the order of a table.
+_FORMATS: dict[str, Callable[[Any], str]] = {
     "id": str,
     "key": str,
     "status": str,
@@ -39,7 +39,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 _NUMBERS = ("id", "priority", "version", "attempts")
 # For one message or for programs: a table has no room for everything.
 _NOT_IN_TABLES = ("created_us",)
-# So many unless something else is said.
+# How many messages a table has without `--limit`.
 _TABLE_ROWS = 50
 _PAGE_ROWS = 4_096
 # Left out where no row has a value.
@@ -61,16 +61,16 @@ def print_messages(
         rows = (row for batch in read(limit) for row in batch.to_pylist())
         output.print_json_lines(as_dict(row) for row in rows)
         return
-    shown = limit or _TABLE_ROWS
-    # One more is asked for, to see whether there are more.
-    found = pa.Table.from_batches(read(shown + 1))
-    if not found.num_rows:
+    count = limit or _TABLE_ROWS
+    # One more is read, to see whether there are more.
+    messages = pa.Table.from_batches(read(count + 1))
+    if not messages.num_rows:
         typer.echo("There are no such messages.")
         return
-    _print_table(found.slice(0, shown))
-    if found.num_rows > shown:
-        last = found.column("id")[shown - 1].as_py()
-        first = output.number(shown)
+    _print_table(messages.slice(0, count))
+    if messages.num_rows > count:
+        last = messages.column("id")[count - 1].as_py()
+        first = output.number(count)
         typer.echo(f"There are more: these are the first {first}; `--after {last}` goes on.")
 
 
@@ -90,21 +90,21 @@ def print_dead_rows(
         left, behind = at_most, after
         while left is None or left > 0:
             rows = _PAGE_ROWS if left is None else min(left, _PAGE_ROWS)
-            found = client.groups(topic).dead(group, after=behind, limit=rows, **filters)
-            yield from found.to_batches() or [pa.RecordBatch.from_pylist([], found.schema)]
-            if found.num_rows < rows:
+            page = client.groups(topic).dead(group, after=behind, limit=rows, **filters)
+            yield from page.to_batches() or [pa.RecordBatch.from_pylist([], page.schema)]
+            if page.num_rows < rows:
                 return
-            behind = found.column("id")[-1].as_py()
+            behind = page.column("id")[-1].as_py()
             left = None if left is None else left - rows
 
     print_messages(read, limit, as_json)
 
 
-def _print_table(found: pa.Table) -> None:
-    names = [name for name in _SHOWN if name in found.column_names and _said(found, name)]
-    rows = [[_cell(name, row[name]) for name in names] for row in found.to_pylist()]
+def _print_table(messages: pa.Table) -> None:
+    names = [n for n in _FORMATS if n in messages.column_names and _in_table(messages, n)]
+    rows = [[_cell(name, row[name]) for name in names] for row in messages.to_pylist()]
     heads = [name.removesuffix("_us") + (">" if name in _NUMBERS else "") for name in names]
-    output.console().print(output.table(*heads, rows=rows))
+    output.print_table(*heads, rows=rows)
 
 
 def columns(payload: bool) -> list[str] | None:
@@ -118,39 +118,39 @@ def print_one(row: dict[str, Any]) -> None:
     """One message, a line for each of its fields, its payload at the end and in full."""
     fields = [
         (name.removesuffix("_us"), _cell(name, row[name]))
-        for name in _SHOWN
-        if name in row and name not in ("payload", "status") and _told(name, row[name])
+        for name in _FORMATS
+        if name in row and name not in ("payload", "status") and _says_something(name, row[name])
     ]
-    output.console().print(output.table("field", "value", rows=fields))
+    output.print_table("field", "value", rows=fields)
     if row.get("payload") is not None:
         typer.echo(payloads.harmless(payloads.as_text(row["payload"])))
 
 
-def _told(name: str, value: Any) -> bool:
+def _says_something(name: str, value: Any) -> bool:
     # The most urgent, and every message of another kind of topic, has priority 0.
     return value not in (None, "", []) and (name != "priority" or value > 0)
 
 
 def as_dict(row: dict[str, Any]) -> dict[str, Any]:
     """One row for programs: times in ISO, payloads as text where they are."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in row.items():
         if name == "payload":
-            told |= {"payload": None} if value is None else payloads.as_json(value)
+            fields |= {"payload": None} if value is None else payloads.as_json(value)
         elif name.endswith("_us"):
-            told[name.removesuffix("_us")] = None if value is None else moments.iso(value)
+            fields[name.removesuffix("_us")] = None if value is None else moments.iso(value)
         elif name == "headers":
-            told[name] = dict(value or [])
+            fields[name] = dict(value or [])
         else:
-            told[name] = value
-    return told
+            fields[name] = value
+    return fields
 
 
-def _said(found: pa.Table, name: str) -> bool:
+def _in_table(messages: pa.Table, name: str) -> bool:
     if name in _NOT_IN_TABLES:
         return False
-    return name not in _OPTIONAL or any(found.column(name).to_pylist())
+    return name not in _OPTIONAL or any(messages.column(name).to_pylist())
 
 
 def _cell(name: str, value: Any) -> str:
-    return "" if value is None else _SHOWN[name](value)
+    return "" if value is None else _FORMATS[name](value)

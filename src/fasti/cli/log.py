@@ -11,7 +11,7 @@ import typer
 
 from fasti.cli import log_places, options, output
 from fasti.cli.connection import Topic, with_client
-from fasti.cli.options import AsJson, Yes
+from fasti.cli.options import AsJson, Partition, Yes
 from fasti.cli.templates import LOG_FIELDS, format_option, log_form
 from fasti.cli.terminating import terminated_softly
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="log", help="Logs: where they begin and end, their rows.", no_args_is_help=True
 )
-
-Partition = Annotated[
-    int | None, typer.Option("--partition", "-p", min=0, help="One partition; else all.")
-]
 
 
 @app.command()
@@ -52,7 +48,7 @@ def read(
     follow: Annotated[bool, options.follow("Go on with what is appended later.")] = False,
     count: options.Count = None,
     timeout: Annotated[
-        timedelta | None, options.idle("With -f: end when nothing has come for so long.")
+        timedelta | None, options.duration("With -f: end when nothing has come for so long.")
     ] = None,
     template: Annotated[str, format_option(LOG_FIELDS)] = "text",
     as_json: options.JsonLines = False,
@@ -64,7 +60,7 @@ def read(
     [dim]fasti log read events -p 0 --from 1000 -n 10 --format '{offset} {key}: {payload}'[/dim]
     """
     place = log_places.place(start, "--from")
-    shown = log_form("json" if as_json else template, terminal=sys.stdout.isatty())
+    line_of = log_form("json" if as_json else template, terminal=sys.stdout.isatty())
     out = sys.stdout.buffer
     with (
         terminated_softly(),
@@ -73,7 +69,7 @@ def read(
         ) as reader,
     ):
         for message in itertools.islice(reader, count):
-            out.write(shown(message))
+            out.write(line_of(message))
             if follow:
                 out.flush()
         out.flush()
@@ -109,24 +105,13 @@ def truncate(
     _print_partitions(topic, client.log(topic).truncate(place, partition=partition), as_json)
 
 
-def _print_partitions(topic: str, found: list[LogPartition], as_json: bool) -> None:
+def _print_partitions(topic: str, partitions: list[LogPartition], as_json: bool) -> None:
+    fields = ("partition", "earliest", "end", "rows", "bytes", "segments")
+    rows = [{name: getattr(partition, name) for name in fields} for partition in partitions]
     if as_json:
-        output.print_json({"topic": topic, "partitions": [_as_json(each) for each in found]})
+        output.print_json({"topic": topic, "partitions": rows})
         return
-    rows = [
-        (each.partition, each.earliest, each.end, each.rows, output.size(each.bytes), each.segments)
-        for each in found
-    ]
-    names = ("partition>", "earliest>", "end>", "rows>", "size>", "segments>")
-    output.console().print(output.table(*names, rows=rows))
-
-
-def _as_json(partition: LogPartition) -> dict[str, int]:
-    return {
-        "partition": partition.partition,
-        "earliest": partition.earliest,
-        "end": partition.end,
-        "rows": partition.rows,
-        "bytes": partition.bytes,
-        "segments": partition.segments,
-    }
+    cells = [(row | {"bytes": output.size(row["bytes"])}).values() for row in rows]
+    output.print_table(
+        "partition>", "earliest>", "end>", "rows>", "size>", "segments>", rows=map(tuple, cells)
+    )

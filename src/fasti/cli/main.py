@@ -34,22 +34,22 @@ class Commands(LazyGroup):
             "demo",
             checkout="examples/demo",
         ),
-        "topics": Lazy("topics", "Make topics, look at them, change and delete them."),
+        "topics": Lazy("topics", "Create topics, look at them, change and delete them."),
         "messages": Lazy("messages", "Look at what is pending, and change it."),
         "consumers": Lazy("consumers", "Who takes messages, and what each has; take it back."),
         "clock": Lazy(
             "clock", "The broker's clock, and its machine's: compare them, accept a leap."
         ),
-        "dead": Lazy("dead", "Messages that failed for good: see, count, redrive, purge."),
+        "dead": Lazy("dead", "Messages that failed for good: list, count, redrive, purge."),
         "log": Lazy("log", "Logs: where they begin and end, their rows."),
-        "groups": Lazy("groups", "Consumer groups of logs: see, make, reset and delete them."),
+        "groups": Lazy("groups", "Consumer groups of logs: list, create, reset and delete them."),
         "kv": Lazy("kv", "Key-value topics: the latest value of each key."),
         "bindings": Lazy(
             "bindings", "Have what one topic gets go to others too, by the messages' subjects."
         ),
         "schedules": Lazy(
             "schedules",
-            "Schedules of cron topics: see, make, preview, pause, run and delete them.",
+            "Schedules of cron topics: list, create, preview, pause, run and delete them.",
         ),
         "changes": Lazy(
             "changes",
@@ -65,7 +65,7 @@ class Commands(LazyGroup):
         ),
         "restore": Lazy("restore", "Make a data directory from a backup.", "restore"),
         "storage": Lazy("storage", "Look into a data directory, and repair it."),
-        "token": Lazy("token", "Make, list and revoke the tokens of a broker."),
+        "token": Lazy("token", "Create, list and revoke the tokens of a broker."),
         "bench": Lazy(
             "command",
             "Measure Fasti on this machine, beside the machine's own limits.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import output
-from fasti.cli.bulk import All, DryRun, change, chosen
+from fasti.cli import output, payloads
+from fasti.cli.bulk import Choice, DryRun, change, with_choice
 from fasti.cli.connection import Owner, Topic, with_client
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.listing import as_dict, columns, print_messages, print_one
@@ -29,6 +28,7 @@ from fasti.cli.options import (
     KeyPrefix,
     Keys,
     Limit,
+    OfOwner,
     Priority,
     Until,
     Version,
@@ -37,7 +37,7 @@ from fasti.cli.options import (
     headers_of,
     only_one,
 )
-from fasti.cli.outcomes import Answer, answers, conclude
+from fasti.cli.outcomes import MessageOutcome, conclude, outcomes_of
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -47,16 +47,8 @@ app = typer.Typer(
 )
 
 
-class Pending(StrEnum):
-    """What can still be changed."""
-
-    SCHEDULED = "scheduled"
-    READY = "ready"
-    LEASED = "leased"
-
-
-class State(StrEnum):
-    """What a listing may ask for."""
+class ListedState(StrEnum):
+    """The states that a listing can be limited to."""
 
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -69,12 +61,10 @@ class State(StrEnum):
 def list_messages(
     client: Client,
     topic: Topic,
-    state: Annotated[State | None, typer.Option(help="Only those in this state.")] = None,
+    state: Annotated[ListedState | None, typer.Option(help="Only those in this state.")] = None,
     due_from: From = None,
     due_to: Until = None,
-    of_owner: Annotated[
-        str | None, typer.Option("--owner", help="Only those of this owner.")
-    ] = None,
+    of_owner: OfOwner = None,
     key_prefix: KeyPrefix = None,
     consumer: Annotated[
         str | None, typer.Option(help="Only those that this consumer has leased.")
@@ -119,18 +109,18 @@ def get(
 
     [dim]fasti messages get emails --key user-7[/dim]
     """
-    found = client.messages(topic).get(**_target(ids, keys)).to_pylist()
+    rows = client.messages(topic).get(**_target(ids, keys)).to_pylist()
     if as_json:
-        output.print_json([as_dict(row) for row in found])
+        output.print_json([as_dict(row) for row in rows])
     else:
-        for named, row in zip(keys or ids or (), found, strict=True):
+        for name, row in zip(keys or ids or (), rows, strict=True):
             if row["status"] == "ok":
                 print_one(row)
                 if row["payload"] is None:
-                    typer.echo(f"{named}: corruption: its payload can't be read", err=True)
+                    typer.echo(f"{name}: corruption: its payload can't be read", err=True)
             else:
-                typer.echo(f"{named}: {row['status']}", err=True)
-    if any(row["status"] != "ok" or row["payload"] is None for row in found):
+                typer.echo(f"{name}: {row['status']}", err=True)
+    if any(row["status"] != "ok" or row["payload"] is None for row in rows):
         raise typer.Exit(FOUND_SOMETHING)
 
 
@@ -167,8 +157,8 @@ def update(
     """
     alone = priority is not None and payload is None and file is None
     if alone and (headers or content_type):
-        raise typer.BadParameter("--header and --content-type go with a payload")
-    found = client.messages(topic).update(
+        raise typer.BadParameter("--header and --content-type need a payload")
+    outcomes = client.messages(topic).update(
         **_target(ids, keys),
         payload=None if alone else _payload(payload, file),
         version=version,
@@ -176,16 +166,16 @@ def update(
         content_type=content_type,
         priority=priority,
     )
-    conclude(answers(found, keys), as_json)
+    conclude(outcomes_of(outcomes, keys), as_json)
 
 
 @app.command()
 @with_client
+@with_choice
 def move(
     client: Client,
     topic: Topic,
-    ids: Ids = None,
-    keys: Keys = None,
+    choice: Choice,
     delay: Delay = None,
     at: At = None,
     by: Annotated[
@@ -193,14 +183,8 @@ def move(
         typer.Option(metavar="TIME", help="So much from where each is, with a filter: 1h, -30m."),
     ] = None,
     version: Version = None,
-    due_from: From = None,
-    due_to: Until = None,
-    key_prefix: KeyPrefix = None,
-    state: Annotated[Pending | None, typer.Option(help="Only those in this state.")] = None,
-    every: All = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    owner: Owner = "",
     as_json: AsJson = False,
 ) -> None:
     """Let pending messages fall due at another time: those that are named, or all that fit a filter.
@@ -212,45 +196,30 @@ def move(
     [dim]fasti messages move emails --due-from now --due-to +1h --by 1h --dry-run[/dim]
     """
     only_one(delay=delay is not None, at=at is not None, by=by is not None)
-    which = chosen(
-        ids,
-        keys,
-        every,
-        owner,
-        due_from=due_from,
-        due_to=due_to,
-        key_prefix=key_prefix,
-        state=state,
-    )
-    if delay is None and at is None and (by is None or which.by_name):
-        said = "" if which.by_name else ", or --by 1h"
-        raise typer.BadParameter(f"say when: --delay 10m, --at 2026-12-24T18:00+01:00{said}")
+    if delay is None and at is None and (by is None or choice.by_name):
+        more = "" if choice.by_name else ", or --by 1h"
+        raise typer.BadParameter(f"say when: --delay 10m, --at 2026-12-24T18:00+01:00{more}")
     messages = client.messages(topic)
-    if which.by_name:
-        found = messages.move(**which.named, delay=delay, at=at, version=version, dry_run=dry_run)
-        conclude(answers(found, keys), as_json)
+    if choice.by_name:
+        how: dict[str, Any] = {"delay": delay, "at": at, "version": version}
+        outcomes = messages.move(**choice.target, **how, dry_run=dry_run)
+        conclude(outcomes_of(outcomes, choice.keys), as_json)
         return
     _refuse_version(version)
-    apply = partial(messages.move_where, **which.where, delay=delay, at=at, by=by)
+    apply = partial(messages.move_where, **choice.where, delay=delay, at=at, by=by)
     change("move", topic, apply, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command()
 @with_client
+@with_choice
 def cancel(
     client: Client,
     topic: Topic,
-    ids: Ids = None,
-    keys: Keys = None,
+    choice: Choice,
     version: Version = None,
-    due_from: From = None,
-    due_to: Until = None,
-    key_prefix: KeyPrefix = None,
-    state: Annotated[Pending | None, typer.Option(help="Only those in this state.")] = None,
-    every: All = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    owner: Owner = "",
     as_json: AsJson = False,
 ) -> None:
     """Cancel pending messages: those that are named, or all that fit a filter.
@@ -262,23 +231,13 @@ def cancel(
 
     [dim]fasti messages cancel emails --key-prefix cart- --due-to +1d --dry-run[/dim]
     """
-    which = chosen(
-        ids,
-        keys,
-        every,
-        owner,
-        due_from=due_from,
-        due_to=due_to,
-        key_prefix=key_prefix,
-        state=state,
-    )
     messages = client.messages(topic)
-    if which.by_name:
-        found = messages.cancel(**which.named, version=version, dry_run=dry_run)
-        conclude(answers(found, keys), as_json)
+    if choice.by_name:
+        outcomes = messages.cancel(**choice.target, version=version, dry_run=dry_run)
+        conclude(outcomes_of(outcomes, choice.keys), as_json)
         return
     _refuse_version(version)
-    apply = partial(messages.cancel_where, **which.where)
+    apply = partial(messages.cancel_where, **choice.where)
     change("cancel", topic, apply, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -292,33 +251,33 @@ def release(
     group: Annotated[str, typer.Option(help="Of a log: the group that has the rows.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take leased messages back from whoever has them: others get them now.
+    """Take leased messages back from their consumers: others get them now.
 
     For a worker that hangs. The attempt doesn't count, and what the worker still does with them
-    answers stale_lease. A message that nobody has answers conflict.
+    answers stale_lease. A message that is not leased answers conflict.
 
     [dim]fasti messages release emails --key user-7[/dim]
     """
     target, messages = _target(ids, keys), client.messages(topic)
     if not keys:
-        conclude(answers(messages.release(target["id"], group=group)), as_json)
+        conclude(outcomes_of(messages.release(target["id"], group=group)), as_json)
         return
     # Leases are taken back by id.
-    found = messages.get(key=keys, payload=False).to_pylist()
-    here = [row["id"] for row in found if row["status"] == "ok"]
-    released = iter(answers(messages.release(here)) if here else [])
-    told = [
+    rows = messages.get(key=keys, payload=False).to_pylist()
+    existing = [row["id"] for row in rows if row["status"] == "ok"]
+    released = iter(outcomes_of(messages.release(existing)) if existing else [])
+    results = [
         replace(next(released), key=key)
         if row["status"] == "ok"
-        else Answer(row["status"], key=key)
-        for key, row in zip(keys, found, strict=True)
+        else MessageOutcome(row["status"], key=key)
+        for key, row in zip(keys, rows, strict=True)
     ]
-    conclude(told, as_json)
+    conclude(results, as_json)
 
 
 def _refuse_version(version: int | None) -> None:
     if version is not None:
-        raise typer.BadParameter("a version goes with --id or --key", param_hint="--version")
+        raise typer.BadParameter("a version needs --id or --key", param_hint="--version")
 
 
 def _target(ids: list[int] | None, keys: list[str] | None) -> dict[str, Any]:
@@ -330,8 +289,6 @@ def _target(ids: list[int] | None, keys: list[str] | None) -> dict[str, Any]:
 
 def _payload(text: str | None, file: Path | None) -> bytes:
     only_one(payload=text is not None, file=file is not None)
-    if file is not None:
-        return file.read_bytes()
-    if text is None:
+    if text is None and file is None:
         raise typer.BadParameter("say what: --payload TEXT, or --file FILE")
-    return sys.stdin.buffer.read() if text == "-" else text.encode()
+    return payloads.read(text or "", file)

@@ -49,18 +49,18 @@ def length(text: str) -> timedelta:
 def moment(text: str) -> datetime:
     """A time in ISO 8601 that says its zone."""
     try:
-        found = datetime.fromisoformat(text.strip())
+        at = datetime.fromisoformat(text.strip())
     except ValueError:
         raise typer.BadParameter(
             f"{text!r} is not a time in ISO 8601: write it like 2026-12-24T18:00+01:00"
         ) from None
-    if found.tzinfo is None:
-        local = found.astimezone().isoformat(timespec="minutes")
+    if at.tzinfo is None:
+        local = at.astimezone().isoformat(timespec="minutes")
         raise typer.BadParameter(
             f"{text!r} doesn't say in which zone: write {local} for the local time here,"
-            f" or {found.isoformat(timespec='minutes')}Z for UTC"
+            f" or {at.isoformat(timespec='minutes')}Z for UTC"
         )
-    return found
+    return at
 
 
 def moment_or_distance(text: str) -> datetime:
@@ -93,11 +93,11 @@ def shown_length(us: int) -> str:
     """As one would write it: `30s`, `1h30m`, `50ms`."""
     if us == 0:
         return "0s"
-    said, left = "-" if us < 0 else "", abs(us)
+    text, left = "-" if us < 0 else "", abs(us)
     for unit, size_us in _SHOWN_UNITS:
         count, left = divmod(left, size_us)
-        said += f"{count}{unit}" if count else ""
-    return said
+        text += f"{count}{unit}" if count else ""
+    return text
 
 
 def shown_moment(at_us: int, *, digits: int = 3) -> str:

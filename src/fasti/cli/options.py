@@ -9,6 +9,22 @@ import typer
 
 from fasti.cli import moments
 
+
+def duration(what: str, *names: str) -> Any:
+    """An option that takes a length of time, such as `5m`."""
+    return typer.Option(*names, parser=moments.length, metavar="TIME", help=what)
+
+
+def moment(what: str, *names: str) -> Any:
+    """An option that takes a time in ISO 8601, or how far it is from now."""
+    return typer.Option(*names, parser=moments.moment_or_distance, metavar="WHEN", help=what)
+
+
+def follow(what: str) -> Any:
+    """`--follow`, of commands that go on with what comes later."""
+    return typer.Option("--follow", "-f", help=what)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 Ids = Annotated[
@@ -20,12 +36,7 @@ Keys = Annotated[
 Version = Annotated[
     int | None, typer.Option(min=1, help="Only if this is its version; else it answers conflict.")
 ]
-Delay = Annotated[
-    timedelta | None,
-    typer.Option(
-        parser=moments.length, metavar="TIME", help="How long from now: 50ms, 30s, 1h30m, 7d."
-    ),
-]
+Delay = Annotated[timedelta | None, duration("How long from now: 50ms, 30s, 1h30m, 7d.")]
 At = Annotated[
     datetime | None,
     typer.Option(
@@ -34,31 +45,16 @@ At = Annotated[
         help="When, with its zone: 2026-12-24T18:00+01:00.",
     ),
 ]
-From = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=moments.moment_or_distance,
-        metavar="WHEN",
-        help="From then on: a time in ISO 8601, or +1h, -1d from now.",
-    ),
+From = Annotated[datetime | None, moment("From then on: a time in ISO 8601, or +1h, -1d from now.")]
+Until = Annotated[datetime | None, moment("Up to then, but not at it.")]
+DiedFrom = Annotated[datetime | None, moment("Only those that died from then on.")]
+DiedTo = Annotated[datetime | None, moment("Only those that died before then.")]
+OfOwner = Annotated[str | None, typer.Option("--owner", help="Only those of this owner.")]
+Reason = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only those whose reason contains this text.")
 ]
-Until = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=moments.moment_or_distance, metavar="WHEN", help="Up to then, but not at it."
-    ),
-]
-DiedFrom = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=moments.moment_or_distance, metavar="WHEN", help="Only those that died from then on."
-    ),
-]
-DiedTo = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=moments.moment_or_distance, metavar="WHEN", help="Only those that died before then."
-    ),
+Partition = Annotated[
+    int | None, typer.Option("--partition", "-p", min=0, help="One partition; else all.")
 ]
 KeyPrefix = Annotated[
     str | None,
@@ -85,38 +81,27 @@ Priority = Annotated[
     typer.Option(min=0, max=65_535, help="In a priority topic: how urgent, 0 first."),
 ]
 Count = Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many.")]
-JsonLines = Annotated[
-    bool, typer.Option("--json", help="A JSON object on each line: --format json.")
-]
+JsonLines = Annotated[bool, typer.Option("--json", help="A JSON object on each line.")]
 AsJsonLines = Annotated[
     bool, typer.Option("--json", help="A JSON object on each line instead of a table.")
 ]
+JsonWithoutProgress = Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")]
 ContentType = Annotated[str | None, typer.Option(help="What the payload is: application/json.")]
 
 
-def follow(what: str) -> Any:
-    """`--follow`, of commands that go on with what comes later."""
-    return typer.Option("--follow", "-f", help=what)
-
-
-def idle(what: str) -> Any:
-    """`--timeout`, of commands that end when nothing comes any more."""
-    return typer.Option(parser=moments.length, metavar="TIME", help=what)
-
-
 def only_one(**given: object) -> None:
-    """Refuses a command line that says two things that can't be used together."""
-    named = ["--" + name.replace("_", "-") for name, value in given.items() if value]
-    if len(named) > 1:
-        raise typer.BadParameter(f"{' and '.join(named)} can't be used together")
+    """Refuses a command line with two options that can't be used together."""
+    names = ["--" + name.replace("_", "-") for name, value in given.items() if value]
+    if len(names) > 1:
+        raise typer.BadParameter(f"{' and '.join(names)} can't be used together")
 
 
-def headers_of(given: list[str] | None, option: str = "--header") -> dict[str, str]:
+def headers_of(texts: list[str] | None, option: str = "--header") -> dict[str, str]:
     """`NAME=VALUE` as a dict."""
-    found: dict[str, str] = {}
-    for text in given or []:
+    headers: dict[str, str] = {}
+    for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{text!r} is not of the form NAME=VALUE", param_hint=option)
-        found[name] = value
-    return found
+        headers[name] = value
+    return headers

@@ -28,8 +28,8 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of one message."""
+class MessageOutcome:
+    """What became of one message, for people and for programs."""
 
     status: str
     id: int = 0
@@ -39,9 +39,10 @@ class Answer:
     by: str | None = None
 
     @classmethod
-    def of(cls, found: Outcome, key: str | None = None) -> Answer:
-        """From what the SDK answers."""
-        return cls(found.status, found.id, found.version, key, found.at_us, found.by)
+    def of(cls, outcome: Outcome, key: str | None = None) -> MessageOutcome:
+        """From the SDK's outcome."""
+        fields = (outcome.status, outcome.id, outcome.version, key, outcome.at_us, outcome.by)
+        return cls(*fields)
 
     @property
     def ok(self) -> bool:
@@ -50,17 +51,17 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """For programs."""
-        told: dict[str, Any] = {"status": self.status, "id": self.id or None}
+        fields: dict[str, Any] = {"status": self.status, "id": self.id or None}
         if self.key is not None:
-            told["key"] = self.key
-        told["version"] = self.version or None
+            fields["key"] = self.key
+        fields["version"] = self.version or None
         if self.at_us is not None:
-            told["until" if self.status == "leased" else "at"] = moments.iso(self.at_us)
+            fields["until" if self.status == "leased" else "at"] = moments.iso(self.at_us)
         if self.by is not None:
-            told["by"] = self.by
-        return told
+            fields["by"] = self.by
+        return fields
 
-    def said(self) -> str:
+    def explanation(self) -> str:
         """For people."""
         if self.status == "leased":
             until = f" until {moments.shown_moment(self.at_us)}" if self.at_us else ""
@@ -72,59 +73,61 @@ class Answer:
         return f"in {self.by}: {meaning}" if self.by is not None else meaning
 
 
-def answers(found: Outcome | Outcomes, keys: Sequence[str] | None = None) -> list[Answer]:
-    """From what the SDK answers, for one message or for several."""
-    rows = list(found) if isinstance(found, Sequence) else [found]
+def outcomes_of(
+    outcomes: Outcome | Outcomes, keys: Sequence[str] | None = None
+) -> list[MessageOutcome]:
+    """From the SDK's outcome of one message, or of several."""
+    rows = list(outcomes) if isinstance(outcomes, Sequence) else [outcomes]
     names: Sequence[str | None] = keys or [None] * len(rows)
-    return [Answer.of(row, name) for row, name in zip(rows, names, strict=True)]
+    return [MessageOutcome.of(row, name) for row, name in zip(rows, names, strict=True)]
 
 
-def conclude(found: Sequence[Answer], as_json: bool) -> None:
-    """Prints the answers; ends with 1 if one of them is not ok."""
+def conclude(outcomes: Sequence[MessageOutcome], as_json: bool) -> None:
+    """Prints the outcomes; ends with 1 if one of them is not ok."""
     if as_json:
-        output.print_json([answer.to_dict() for answer in found])
+        output.print_json([outcome.to_dict() for outcome in outcomes])
     else:
-        print_answers(found)
-    if not all(answer.ok for answer in found):
+        print_outcomes(outcomes)
+    if not all(outcome.ok for outcome in outcomes):
         raise typer.Exit(FOUND_SOMETHING)
 
 
-def print_answers(found: Sequence[Answer]) -> None:
+def print_outcomes(outcomes: Sequence[MessageOutcome]) -> None:
     """A table of them; of a great many the first ones, those that are not ok before the others."""
-    first = sorted(found, key=lambda answer: answer.ok)[:_ROWS_MAX]
-    shown = found if len(found) <= _ROWS_MAX else first
-    keyed = any(answer.key is not None for answer in shown)
+    first = sorted(outcomes, key=lambda outcome: outcome.ok)[:_ROWS_MAX]
+    shown = outcomes if len(outcomes) <= _ROWS_MAX else first
+    keyed = any(outcome.key is not None for outcome in shown)
     rows = [
         (
-            *((answer.key or "",) if keyed else ()),
-            str(answer.id) if answer.id else "",
-            answer.status,
-            answer.version or "",
-            answer.said(),
+            *((outcome.key or "",) if keyed else ()),
+            str(outcome.id) if outcome.id else "",
+            outcome.status,
+            outcome.version or "",
+            outcome.explanation(),
         )
-        for answer in shown
+        for outcome in shown
     ]
     names = (*(("key",) if keyed else ()), "id>", "outcome", "version>", "")
-    output.console().print(output.table(*names, rows=rows))
-    if len(found) > len(shown):
-        good = sum(answer.ok for answer in found)
+    output.print_table(*names, rows=rows)
+    if len(outcomes) > len(shown):
+        good = sum(outcome.ok for outcome in outcomes)
         typer.echo(
-            f"{output.number(len(found))} messages: {output.number(good)} ok,"
-            f" {output.number(len(found) - good)} not; the first {_ROWS_MAX} are shown"
+            f"{output.number(len(outcomes))} messages: {output.number(good)} ok,"
+            f" {output.number(len(outcomes) - good)} not; the first {_ROWS_MAX} are shown"
         )
 
 
-def conclude_bulk(verb: str, found: Any, as_json: bool, dry_run: bool = False) -> None:
+def conclude_bulk(verb: str, outcomes: Any, as_json: bool, dry_run: bool = False) -> None:
     """How many came out how, of a list (`Outcomes`) or of what fit a filter; ends with 1 if not
     all are ok.
     """
-    counts = found.counts()
-    failed = found.failed
+    counts = outcomes.counts()
+    failed = outcomes.failed
     if not isinstance(failed, list):
-        failed = [found[row].to_dict() for row in failed.tolist()]
+        failed = [outcomes[row].to_dict() for row in failed.tolist()]
     if as_json:
-        told = {"ok": counts.get("ok", 0), "outcomes": counts, "failed": failed}
-        output.print_json(told | ({"dry_run": True} if dry_run else {}))
+        result = {"ok": counts.get("ok", 0), "outcomes": counts, "failed": failed}
+        output.print_json(result | ({"dry_run": True} if dry_run else {}))
     else:
         _print_counts(f"{verb} (dry run)" if dry_run else verb, counts, failed)
     if counts.get("ok", 0) != sum(counts.values()):

@@ -1,11 +1,11 @@
-"""How commands print: tables for people, JSON for programs."""
+"""How commands print: tables for people, JSON for programs. Every command prints through here."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeVar
 
 import typer
 from rich import box
@@ -13,14 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+T = TypeVar("T")
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class _Console(Console):
-    """A console that leaves a broken pipe to whoever ends the command."""
+    """A console that raises when its reader is gone, so that the root command picks the exit code."""
 
     def on_broken_pipe(self) -> None:
-        """Called while the error is handled."""
+        """Called by rich while it handles the error."""
         raise BrokenPipeError
 
 
@@ -35,27 +37,58 @@ def print_json(value: Any) -> None:
 
 
 def print_json_lines(values: Iterable[Any]) -> None:
-    """A JSON object on each line, for what may be any number: each is printed when it is there."""
+    """A JSON object on each line, for any number of them: each is printed when it is there."""
     for value in values:
         sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
-def table(*columns: str, rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+def print_result(result: Any, text: str, as_json: bool) -> None:
+    """What a command did, as a sentence or as one JSON document."""
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(text)
+
+
+def print_list(
+    items: Sequence[T],
+    as_json: bool,
+    *,
+    to_dict: Callable[[T], Any],
+    columns: Sequence[str],
+    row: Callable[[T], Sequence[object]],
+    empty: str,
+) -> None:
+    """A table with a row for each item, or one JSON list; `empty` is said when there are none."""
+    if as_json:
+        print_json([to_dict(item) for item in items])
+    elif not items:
+        typer.echo(empty)
+    else:
+        print_table(*columns, rows=map(row, items))
+
+
+def print_table(*columns: str, rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """A table of texts; a column whose name ends with `>` is right-aligned."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
-        made.add_column(column.removesuffix(">"), justify=justify, overflow="fold")
+        table.add_column(column.removesuffix(">"), justify=justify, overflow="fold")
     for row in rows:
-        # As plain texts: brackets in somebody's payload are no markup.
-        made.add_row(*(Text(number(c) if isinstance(c, int) else str(c)) for c in row))
-    return made
+        # As plain texts: brackets in a payload are not markup.
+        table.add_row(*(Text(number(c) if isinstance(c, int) else str(c)) for c in row))
+    console().print(table)
 
 
 def number(value: int) -> str:
     """With thousands apart."""
     return f"{value:,}"
+
+
+def count_of(count: int, noun: str) -> str:
+    """`1 message`, `2,000 messages`."""
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def size(size_bytes: float) -> str:

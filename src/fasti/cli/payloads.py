@@ -1,13 +1,17 @@
-"""How payloads are shown: as text where they are text, else in base64 and marked as such.
+"""How payloads are read from arguments, and shown: as text if they are text, else in base64.
 
-A payload is anybody's bytes, so on a terminal nothing in it may act on the terminal: control
+A payload can be any bytes, so on a terminal nothing in it may act on the terminal: control
 characters are written out.
 """
 
 from __future__ import annotations
 
 import base64
+import sys
+from pathlib import Path
 from typing import Any
+
+import typer
 
 _MARK = "base64:"
 # What a terminal takes for a command, tabs and ends of lines kept or not as the caller says.
@@ -25,7 +29,7 @@ def as_text(payload: bytes) -> str:
 
 
 def harmless(text: str) -> str:
-    """For a terminal: whatever would steer it is written out."""
+    """For a terminal: control characters are written out."""
     return text.translate(_CONTROL_IN_LINES)
 
 
@@ -36,8 +40,27 @@ def as_cell(payload: bytes, width: int = 60) -> str:
 
 
 def as_json(payload: bytes) -> dict[str, Any]:
-    """`payload`, or `payload_base64` when it is no text."""
+    """`payload`, or `payload_base64` when it is not text."""
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
         return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def print_whole(payload: bytes) -> None:
+    """The payload alone: as it is, without a line end, unless a person reads it on a terminal."""
+    if sys.stdout.isatty():
+        typer.echo(harmless(as_text(payload)))
+    else:
+        sys.stdout.buffer.write(payload)
+        sys.stdout.buffer.flush()
+
+
+def read(text: str, file: Path | None = None) -> bytes:
+    """The payload of a command line: a file's content, else the text; `-` is standard input."""
+    if file is None:
+        return sys.stdin.buffer.read() if text == "-" else text.encode()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{file} can't be read: {error}") from error

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import moments, output
+from fasti.cli import output
 from fasti.cli.connection import BrokerAddress, TlsCa, TlsClientCert, Token
 from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import AsJson, headers_of
+from fasti.cli.options import AsJson, JsonLines, duration, headers_of
 from fasti.cli.pipeline_user import user
 from fasti.cli.stages import print_figures, print_findings, print_rows, shown_stages
 from fasti.client.address import DEFAULT_ADDRESS
@@ -97,16 +97,13 @@ def once(
     broker = _broker(address, tls_ca, tls_client_cert)
     with _lake_and_session(lake, master, conf, format, broker, new=True) as (place, spark):
         done = _run(place, spark, broker, token, options)
-    _tell(place, done, as_json)
+    _print_done(place, done, as_json)
 
 
 @app.command()
 def run(
     lake: LakeDir = LAKE,
-    interval: Annotated[
-        timedelta,
-        typer.Option(parser=moments.length, metavar="TIME", help="A round so often: 30s, 5m."),
-    ] = "1m",  # type: ignore[assignment]
+    interval: Annotated[timedelta, duration("A round so often: 30s, 5m.")] = "1m",  # type: ignore[assignment]
     master: Master = "local[*]",
     conf: Conf = None,
     format: Format = None,
@@ -128,7 +125,7 @@ def run(
     broker = _broker(address, tls_ca, tls_client_cert)
     with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
         done = _run(place, spark, broker, token, options, every_s)
-    _tell(place, done, as_json)
+    _print_done(place, done, as_json)
 
 
 @app.command()
@@ -165,9 +162,9 @@ def audit(
             _run_offline(place, spark, full)
         else:
             _run(place, spark, broker, token, {"full": full})
-        found = first_rows(place, "audit", limit).to_pylist()
+        findings = first_rows(place, "audit", limit).to_pylist()
         count = place.gold("audit").rows()
-    print_findings(place, found, count, as_json)
+    print_findings(place, findings, count, as_json)
     if count and fail_on_findings:
         raise typer.Exit(FOUND_SOMETHING)
 
@@ -189,11 +186,11 @@ def report(
     from fasti.pipeline.report import write
 
     local.require(spark=False)
-    path, found = write(local.lake_at(lake), out, refresh)
+    path, figures = write(local.lake_at(lake), out, refresh)
     if as_json:
-        output.print_json({"path": str(path), **found.headlines()})
+        output.print_json({"path": str(path), **figures.headlines()})
     else:
-        print_figures(found.headlines())
+        print_figures(figures.headlines())
         typer.echo(path)
 
 
@@ -207,13 +204,14 @@ def tables(context: typer.Context, lake: LakeDir = LAKE, as_json: AsJson = False
     from fasti.pipeline.inventory import inventory
 
     local.require(spark=False)
-    found = inventory(local.lake_at(lake))
-    if as_json:
-        output.print_json([asdict(each) for each in found])
-        return
-    rows = [(t.name, t.rows, t.version, t.files, output.size(t.size_bytes)) for t in found]
-    names = ("table", "rows>", "version>", "files>", "size>")
-    output.console().print(output.table(*names, rows=rows))
+    output.print_list(
+        inventory(local.lake_at(lake)),
+        as_json,
+        to_dict=asdict,
+        columns=("table", "rows>", "version>", "files>", "size>"),
+        row=lambda t: (t.name, t.rows, t.version, t.files, output.size(t.size_bytes)),
+        empty="The lake has no tables.",
+    )
 
 
 @tables_app.command()
@@ -222,7 +220,7 @@ def show(
     name: Annotated[str, typer.Argument(help="The table: lateness, messages, audit ...")],
     lake: Annotated[Path | None, typer.Option("--lake", metavar="DIR", hidden=True)] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Print rows of a table."""
     from fasti.pipeline import local
@@ -248,15 +246,10 @@ def compact(lake: LakeDir = LAKE, as_json: AsJson = False) -> None:
 @app.command()
 def vacuum(
     lake: LakeDir = LAKE,
-    keep: Annotated[
-        timedelta,
-        typer.Option(
-            parser=moments.length, metavar="TIME", help="Keep what was in use so long ago."
-        ),
-    ] = "7d",  # type: ignore[assignment]
+    keep: Annotated[timedelta, duration("Keep what was in use so long ago.")] = "7d",  # type: ignore[assignment]
     as_json: AsJson = False,
 ) -> None:
-    """Delete files that no table has any more, and that nobody may still be reading."""
+    """Delete files that no table has any more, and that no reader may still be reading."""
     from fasti.pipeline import local
     from fasti.pipeline.inventory import tables as known
 
@@ -276,9 +269,9 @@ def _broker(address: str, tls_ca: Path | None, tls_client_cert: Path | None) -> 
     from fasti.pipeline.local import checked_address
     from fasti.spark.connection import located
 
-    found = checked_address(address)
+    address = checked_address(address)
     files = [None if file is None else str(file.absolute()) for file in (tls_ca, tls_client_cert)]
-    return located(found, *files)
+    return located(address, *files)
 
 
 @contextmanager
@@ -314,11 +307,11 @@ def _run(
     from fasti.pipeline.local import keep_running
 
     page = stages.Reported(refresh_s=None if every_s is None else max(5, round(every_s)))
-    made = stages.pipeline(lake, address, token, report=page, **options)
+    pipeline = stages.pipeline(lake, address, token, report=page, **options)
     with shown_stages() as progress:
         if every_s is None:
-            return runner.run(made, spark, progress=progress)
-        return keep_running(made, spark, every_s, progress, lambda t: typer.echo(t, err=True))
+            return runner.run(pipeline, spark, progress=progress)
+        return keep_running(pipeline, spark, every_s, progress, lambda t: typer.echo(t, err=True))
 
 
 def _run_offline(lake: Lake, spark: SparkSession, full: bool) -> None:
@@ -328,15 +321,15 @@ def _run_offline(lake: Lake, spark: SparkSession, full: bool) -> None:
         runner.run(stages.offline(lake, full=full), spark, progress=progress)
 
 
-def _tell(lake: Lake, done: Done, as_json: bool) -> None:
+def _print_done(lake: Lake, done: Done, as_json: bool) -> None:
     """The figures and where the page is."""
     from fasti.pipeline.figures import figures
 
     page = lake.root / "report.html"
     headlines = figures(lake).headlines() if page.exists() else {}
     if as_json:
-        told = {"rows": done.rows, "rounds": done.rounds, "stopped": done.stopped}
-        output.print_json({**told, "report": str(page), **headlines})
+        result = {"rows": done.rows, "rounds": done.rounds, "stopped": done.stopped}
+        output.print_json({**result, "report": str(page), **headlines})
     elif headlines:
         print_figures(headlines)
         typer.echo(page)
@@ -346,7 +339,7 @@ def _print_files(gone: dict[str, int], what: str, as_json: bool) -> None:
     if as_json:
         output.print_json(gone)
         return
-    output.console().print(output.table("table", f"{what}>", rows=list(gone.items())))
+    output.print_table("table", f"{what}>", rows=list(gone.items()))
 
 
 app.add_typer(tables_app)

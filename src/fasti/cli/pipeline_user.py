@@ -65,7 +65,7 @@ def user(
 
     [dim]fasti pipeline user shop.reminders:pipeline --once[/dim]
     """
-    from fasti.app.loading import found
+    from fasti.app.loading import load_object
     from fasti.pipeline import local, shared
 
     local.require()
@@ -74,7 +74,7 @@ def user(
     from fasti.pipeline.lake import Lake
     from fasti.pipeline.user import Pipeline
 
-    pipeline = found(reference, Pipeline, "pipeline", "fasti.pipeline.Pipeline")
+    pipeline = load_object(reference, Pipeline, "pipeline", "fasti.pipeline.Pipeline")
     if token is not None:
         pipeline.token = token
     if tls_ca is not None:
@@ -85,20 +85,20 @@ def user(
     local.checked_address(place.address)
     # Spark's own words go to a file beside the checkpoints.
     with local.session(Lake(place.directory / pipeline.name), master) as spark:
-        with _bars([step.name for step in pipeline.steps]) as tell:
-            done = pipeline.run(
+        with _bars([step.name for step in pipeline.steps]) as report:
+            steps = pipeline.run(
                 spark,
                 once=once,
                 only=only or (),
                 address=address,
                 directory=directory,
-                progress=tell,
+                progress=report,
             )
     if as_json:
-        output.print_json([asdict(each) for each in done])
+        output.print_json([asdict(step) for step in steps])
         return
-    for each in done:
-        typer.echo(f"{each.step}: {each.batches:,} batches, {each.rows:,} rows, {each.seconds} s")
+    for step in steps:
+        typer.echo(f"{step.step}: {step.batches:,} batches, {step.rows:,} rows, {step.seconds} s")
 
 
 @contextmanager
@@ -109,11 +109,11 @@ def _bars(names: list[str]) -> Iterator[Callable[[StepRun], None]]:
         yield lambda done: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[told]}"), console=console) as shown:
-        tasks = {name: shown.add_task(name, total=None, told="") for name in names}
+    with Progress(*columns, TextColumn("{task.fields[counts]}"), console=console) as bars:
+        tasks = {name: bars.add_task(name, total=None, counts="") for name in names}
 
-        def tell(done: StepRun) -> None:
-            told = f"{done.batches:,} batches, {done.rows:,} rows"
-            shown.update(tasks[done.step], told=told)
+        def report(step: StepRun) -> None:
+            counts = f"{step.batches:,} batches, {step.rows:,} rows"
+            bars.update(tasks[step.step], counts=counts)
 
-        yield tell
+        yield report

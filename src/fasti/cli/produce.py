@@ -26,8 +26,8 @@ from fasti.cli.options import (
     headers_of,
     only_one,
 )
-from fasti.cli.outcomes import print_answers
-from fasti.cli.progress import progress
+from fasti.cli.outcomes import print_outcomes
+from fasti.cli.progress import LITTLE, progress
 from fasti.cli.sending import Common, Sent, send_all
 from fasti.errors import NotFound
 
@@ -108,7 +108,7 @@ def produce(
         OnConflict, typer.Option(help="When a pending message has the key.")
     ] = OnConflict.REJECT,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the topic if it isn't there.")
+        bool, typer.Option("--create", help="Create the topic if it isn't there.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids, and no more.")] = False,
     as_json: AsJson = False,
@@ -134,20 +134,22 @@ def produce(
     common = _common(delay, at, key, headers, content_type, priority, subject, expires)
     tables = _tables(texts, file, chosen, copies, key_field)
     if create:
-        _make_sure_of(client, topic)
+        _create_if_missing(client, topic)
     sent = Sent(keep_all=as_json)
-    with progress("sending", copies * len(texts) or None) as advance:
+    total = copies * len(texts) or None
+    with progress("sending", wanted=total is None or total > LITTLE) as report:
 
         def answered(outcomes: Outcomes, keys: list[str | None] | None) -> None:
             sent.take(outcomes, keys)
             if quiet:
                 _print_ids(outcomes)
-            advance(len(outcomes))
+            if report is not None:
+                report(sent.rows, total)
 
         with client.producer(topic) as producer:
             rows = (common.added_to(table) for table in tables)
             send_all(producer, rows, on_conflict.value, answered, partition)
-    _tell(sent, quiet, as_json)
+    _print(sent, quiet, as_json)
     if sent.failed:
         raise typer.Exit(FOUND_SOMETHING)
 
@@ -184,8 +186,7 @@ def _common(
     )
 
 
-def _make_sure_of(client: Client, topic: str) -> None:
-    """Whatever settings it has, if it is there."""
+def _create_if_missing(client: Client, topic: str) -> None:
     try:
         client.topic(topic)
     except NotFound:
@@ -198,18 +199,18 @@ def _print_ids(outcomes: Outcomes) -> None:
         typer.echo("\n".join(map(str, taken.tolist())))
 
 
-def _tell(sent: Sent, quiet: bool, as_json: bool) -> None:
+def _print(sent: Sent, quiet: bool, as_json: bool) -> None:
     good = sent.rows - sent.failed
     if as_json:
-        rows = [{"row": row, **answer.to_dict()} for row, answer in sent.answers]
+        rows = [{"row": row, **outcome.to_dict()} for row, outcome in sent.outcomes]
         output.print_json({"sent": good, "failed": sent.failed, "rows": rows})
         return
-    if not quiet and len(sent.answers) == sent.rows:
-        print_answers([answer for _, answer in sent.answers])
+    if not quiet and len(sent.outcomes) == sent.rows:
+        print_outcomes([outcome for _, outcome in sent.outcomes])
         return
     if not quiet:
         typer.echo(f"{output.number(good)} messages sent")
-    for row, answer in sent.failures:
-        typer.echo(f"row {output.number(row)}: {answer.status} {answer.said()}", err=True)
+    for row, outcome in sent.failures:
+        typer.echo(f"row {output.number(row)}: {outcome.status} {outcome.explanation()}", err=True)
     if sent.failed:
         typer.echo(f"{output.number(sent.failed)} rows were not taken", err=True)

@@ -8,62 +8,35 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
 
-# So many take less time than a bar to be seen.
-_LITTLE = 5_000
-# Tells how many more are done.
-Advance = Callable[[int], None]
+# Work on so few messages is over before a bar can be seen.
+LITTLE = 5_000
+# How much is done, and of how much where that is known.
+Report = Callable[[int, int | None], None]
 
 
 @contextmanager
-def progress(what: str, total: int | None) -> Iterator[Advance]:
-    """A bar for the time of the work, unless it is little; it goes when the work is done."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal or (total is not None and total <= _LITTLE):
-        yield lambda count: None
-        return
-    with Progress(*_columns(), console=console, transient=True) as shown:
-        task = shown.add_task(what, total=total)
-        yield lambda count: shown.update(task, advance=count)
+def progress(what: str, *, wanted: bool = True, in_bytes: bool = False) -> Iterator[Report | None]:
+    """A bar for the time of the work, which disappears at its end; None where there is no terminal.
 
-
-@contextmanager
-def progress_of_total(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar for work that tells how much of how much is done; None where nobody sees it.
-
-    To know how much, the work is counted first, which is spared then.
+    None lets the work save counting how much there is to do.
     """
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
+    if not wanted or not console.is_terminal:
         yield None
         return
-    with Progress(*_columns(), console=console, transient=True) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
-
-
-def _columns() -> tuple[ProgressColumn, ...]:
-    return (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    amount = (
+        (DownloadColumn(binary_units=True),)
+        if in_bytes
+        else (MofNCompleteColumn(), TimeRemainingColumn())
     )
-
-
-def counting(advance: Advance) -> Callable[[int, int], None]:
-    """The SDK tells how many are done, the bar wants to know how many more."""
-    done = 0
-
-    def count(now_done: int, total: int) -> None:
-        nonlocal done
-        advance(now_done - done)
-        done = now_done
-
-    return count
+    columns = (TextColumn("{task.description}"), BarColumn(), *amount)
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from fasti.cli import output
-from fasti.cli.backup import progress_bar
+from fasti.cli.options import JsonWithoutProgress
+from fasti.cli.progress import progress
 
 
 def restore(
@@ -16,7 +17,7 @@ def restore(
     data: Annotated[
         Path, typer.Argument(metavar="DIR", help="The data directory to make; new, or empty.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
+    as_json: JsonWithoutProgress = False,
 ) -> None:
     """Make a data directory from a backup.
 
@@ -25,13 +26,11 @@ def restore(
     """
     from fasti.storage.restore import restore as restore_backup
 
-    with progress_bar("restore", not as_json) as progress:
-        done = restore_backup(backup, data, progress)
-    if as_json:
-        output.print_json(done.to_dict())
-        return
-    typer.echo(
+    with progress("restore", wanted=not as_json, in_bytes=True) as report:
+        done = restore_backup(backup, data, report)
+    text = (
         f"{done.path}: {output.number(done.topics)} topics, {output.size(done.size_bytes)}, as of "
         f"position {output.number(done.position)} of shard {done.shard}; it is shard "
         f"{done.new_shard} now. `fasti serve --data {done.path}` serves it"
     )
+    output.print_result(done.to_dict(), text, as_json)

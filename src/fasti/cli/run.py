@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fasti.cli import moments
 from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherTlsClientCert, OtherToken
+from fasti.cli.options import duration
 
 if TYPE_CHECKING:
     from fasti.app.app import App
@@ -34,11 +34,7 @@ def run(
     ] = None,
     grace: Annotated[
         timedelta | None,
-        typer.Option(
-            parser=moments.length,
-            metavar="TIME",
-            help="How long running handlers may go on after SIGTERM.  [default: the app's, 30s]",
-        ),
+        duration("How long running handlers may go on after SIGTERM.  [default: the app's, 30s]"),
     ] = None,
     address: OtherAddress = None,
     token: OtherToken = None,

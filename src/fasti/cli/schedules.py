@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import moments, output
+from fasti.cli import moments, output, payloads
 from fasti.cli.connection import Topic, with_client
 from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import AsJson, ContentType, Headers, Yes, headers_of, only_one
-from fasti.cli.payloads import as_cell
-from fasti.cli.payloads import as_json as payload_json
+from fasti.cli.options import (
+    AsJson,
+    ContentType,
+    Headers,
+    Yes,
+    duration,
+    headers_of,
+    moment,
+    only_one,
+)
 
 if TYPE_CHECKING:
     from fasti.client.client import Client
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="schedules",
-    help="Schedules of cron topics: see, make, preview, pause, run and delete them.",
+    help="Schedules of cron topics: list, create, preview, pause, run and delete them.",
     no_args_is_help=True,
 )
 
@@ -34,21 +41,12 @@ Cron = Annotated[
         help="When: minute hour day month weekday, or with seconds before them; or @daily."
     ),
 ]
-Every = Annotated[
-    timedelta | None,
-    typer.Option(parser=moments.length, metavar="TIME", help="Or how often: 30s, 15m, 1h."),
-]
+Every = Annotated[timedelta | None, duration("Or how often: 30s, 15m, 1h.")]
 Zone = Annotated[
     str, typer.Option("--timezone", "-z", help="Where: Europe/Paris, America/New_York.")
 ]
-Start = Annotated[
-    datetime | None,
-    typer.Option(parser=moments.moment_or_distance, metavar="WHEN", help="Not before then."),
-]
-End = Annotated[
-    datetime | None,
-    typer.Option(parser=moments.moment_or_distance, metavar="WHEN", help="Not after then."),
-]
+Start = Annotated[datetime | None, moment("Not before then.")]
+End = Annotated[datetime | None, moment("Not after then.")]
 Gap = Annotated[str, typer.Option(help="A local time that the clock leaps over: shift or skip.")]
 Fold = Annotated[str, typer.Option(help="One that comes twice: first, second or both.")]
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="So many.")]
@@ -58,28 +56,28 @@ Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="So 
 @with_client
 def list_schedules(client: Client, topic: Topic, as_json: AsJson = False) -> None:
     """All schedules of a cron topic, when each happens next, and what it has done."""
-    found = client.schedules(topic).list()
-    if as_json:
-        output.print_json([_as_json(each) for each in found])
-        return
-    if not found:
-        typer.echo(f"{topic} has no schedules; `fasti schedules put` makes one.")
-        return
-    rows = [
-        (
-            each.name,
-            _when(each),
-            each.timezone,
-            _target(each),
-            "paused" if each.paused else _utc(each.next),
-            "" if each.paused or each.next is None else f"{each.next.local:%a %H:%M:%S %z}",
-            each.fired,
-            each.skipped,
-        )
-        for each in found
-    ]
-    names = ("schedule", "when", "zone", "target", "next (UTC)", "next (local)", "fired>")
-    output.console().print(output.table(*names, "skipped>", rows=rows))
+    output.print_list(
+        client.schedules(topic).list(),
+        as_json,
+        to_dict=_as_json,
+        columns=(
+            *("schedule", "when", "zone", "target", "next (UTC)", "next (local)"),
+            *("fired>", "skipped>"),
+        ),
+        row=_row,
+        empty=f"{topic} has no schedules; `fasti schedules put` creates one.",
+    )
+
+
+def _row(schedule: Schedule) -> tuple[object, ...]:
+    following = None if schedule.paused else schedule.next
+    return (
+        *(schedule.name, _when(schedule), schedule.timezone, _target(schedule)),
+        "paused" if schedule.paused else _utc(schedule.next),
+        "" if following is None else f"{following.local:%a %H:%M:%S %z}",
+        schedule.fired,
+        schedule.skipped,
+    )
 
 
 @app.command()
@@ -100,10 +98,7 @@ def put(
     timezone: Zone = "UTC",
     start: Start = None,
     end: End = None,
-    jitter: Annotated[
-        timedelta | None,
-        typer.Option(parser=moments.length, metavar="TIME", help="Each later by up to so much."),
-    ] = None,
+    jitter: Annotated[timedelta | None, duration("Each later by up to so much.")] = None,
     template: Annotated[
         bool,
         typer.Option(
@@ -118,10 +113,7 @@ def put(
         int, typer.Option(min=0, max=65_535, help="In a priority topic: how urgent, 0 first.")
     ] = 0,
     expires: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=moments.length, metavar="TIME", help="Dead unless begun so long after it is due."
-        ),
+        timedelta | None, duration("Dead unless begun so long after it is due.")
     ] = None,
     gap: Gap = "shift",
     fold: Fold = "first",
@@ -129,10 +121,7 @@ def put(
         str, typer.Option(help="What was missed while no broker ran: once, skip or all.")
     ] = "once",
     misfire_max: Annotated[int, typer.Option(min=1, help="At most so many of all.")] = 100,
-    misfire_grace: Annotated[
-        timedelta,
-        typer.Option(parser=moments.length, metavar="TIME", help="Up to so late it is not missed."),
-    ] = "10s",  # type: ignore[assignment]
+    misfire_grace: Annotated[timedelta, duration("Up to so late it is not missed.")] = "10s",  # type: ignore[assignment]
     overlap: Annotated[
         str,
         typer.Option(help="The last message is not finished: allow, skip the next, cancel it."),
@@ -143,36 +132,37 @@ def put(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a schedule, or change it. The same again changes nothing.
+    """Create a schedule, or change it. The same again changes nothing.
 
     [dim]fasti schedules put reports daily "the report" --target emails --cron "0 9 * * *" -z Europe/Paris[/dim]
 
     [dim]fasti schedules put reports often --target emails --every 15m --overlap skip[/dim]
     """
     only_one(payload=payload is not None, file=file is not None)
-    given: dict[str, Any] = {
-        "cron": cron,
-        "every": every,
-        "timezone": timezone,
-        "start": start,
-        "end": end,
-        "jitter": jitter,
-        "template": template,
-        "headers": headers_of(headers),
-        "content_type": content_type,
-        "subject": subject,
-        "priority": priority,
-        "expires": expires,
-        "gap": gap,
-        "fold": fold,
-        "misfire": misfire,
-        "misfire_max": misfire_max,
-        "misfire_grace": misfire_grace,
-        "overlap": overlap,
-    }
     schedules = client.schedules(topic)
-    body = _payload(payload, file)
-    outcome = schedules.put(name, target=target, payload=body, version=version, **given)
+    # The broker refuses words that it doesn't know.
+    policies: dict[str, Any] = {"gap": gap, "fold": fold, "misfire": misfire, "overlap": overlap}
+    outcome = schedules.put(
+        name,
+        target=target,
+        payload=payloads.read(payload or "", file),
+        version=version,
+        cron=cron,
+        every=every,
+        timezone=timezone,
+        start=start,
+        end=end,
+        jitter=jitter,
+        template=template,
+        headers=headers_of(headers),
+        content_type=content_type,
+        subject=subject,
+        priority=priority,
+        expires=expires,
+        misfire_max=misfire_max,
+        misfire_grace=misfire_grace,
+        **policies,
+    )
     if not outcome.ok:
         _refuse(outcome, f"{name} has version {outcome.version}, not {version}", as_json)
     _show(schedules.get(name), as_json)
@@ -192,10 +182,7 @@ def preview(
     topic: Annotated[str | None, typer.Argument(help="The topic.")] = None,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The schedule.")] = None,
     count: Count = 10,
-    after: Annotated[
-        datetime | None,
-        typer.Option(parser=moments.moment_or_distance, metavar="WHEN", help="Those after then."),
-    ] = None,
+    after: Annotated[datetime | None, moment("Those after then.")] = None,
     cron: Cron = None,
     every: Every = None,
     timezone: Zone = "UTC",
@@ -213,39 +200,38 @@ def preview(
     """
     schedules = client.schedules(topic or "-")
     if name is not None:
-        found = schedules.preview(name, count, after=after)
+        occurrences = schedules.preview(name, count, after=after)
     elif cron is None and every is None:
         raise typer.BadParameter("name a topic and a schedule, or give --cron or --every")
     else:
-        given: dict[str, Any] = {
-            "cron": cron,
-            "every": every,
-            "timezone": timezone,
-            "gap": gap,
-            "fold": fold,
-        }
-        found = schedules.preview(None, count, after=after, start=start, end=end, **given)
+        how: dict[str, Any] = {"timezone": timezone, "gap": gap, "fold": fold}
+        how |= {"cron": cron, "every": every, "start": start, "end": end}
+        occurrences = schedules.preview(None, count, after=after, **how)
     if as_json:
-        output.print_json([_moment_json(each) for each in found])
+        output.print_json([_moment_json(occurrence) for occurrence in occurrences])
         return
-    rows = [(n, _utc(each), _local(each)) for n, each in enumerate(found, 1)]
-    output.console().print(output.table("#>", "UTC", "local", rows=rows))
+    rows = [
+        (n, _utc(occurrence), _local(occurrence)) for n, occurrence in enumerate(occurrences, 1)
+    ]
+    output.print_table("#>", "UTC", "local", rows=rows)
 
 
 @app.command()
 @with_client
 def pause(client: Client, topic: Topic, name: Name, as_json: AsJson = False) -> None:
-    """Let a schedule rest; what it has emitted ahead is taken back."""
+    """Pause a schedule; what it has emitted ahead is taken back."""
     changed = client.schedules(topic).pause(name)
-    _tell(name, "rests" if changed else "rested already", {"changed": changed}, as_json)
+    text = f"{name} {'is paused' if changed else 'was paused already'}"
+    output.print_result({"name": name, "changed": changed}, text, as_json)
 
 
 @app.command()
 @with_client
 def resume(client: Client, topic: Topic, name: Name, as_json: AsJson = False) -> None:
-    """Let a schedule go on; what it missed while it rested is not made up for."""
+    """Resume a schedule; what it missed while it was paused is not made up for."""
     changed = client.schedules(topic).resume(name)
-    _tell(name, "goes on" if changed else "was not paused", {"changed": changed}, as_json)
+    text = f"{name} {'is resumed' if changed else 'was not paused'}"
+    output.print_result({"name": name, "changed": changed}, text, as_json)
 
 
 @app.command()
@@ -255,7 +241,8 @@ def run(client: Client, topic: Topic, name: Name, as_json: AsJson = False) -> No
     outcome = client.schedules(topic).run_now(name)
     if not outcome.ok:
         _refuse(outcome, f"the last message of {name} (id {outcome.id}) is not finished", as_json)
-    _tell(name, f"emitted message {outcome.id}", outcome.to_dict(), as_json)
+    result = {"name": name, **outcome.to_dict()}
+    output.print_result(result, f"{name} emitted message {outcome.id}", as_json)
 
 
 @app.command()
@@ -269,25 +256,10 @@ def delete(
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Delete the schedule {name} of {topic}?", abort=True)
     schedules.delete(name)
-    _tell(name, "is deleted", {"deleted": True}, as_json)
+    output.print_result({"name": name, "deleted": True}, f"{name} is deleted", as_json)
 
 
 # How they are shown
-
-
-def _payload(text: str | None, file: Path | None) -> bytes:
-    if file is not None:
-        return file.read_bytes()
-    if text == "-":
-        return sys.stdin.buffer.read()
-    return (text or "").encode()
-
-
-def _tell(name: str, words: str, told: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.print_json({"name": name, **told})
-    else:
-        typer.echo(f"{name} {words}")
 
 
 def _refuse(outcome: Outcome, words: str, as_json: bool) -> None:
@@ -328,7 +300,7 @@ def _as_json(schedule: Schedule) -> dict[str, Any]:
     return {
         "name": schedule.name,
         **definition,
-        **payload_json(schedule.definition.payload),
+        **payloads.as_json(schedule.definition.payload),
         "version": schedule.version,
         "paused": schedule.paused,
         "next": None if schedule.next is None else _moment_json(schedule.next),
@@ -349,12 +321,12 @@ def _show(schedule: Schedule, as_json: bool) -> None:
         ("when", _when(schedule)),
         ("timezone", schedule.timezone),
         ("target", _target(schedule)),
-        ("payload", as_cell(definition.payload)),
+        ("payload", payloads.as_cell(definition.payload)),
     ]
     for name, value in definition.to_dict().items():
         if name.endswith("_us") and name != "every_us":
-            shown = moments.iso(value) if name in ("start_us", "end_us") else _length(value)
-            rows.append((name.removesuffix("_us"), shown))
+            show = moments.iso if name in ("start_us", "end_us") else moments.shown_length
+            rows.append((name.removesuffix("_us"), show(value)))
         elif name == "headers":
             rows += [("header", f"{key}={text}") for key, text in value.items()]
         elif name not in ("cron", "every_us", "timezone", "target", "payload"):
@@ -368,8 +340,4 @@ def _show(schedule: Schedule, as_json: bool) -> None:
         ("skipped", schedule.skipped),
         ("version", schedule.version),
     ]
-    output.console().print(output.table(schedule.name, "", rows=rows))
-
-
-def _length(value: int) -> str:
-    return moments.shown_length(value)
+    output.print_table(schedule.name, "", rows=rows)

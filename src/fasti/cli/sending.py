@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fasti.cli.outcomes import Answer
+from fasti.cli.outcomes import MessageOutcome
 from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 UNDER_WAY = 4
 _HEADERS = pa.map_(pa.string(), pa.string())
 _EXPIRES = {"expires", "expires_us", "expires_after_us"}
-# Of how many rows the answers are kept for people to see.
+# Of how many rows the outcomes are kept for people to see.
 KEPT_ROWS = 20
 
 
@@ -66,13 +66,13 @@ class Common:
 
 def _timed(table: pa.Table, name: str, value: int) -> pa.Table:
     """The rows that have neither due nor delay get one."""
-    given = [each for each in ("due_us", "delay_us") if each in table.column_names]
-    if not given:
+    columns = [column for column in ("due_us", "delay_us") if column in table.column_names]
+    if not columns:
         return _with(table, name, value, pa.int64())
-    missing = functools.reduce(pc.and_, (table.column(each).is_null() for each in given))
-    old = table.column(name) if name in given else pa.nulls(table.num_rows, pa.int64())
+    missing = functools.reduce(pc.and_, (table.column(column).is_null() for column in columns))
+    old = table.column(name) if name in columns else pa.nulls(table.num_rows, pa.int64())
     filled = pc.if_else(missing, value, old)
-    if name in given:
+    if name in columns:
         return table.set_column(table.column_names.index(name), name, filled)
     return table.append_column(name, filled)
 
@@ -88,13 +88,13 @@ class Sent:
     keep_all: bool = False
     rows: int = 0
     failed: int = 0
-    answers: list[tuple[int, Answer]] = field(default_factory=list)
-    failures: list[tuple[int, Answer]] = field(default_factory=list)
+    outcomes: list[tuple[int, MessageOutcome]] = field(default_factory=list)
+    failures: list[tuple[int, MessageOutcome]] = field(default_factory=list)
 
     def take(self, outcomes: Outcomes, keys: list[str | None] | None) -> None:
-        """The answers to the next rows."""
+        """The outcomes of the next rows."""
         if self.keep_all or self.rows + len(outcomes) <= KEPT_ROWS:
-            self.answers += self._numbered(outcomes, keys, range(len(outcomes)))
+            self.outcomes += self._numbered(outcomes, keys, range(len(outcomes)))
         if len(self.failures) < KEPT_ROWS:
             self.failures += self._numbered(outcomes, keys, outcomes.failed.tolist()[:KEPT_ROWS])
         self.rows += len(outcomes)
@@ -102,10 +102,10 @@ class Sent:
 
     def _numbered(
         self, outcomes: Outcomes, keys: list[str | None] | None, rows: Iterable[int]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, MessageOutcome]]:
         for row in rows:
             key = None if keys is None else keys[row]
-            yield self.rows + row + 1, Answer.of(outcomes[row], key)
+            yield self.rows + row + 1, MessageOutcome.of(outcomes[row], key)
 
 
 def send_all(
@@ -115,7 +115,7 @@ def send_all(
     answered: Callable[[Outcomes, list[str | None] | None], None],
     partition: int | None = None,
 ) -> None:
-    """Sends tables in their order, tells what became of each, and returns when all is durable."""
+    """Sends tables in their order, reports what became of each, and returns when all is durable."""
     under_way: deque[tuple[PendingBatch, list[str | None] | None]] = deque()
 
     def settle(most: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli.exits import ERROR_EXITS
+from fasti.cli.signatures import option
 from fasti.errors import FastiError
 from fasti.settings.declared import BROKER, GUARD, LIMITS, SETTINGS, SHARD, Setting
 from fasti.settings.load import ServeSettings, load
@@ -77,7 +78,7 @@ def _option(setting: Setting, panel: str) -> inspect.Parameter:
     switch = isinstance(setting.kind, Switch)
     names = [f"{setting.flag}/--no-{setting.flag[2:]}"] if switch else [setting.flag]
     default = "none" if setting.default is None else setting.kind.show(setting.default)
-    option = typer.Option(
+    made = typer.Option(
         *names,
         metavar=None if switch else setting.kind.metavar,
         help=f"{_plain(setting.meaning)} [dim]\\[{setting.variable}][/dim]",
@@ -85,17 +86,12 @@ def _option(setting: Setting, panel: str) -> inspect.Parameter:
         show_default=default,
     )
     kind: Any = bool | None if switch else str | None
-    return _parameter(setting.name, Annotated[kind, option], None)
+    return option(setting.name, Annotated[kind, made], None)
 
 
 def _plain(meaning: str) -> str:
     """A meaning without the links of the documentation."""
     return meaning.partition(" See [")[0].replace("`", "")
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, annotation=annotation, default=default)
 
 
 def _parameters() -> list[inspect.Parameter]:
@@ -106,24 +102,24 @@ def _parameters() -> list[inspect.Parameter]:
         "ready_fd": Annotated[int | None, typer.Option("--ready-fd", hidden=True)],
         "until_stdin_ends": Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)],
     }
-    made = [
-        _parameter("config", Annotated[Path | None, config], None),
-        _parameter("print_config", Annotated[bool, shown], False),
-        _parameter("check", Annotated[bool, check], False),
-        _parameter("ready_fd", hidden["ready_fd"], None),
-        _parameter("until_stdin_ends", hidden["until_stdin_ends"], False),
+    parameters = [
+        option("config", Annotated[Path | None, config], None),
+        option("print_config", Annotated[bool, shown], False),
+        option("check", Annotated[bool, check], False),
+        option("ready_fd", hidden["ready_fd"], None),
+        option("until_stdin_ends", hidden["until_stdin_ends"], False),
     ]
     panels = {"Broker": BROKER, "Shard": SHARD, "Guard": GUARD, "Limits": LIMITS}
     for panel, settings in panels.items():
-        made += [_option(setting, panel) for setting in settings]
-    return made
+        parameters += [_option(setting, panel) for setting in settings]
+    return parameters
 
 
 def _with_flags(command: Any) -> Any:
     """Gives the command a parameter for each setting, as if they stood in its definition."""
     parameters = _parameters()
     command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 

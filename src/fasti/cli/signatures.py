@@ -25,11 +25,11 @@ def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def presented(run: Command, command: Command, parameters: Sequence[inspect.Parameter]) -> Command:
     """`run` under the name and with the help of `command`, but with these parameters, by name."""
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
-    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {
-        each.name: each.annotation
-        for each in parameters
-        if each.annotation is not inspect.Parameter.empty
+        parameter.name: parameter.annotation
+        for parameter in parameters
+        if parameter.annotation is not inspect.Parameter.empty
     }
     return run

@@ -30,14 +30,14 @@ Name = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name.")]
 @with_client
 def list_sinks(client: Client, as_json: AsJson = False) -> None:
     """The sinks that the broker remembers, with their last batch."""
-    found = client.sinks()
-    if as_json:
-        output.print_json([asdict(each) for each in found])
-    elif not found:
-        typer.echo("No sink has written anything.")
-    else:
-        columns = ("sink", "batch", "operation", "published", "rows", "skipped", "staged")
-        output.console().print(output.table(*columns, rows=[_row(each) for each in found]))
+    output.print_list(
+        client.sinks(),
+        as_json,
+        to_dict=asdict,
+        columns=("sink", "batch", "operation", "published", "rows", "skipped", "staged"),
+        row=_row,
+        empty="No sink has written anything.",
+    )
 
 
 def _row(sink: SinkState) -> tuple[Any, ...]:
@@ -63,22 +63,22 @@ def _moment(sink: SinkState) -> str:
 @with_client
 def show(client: Client, sink: Name, as_json: AsJson = False) -> None:
     """One sink: its last batch, what became of its rows, and what is staged."""
-    found = client.sink("", sink).describe()
-    if found is None:
+    state = client.sink("", sink).describe()
+    if state is None:
         raise NotFound(f"there is no sink {sink!r}", details={"sink": sink})
     if as_json:
-        output.print_json(asdict(found))
+        output.print_json(asdict(state))
         return
     lines = [
-        ("last batch", "none yet" if found.batch is None else found.batch),
-        ("operation", found.operation or "-"),
-        ("published", _moment(found)),
-        ("carried out", "yes" if found.done else "not yet"),
-        *((f"rows {word}", output.number(rows)) for word, rows in found.outcomes.items()),
-        ("stages open", found.stages),
-        ("rows staged", output.number(found.rows)),
+        ("last batch", "none yet" if state.batch is None else state.batch),
+        ("operation", state.operation or "-"),
+        ("published", _moment(state)),
+        ("carried out", "yes" if state.done else "not yet"),
+        *((f"rows {word}", output.number(rows)) for word, rows in state.outcomes.items()),
+        ("stages open", state.stages),
+        ("rows staged", output.number(state.rows)),
     ]
-    output.console().print(output.table("", sink, rows=lines))
+    output.print_table("", sink, rows=lines)
 
 
 @app.command()
@@ -92,7 +92,5 @@ def forget(client: Client, sink: Name, yes: Yes = False, as_json: AsJson = False
             err=True,
         )
     forgotten = client.sink("", sink).forget()
-    if as_json:
-        output.print_json({"sink": sink, "forgotten": forgotten})
-    else:
-        typer.echo(f"{sink}: {'forgotten' if forgotten else 'not known'}")
+    text = f"{sink}: {'forgotten' if forgotten else 'not known'}"
+    output.print_result({"sink": sink, "forgotten": forgotten}, text, as_json)

@@ -30,9 +30,9 @@ _FORMAT_OF_ENDING = {
 }
 
 
-def format_of(path: Path, asked: str | None) -> str:
-    """The one that was asked for, else by the name's ending, else lines."""
-    return asked or _FORMAT_OF_ENDING.get(path.suffix.lower(), "lines")
+def format_of(path: Path, requested: str | None) -> str:
+    """The one that was requested, else by the name's ending, else lines."""
+    return requested or _FORMAT_OF_ENDING.get(path.suffix.lower(), "lines")
 
 
 def from_payloads(payloads: Sequence[bytes], copies: int = 1) -> Iterator[pa.Table]:
@@ -99,12 +99,12 @@ def _keyed(table: pa.Table, name: str) -> pa.Table:
 
 def _json_object(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError as error:
         raise InvalidArgument(f"a line is not JSON ({error}): {line[:80]!r}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidArgument(f"a line is JSON, but not an object: {line[:80]!r}")
-    return found
+    return value
 
 
 def _gathered(payloads: Iterable[bytes]) -> Iterator[pa.Table]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
@@ -31,7 +32,7 @@ def shown_stages() -> Iterator[Report]:
     """On stderr, for the time of a run."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield lambda told: _plain(console, told)
+        yield lambda progress: _print_line(console, progress)
         return
     columns = (
         SpinnerColumn(finished_text="✓"),
@@ -43,66 +44,66 @@ def shown_stages() -> Iterator[Report]:
     with Progress(*columns, console=console) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def show(told: runner.Progress) -> None:
-            if told.stage not in tasks:
-                tasks[told.stage] = bars.add_task(told.stage, rows="", lasted="", total=None)
+        def show(progress: runner.Progress) -> None:
+            stage, done = progress.stage, progress.done
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, rows="", lasted="", total=None)
             bars.update(
-                tasks[told.stage],
-                completed=told.done if told.total else int(told.ended),
-                total=told.total or (1 if told.ended else None),
-                rows=f"{told.done:,} rows" if told.done else "",
-                lasted=f"{told.seconds:.1f} s",
+                tasks[stage],
+                completed=done if progress.total else int(progress.ended),
+                total=progress.total or (1 if progress.ended else None),
+                rows=f"{done:,} rows" if done else "",
+                lasted=f"{progress.seconds:.1f} s",
             )
 
         yield show
 
 
-def _plain(console: Console, told: runner.Progress) -> None:
-    if told.ended:
-        console.print(f"{told.stage}: {told.done:,} in {told.seconds:.1f} s")
+def _print_line(console: Console, progress: runner.Progress) -> None:
+    if progress.ended:
+        console.print(f"{progress.stage}: {progress.done:,} in {progress.seconds:.1f} s")
 
 
-def print_figures(told: dict[str, Any]) -> None:
+def print_figures(figures: dict[str, Any]) -> None:
     """The figures at the top of the report, in a few lines and the same words."""
     from fasti.pipeline.charts import length, moment
 
-    lost = told["lost"] if told["audited"] else "not audited"
+    lost = figures["lost"] if figures["audited"] else "not audited"
     rows: list[tuple[str, object]] = [
-        ("delivered", told["delivered"]),
-        ("p50 / p99 lateness", f"{length(told['p50_us'])} / {length(told['p99_us'])}"),
-        ("early", told["early"]),
+        ("delivered", figures["delivered"]),
+        ("p50 / p99 lateness", f"{length(figures['p50_us'])} / {length(figures['p99_us'])}"),
+        ("early", figures["early"]),
         ("lost", lost),
-        ("findings of the audit", told["findings"] if told["audited"] else "not audited"),
-        ("backlog", told["backlog"]),
+        ("findings of the audit", figures["findings"] if figures["audited"] else "not audited"),
+        ("backlog", figures["backlog"]),
     ]
-    if told["next_peak_us"] is not None:
-        when = moment(told["next_peak_us"])
-        rows.append(("next peak", f"{told['next_peak_messages']:,} in the hour from {when}"))
-    output.console().print(output.table("figure", ">", rows=rows))
+    if figures["next_peak_us"] is not None:
+        when = moment(figures["next_peak_us"])
+        rows.append(("next peak", f"{figures['next_peak_messages']:,} in the hour from {when}"))
+    output.print_table("figure", ">", rows=rows)
 
 
-def print_findings(lake: Lake, found: list[dict[str, Any]], count: int, as_json: bool) -> None:
-    """What the audit found."""
+def print_findings(lake: Lake, findings: list[dict[str, Any]], count: int, as_json: bool) -> None:
+    """The first findings of the audit, and how many there are."""
     from fasti.pipeline.state import State
 
     state = State.of(lake)
     if as_json:
-        told = {"findings": found, "count": count, "transitions": state.transitions}
-        output.print_json({**told, "compared": state.compared, "position": state.audit})
+        result = {"findings": findings, "count": count, "transitions": state.transitions}
+        output.print_json({**result, "compared": state.compared, "position": state.audit})
         return
-    console = output.console()
-    looked = f"{state.transitions:,} transitions looked at"
-    compared = f"; the broker's counts of {len(state.compared)} topics compared"
+    scope = f"{state.transitions:,} transitions looked at"
+    if state.compared:
+        scope += f"; the broker's counts of {len(state.compared)} topics compared"
     if not count:
-        console.print(f"No findings: {looked}{compared if state.compared else ''}.")
+        typer.echo(f"No findings: {scope}.")
         return
     rows = [
         (row["kind"], row["topic"] or "-", "-" if row["id"] is None else row["id"], row["what"])
-        for row in found
+        for row in findings
     ]
-    console.print(output.table("kind", "topic", "id>", "what", rows=rows))
-    many = "finding" if count == 1 else "findings"
-    console.print(f"{count:,} {many}: {looked}{compared if state.compared else ''}.")
+    output.print_table("kind", "topic", "id>", "what", rows=rows)
+    typer.echo(f"{output.count_of(count, 'finding')}: {scope}.")
 
 
 def print_rows(table: pa.Table, as_json: bool) -> None:
@@ -114,14 +115,13 @@ def print_rows(table: pa.Table, as_json: bool) -> None:
         for row in rows:
             sys.stdout.write(json.dumps(row, default=_plain_value, ensure_ascii=False) + "\n")
         return
-    console = output.console()
-    if _COLUMN_WIDTH * table.num_columns > max(console.width, _WIDTH_MIN):
+    if _COLUMN_WIDTH * table.num_columns > max(output.console().width, _WIDTH_MIN):
         for number, row in enumerate(rows, 1):
-            told = [(name, _cell(value)) for name, value in row.items() if value is not None]
-            console.print(output.table(f"row {number}", "", rows=told))
+            fields = [(name, _cell(value)) for name, value in row.items() if value is not None]
+            output.print_table(f"row {number}", "", rows=fields)
         return
     cells = [[_cell(value) for value in row.values()] for row in rows]
-    console.print(output.table(*table.column_names, rows=cells))
+    output.print_table(*table.column_names, rows=cells)
 
 
 def _plain_value(value: Any) -> Any:

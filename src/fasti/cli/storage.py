@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.backup import progress_bar, size_bytes
+from fasti.cli.backup import size_bytes
 from fasti.cli.connection import Address, TlsCa, TlsClientCert, Token, client_of
 from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.options import AsJson, JsonWithoutProgress
+from fasti.cli.progress import progress
 from fasti.client.address import DEFAULT_ADDRESS
 from fasti.storage.clock_reset import reset_clock
 from fasti.storage.inspect import Stats, existing_files, holder, inspect
@@ -30,7 +32,6 @@ app = typer.Typer(
 )
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 @app.command()
@@ -63,7 +64,7 @@ def scrub(
         str | None,
         typer.Option(metavar="SIZE", help="Read a directory at most so fast, such as 20MiB."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
+    as_json: JsonWithoutProgress = False,
     address: Address = DEFAULT_ADDRESS,
     token: Token = None,
     tls_ca: TlsCa = None,
@@ -77,12 +78,12 @@ def scrub(
     [dim]fasti storage scrub[/dim]
     [dim]fasti storage scrub /var/lib/fasti --rate 50MiB[/dim]
     """
-    with progress_bar("scrub", not as_json) as progress:
+    with progress("scrub", wanted=not as_json, in_bytes=True) as report:
         if directory is not None:
-            done = scrub_directory(existing_files(directory), progress, size_bytes(rate))
+            done = scrub_directory(existing_files(directory), report, size_bytes(rate))
         else:
             with client_of(address, token, tls_ca, tls_client_cert) as client:
-                done = client.scrub(progress)
+                done = client.scrub(report)
     if as_json:
         output.print_json(done)
     else:
@@ -92,25 +93,24 @@ def scrub(
 
 
 def _print_findings(done: dict[str, Any]) -> None:
-    console = output.console()
     rows = [
         (
-            *(found["file"], found["offset"], found["message"]),
-            "; ".join(f"{each['topic']}: {each['count']}" for each in found["lost"]),
+            *(finding["file"], finding["offset"], finding["message"]),
+            "; ".join(f"{loss['topic']}: {loss['count']}" for loss in finding["lost"]),
         )
-        for found in done["findings"]
+        for finding in done["findings"]
     ]
     if rows:
-        console.print(output.table("file", "offset>", "what", "messages lost", rows=rows))
+        output.print_table("file", "offset>", "what", "messages lost", rows=rows)
     verdict = f"{len(rows)} DAMAGED" if rows else "no damage"
-    console.print(f"read {output.size(done['read_bytes'])}: {verdict}")
+    typer.echo(f"read {output.size(done['read_bytes'])}: {verdict}")
 
 
 @app.command()
 def repair(
     directory: Directory,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this, only tell what would be done.")
+        bool, typer.Option("--apply", help="Do it. Without this, only print what would be done.")
     ] = False,
     allow_gap: Annotated[
         bool,
@@ -133,9 +133,9 @@ def repair(
     if as_json:
         remaining = None if left is None else asdict(left)["findings"]
         done = [asdict(action) for action in actions]
-        told = None if losses is None else losses.to_dict()
+        lost = None if losses is None else losses.to_dict()
         output.print_json(
-            {"applied": apply, "actions": done, "losses": told, "findings": remaining}
+            {"applied": apply, "actions": done, "losses": lost, "findings": remaining}
         )
     else:
         _print_actions(actions, apply)
@@ -147,24 +147,24 @@ def repair(
         raise typer.Exit(FOUND_SOMETHING)
 
 
-@app.command()
-def stats(directory: Directory, as_json: AsJson = False) -> None:
+@app.command("stats")
+def print_stats(directory: Directory, as_json: AsJson = False) -> None:
     """Tell what a data directory holds: journal, blocks, topics.
 
     Opens it for reading only. While a shard has it open this answers `locked`.
     """
-    held = read_stats(existing_files(directory), time.time_ns() // 1000)
+    stats = read_stats(existing_files(directory), time.time_ns() // 1000)
     if as_json:
-        output.print_json(held.to_dict())
+        output.print_json(stats.to_dict())
     else:
-        _print_stats(held)
+        _print_stats(stats)
 
 
 @app.command("reset-clock")
 def reset(
     directory: Directory,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this, only tell what would be done.")
+        bool, typer.Option("--apply", help="Do it. Without this, only print what would be done.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -188,15 +188,14 @@ def reset(
 
 
 def _print_report(report: Report) -> None:
-    console = output.console()
     if report.findings:
         rows = [
             (f.file, f.offset, f.kind, f.message, f.remedy, "no" if f.harmless else "YES")
             for f in report.findings
         ]
         names = ("file", "offset>", "kind", "what", "remedy", "harm")
-        console.print(output.table(*names, rows=rows))
-    console.print(
+        output.print_table(*names, rows=rows)
+    typer.echo(
         f"{output.number(report.segments)} segments with {output.number(report.frames)} frames "
         f"({output.size(report.journal_bytes)}), {output.number(report.blocks)} objects in blocks "
         f"({output.size(report.block_bytes)}): {'ok' if report.ok else 'DAMAGED'}"
@@ -209,16 +208,13 @@ def _print_actions(actions: list[Action], applied: bool) -> None:
         return
     rows = [(a.kind, a.file, a.offset, a.message) for a in actions]
     title = "done" if applied else "would be done (run again with --apply)"
-    output.console().print(
-        output.table("action", "file", "offset>", "what", rows=rows, title=title)
-    )
+    output.print_table("action", "file", "offset>", "what", rows=rows, title=title)
 
 
 def _print_losses(losses: Losses, applied: bool) -> None:
-    console = output.console()
     gaps = [f"{first} to {'the end' if last is None else last}" for first, last in losses.frames]
     if gaps:
-        console.print(f"frames {'given up' if applied else 'to give up'}: {', '.join(gaps)}")
+        typer.echo(f"frames {'given up' if applied else 'to give up'}: {', '.join(gaps)}")
     rows = [
         (
             topic.topic,
@@ -233,14 +229,14 @@ def _print_losses(losses: Losses, applied: bool) -> None:
     if rows:
         title = "what it cost" if applied else "what it would cost"
         names = ("topic", "lost>", "ids or offsets", "possibly lost ids", "uncertain>", "ended>")
-        console.print(output.table(*names, rows=rows, title=title))
-        console.print(
+        output.print_table(*names, rows=rows, title=title)
+        typer.echo(
             "lost: gone for good. possibly lost: ids that may have been given in the gap; none is "
             "given again. uncertain: may have been changed or finished in the gap, and may be "
             "delivered again. ended: a later frame proves it; dead now, or removed."
         )
     for note in losses.notes:
-        console.print(f"note: {note}")
+        typer.echo(f"note: {note}")
 
 
 def _ranges(ranges: list[IdRange]) -> str:
@@ -249,35 +245,34 @@ def _ranges(ranges: list[IdRange]) -> str:
     return ", ".join(few + more)
 
 
-def _print_stats(held: Stats) -> None:
-    console = output.console()
+def _print_stats(stats: Stats) -> None:
     rows = [
-        ("manifest", f"version {held.manifest_version}, checkpoint {held.checkpoint}"),
-        ("position", f"frame {output.number(held.position)}"),
+        ("manifest", f"version {stats.manifest_version}, checkpoint {stats.checkpoint}"),
+        ("position", f"frame {output.number(stats.position)}"),
         (
             "journal",
-            f"{output.number(held.segments)} segments, frames {output.number(held.first_sequence)} "
-            f"to {output.number(held.last_sequence)}, {output.size(held.journal_bytes)} "
+            f"{output.number(stats.segments)} segments, frames {output.number(stats.first_sequence)} "
+            f"to {output.number(stats.last_sequence)}, {output.size(stats.journal_bytes)} "
             "with spare segments",
         ),
-        ("replayed", f"{output.number(held.replayed_frames)} frames after the position"),
+        ("replayed", f"{output.number(stats.replayed_frames)} frames after the position"),
         (
             "blocks",
-            f"{held.blocks} with {output.number(held.block_rows)} rows, "
-            f"{held.live_share:.0%} live; {held.delta_blocks} of changes; "
-            f"{output.size(held.block_bytes)}",
+            f"{stats.blocks} with {output.number(stats.block_rows)} rows, "
+            f"{stats.live_share:.0%} live; {stats.delta_blocks} of changes; "
+            f"{output.size(stats.block_bytes)}",
         ),
-        ("logs", f"{held.log_blocks} blocks with {output.number(held.log_rows)} rows"),
-        ("on disk", output.size(held.total_bytes)),
+        ("logs", f"{stats.log_blocks} blocks with {output.number(stats.log_rows)} rows"),
+        ("on disk", output.size(stats.total_bytes)),
     ]
-    console.print(output.table("what", "how much", rows=rows))
-    if not held.topics:
+    output.print_table("what", "how much", rows=rows)
+    if not stats.topics:
         return
     # Kinds have words of their own beside those that all have.
-    states = list(dict.fromkeys(state for topic in held.topics for state in topic.states))
+    states = list(dict.fromkeys(state for topic in stats.topics for state in topic.states))
     rows_of_topics = [
         (topic.name, topic.partitions, *(topic.states.get(state, 0) for state in states))
-        for topic in held.topics
+        for topic in stats.topics
     ]
     names = ("topic", "partitions>", *(f"{state}>" for state in states))
-    console.print(output.table(*names, rows=rows_of_topics))
+    output.print_table(*names, rows=rows_of_topics)

@@ -25,7 +25,7 @@ FIELDS = (
     "offset",
     "payload",
 )
-# Of a row that is read from a log, and leased by nobody.
+# Of a row that is read from a log, without a lease.
 LOG_FIELDS = ("partition", "offset", "key", "created", "content_type", "subject", "payload")
 FORMS = ("text", "raw", "json")
 
@@ -41,25 +41,26 @@ def format_option(fields: tuple[str, ...]) -> Any:
 
 
 def form(name: str, terminal: bool) -> Form:
-    """The form of that name, or a template."""
-    if name == "raw":
-        return lambda message: message.payload
-    if name == "json":
-        return _json_line
-    return _template("{payload}" if name == "text" else name, terminal, FIELDS)
+    """The form of that name, or a template, for messages that were delivered."""
+    return _form(name, terminal, FIELDS, _as_json)
 
 
 def log_form(name: str, terminal: bool) -> Form:
     """The same for rows that are read from a log."""
+    return _form(name, terminal, LOG_FIELDS, _log_row)
+
+
+def _form(
+    name: str, terminal: bool, fields: tuple[str, ...], to_dict: Callable[[Any], dict[str, Any]]
+) -> Form:
     if name == "raw":
         return lambda message: message.payload
     if name == "json":
-        return lambda message: json.dumps(log_row(message), ensure_ascii=False).encode() + b"\n"
-    return _template("{payload}" if name == "text" else name, terminal, LOG_FIELDS)
+        return lambda message: json.dumps(to_dict(message), ensure_ascii=False).encode() + b"\n"
+    return _template("{payload}" if name == "text" else name, terminal, fields)
 
 
-def log_row(message: Any) -> dict[str, Any]:
-    """A row of a log for programs."""
+def _log_row(message: Any) -> dict[str, Any]:
     return {
         "partition": message.partition,
         "offset": message.offset,
@@ -73,12 +74,7 @@ def log_row(message: Any) -> dict[str, Any]:
     }
 
 
-def _json_line(message: Any) -> bytes:
-    return json.dumps(as_json(message), ensure_ascii=False).encode() + b"\n"
-
-
-def as_json(message: Any) -> dict[str, Any]:
-    """A delivered message for programs."""
+def _as_json(message: Any) -> dict[str, Any]:
     group = getattr(message, "group", "")
     place = {"partition": message.partition, "offset": message.offset} if group else {}
     return {
@@ -105,10 +101,10 @@ def _template(template: str, terminal: bool, fields: tuple[str, ...]) -> Form:
         raise typer.BadParameter(f"{template!r} is not a template: {error}") from None
     unknown = names - set(fields)
     if unknown or not names:
-        said = f"there is no {{{min(unknown)}}}" if unknown else "it names nothing"
+        problem = f"there is no {{{min(unknown)}}}" if unknown else "it names no field"
         choice = " ".join(f"{{{name}}}" for name in fields)
         raise typer.BadParameter(
-            f"{template!r}: {said}; it is {', '.join(FORMS)}, or a template of {choice}"
+            f"{template!r}: {problem}; write {', '.join(FORMS)}, or a template of {choice}"
         )
     readers = {name: _READERS[name] for name in names}
 

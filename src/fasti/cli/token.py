@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from fasti.cli import output
+from fasti.cli.options import AsJson
 from fasti.doors import credentials
 
 app = typer.Typer(
-    name="token", help="Make, list and revoke the tokens of a broker.", no_args_is_help=True
+    name="token", help="Create, list and revoke the tokens of a broker.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(help="Whose token it is.")]
@@ -19,12 +20,11 @@ File = Annotated[
     Path,
     typer.Option("--file", envvar="FASTI_CREDENTIALS", metavar="FILE", help="The tokens' hashes."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def create(name: Name, file: File, as_json: AsJson = False) -> None:
-    """Make a token and print it, this once: the file keeps only its hash."""
+    """Create a token and print it, this once: the file keeps only its hash."""
     token = credentials.create(file, name)
     if as_json:
         output.print_json({"name": name, "token": token})

@@ -1,7 +1,7 @@
 """A topic's settings as options, made from the fields of `TopicSettings` and `RetryPolicy`.
 
 A field `lease_us` is the option `--lease` and takes a length of time, `--segment-bytes` a size;
-those of the retry policy begin with `retry`. What each one means stands in the table below, and nowhere else in the command.
+those of the retry policy begin with `retry`. What each one means stands in the table below.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _MEANINGS = {
     "segment_bytes": "Log: a segment ends at so many bytes.",
     "retained_bytes": "Log: the oldest segments go when a partition has more; 0 is no bound.",
     "relay": "Keep nothing here: only pass on to the bound topics.",
-    "idle_age": "Deleted when nobody has used it for so long; 0 is never.",
+    "idle_age": "Deleted when it was not used for so long; 0 is never.",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One option."""
+class TopicOption:
+    """The option for one field of a topic's settings."""
 
     name: str
     field: str
@@ -81,7 +81,7 @@ class Setting:
             parser, metavar = moments.length_us, "TIME"
         elif self.is_size:
             parser, metavar = _size_bytes, _SIZE.metavar
-        made: Any = typer.Option(
+        declaration: Any = typer.Option(
             "--" + self.name.replace("_", "-"),
             parser=parser,
             metavar=metavar,
@@ -89,7 +89,7 @@ class Setting:
             rich_help_panel=_PANEL,
             show_default=False,
         )
-        kind: Any = Annotated[type(self.default) | None, made]
+        kind: Any = Annotated[type(self.default) | None, declaration]
         return option(self.name, kind, None)
 
     def of(self, settings: TopicSettings) -> Any:
@@ -104,39 +104,41 @@ def _size_bytes(given: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-def _all() -> list[Setting]:
-    found: list[Setting] = []
-    whole = TopicSettings()
-    for each in fields(TopicSettings):
-        if each.name == "retry":
+def _all() -> list[TopicOption]:
+    settings: list[TopicOption] = []
+    defaults = TopicSettings()
+    for field in fields(TopicSettings):
+        if field.name == "retry":
             for part in fields(RetryPolicy):
                 name = "retry_" + part.name.removesuffix("_us")
-                found.append(Setting(name, part.name, getattr(whole.retry, part.name), True))
+                settings.append(
+                    TopicOption(name, part.name, getattr(defaults.retry, part.name), True)
+                )
         else:
-            value = getattr(whole, each.name)
-            found.append(Setting(each.name.removesuffix("_us"), each.name, value))
-    return found
+            value = getattr(defaults, field.name)
+            settings.append(TopicOption(field.name.removesuffix("_us"), field.name, value))
+    return settings
 
 
 SETTINGS = _all()
 CHANGEABLE = [setting for setting in SETTINGS if setting.name not in _FIXED]
 
 
-def _as_fields(settings: list[Setting], given: dict[str, Any]) -> dict[str, Any]:
+def _as_fields(settings: list[TopicOption], given: dict[str, Any]) -> dict[str, Any]:
     """What was given, by the names of the fields; those of the retry policy together."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for setting in settings:
         if given[setting.name] is not None:
-            place = found.setdefault("retry", {}) if setting.in_retry else found
+            place = values.setdefault("retry", {}) if setting.in_retry else values
             place[setting.field] = given[setting.name]
-    return found
+    return values
 
 
-def with_settings(settings: list[Setting]) -> Callable[[Command], Command]:
+def with_settings(settings: list[TopicOption]) -> Callable[[Command], Command]:
     """Gives `command(..., given)` an option for each; `given` has the values that were given."""
 
     def make(command: Command) -> Command:
-        own = [each for each in parameters_of(command) if each.name != "given"]
+        own = [p for p in parameters_of(command) if p.name != "given"]
 
         def run(*args: Any, **values: Any) -> None:
             given = {setting.name: values.pop(setting.name) for setting in settings}

@@ -1,4 +1,4 @@
-"""`fasti topics`: make topics, look at them, change them, delete them."""
+"""`fasti topics`: create topics, look at them, change them, delete them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from fasti.client.client import Client
 
 app = typer.Typer(
-    name="topics", help="Make topics, look at them, change and delete them.", no_args_is_help=True
+    name="topics", help="Create topics, look at them, change and delete them.", no_args_is_help=True
 )
 
 app.command("export")(definitions.export)
 app.command("apply")(definitions.apply)
 
 NewTopic = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
-# Topics that nobody made by hand begin so.
-_OWN = "_"
+# The names of topics that the broker or a client created for itself begin so.
+_INTERNAL = "_"
 _RARE = ("staged", "done", "cancelled")
 # What has left the broker is no reason to think twice about deleting.
 _FINISHED = ("done", "cancelled")
@@ -37,12 +37,12 @@ _NAMED_MAX = 5
 @with_client
 @with_settings(SETTINGS)
 def create(client: Client, name: NewTopic, given: dict[str, Any], as_json: AsJson = False) -> None:
-    """Make a topic. Again with the same settings is fine, with others an error that names them.
+    """Create a topic. Again with the same settings is fine, with others an error that names them.
 
     [dim]fasti topics create emails --lease 1m --max-attempts 5[/dim]
     """
     client.create_topic(name, **given)
-    _tell(client, name, "made", as_json)
+    _print(client, name, "created", as_json)
 
 
 @app.command("list")
@@ -58,28 +58,27 @@ def list_topics(
     as_json: AsJson = False,
 ) -> None:
     """All topics, and how many messages each has in which state."""
-    found = [topic for topic in client.topics() if every or not topic.name.startswith(_OWN)]
-    if as_json:
-        output.print_json([_as_json(topic) for topic in found])
-        return
-    if not found:
-        typer.echo("There are no topics; `fasti topics create NAME` makes one.")
-        return
-    states = list(dict.fromkeys(state for topic in found for state in topic.counts))
+    topics = [topic for topic in client.topics() if every or not topic.name.startswith(_INTERNAL)]
+    states = list(dict.fromkeys(state for topic in topics for state in topic.counts))
     if not wide:
         # What a kind counts of its own is shown; what is over, or rare, is not.
         states = [state for state in states if state not in _RARE]
-    rows = [
-        (
+    output.print_list(
+        topics,
+        as_json,
+        to_dict=_as_json,
+        columns=(
+            *("topic", "kind", *(("partitions>",) if wide else ())),
+            *(f"{state}>" for state in states),
+        ),
+        row=lambda topic: (
             topic.name,
             topic.settings.kind + (" (paused)" if topic.paused else ""),
             *((topic.settings.partitions,) if wide else ()),
             *(topic.counts.get(state, "") for state in states),
-        )
-        for topic in found
-    ]
-    names = ("topic", "kind", *(("partitions>",) if wide else ()), *(f"{s}>" for s in states))
-    output.console().print(output.table(*names, rows=rows))
+        ),
+        empty="There are no topics; `fasti topics create NAME` creates one.",
+    )
 
 
 @app.command()
@@ -90,12 +89,11 @@ def describe(client: Client, name: Topic, as_json: AsJson = False) -> None:
     if as_json:
         output.print_json(_as_json(topic))
         return
-    console = output.console()
     if topic.paused:
         typer.echo(f"{name} is paused: nothing is handed out until `fasti topics resume {name}`.")
-    settings = [(each.name, each.shown(each.of(topic.settings))) for each in SETTINGS]
-    console.print(output.table("setting", "value", rows=settings))
-    console.print(output.table("state", "messages>", rows=list(topic.counts.items())))
+    settings = [(option.name, option.shown(option.of(topic.settings))) for option in SETTINGS]
+    output.print_table("setting", "value", rows=settings)
+    output.print_table("state", "messages>", rows=list(topic.counts.items()))
 
 
 @app.command()
@@ -109,7 +107,7 @@ def update(client: Client, name: Topic, given: dict[str, Any], as_json: AsJson =
     if not given:
         raise typer.BadParameter("nothing to change: give a setting, such as --lease 1m")
     client.change_topic(name, **given)
-    _tell(client, name, "changed", as_json)
+    _print(client, name, "changed", as_json)
 
 
 @app.command()
@@ -122,7 +120,7 @@ def pause(client: Client, name: Topic, as_json: AsJson = False) -> None:
     [dim]fasti topics pause emails[/dim]
     """
     changed = client.pause_topic(name)
-    _tell(client, name, "paused" if changed else "was paused already", as_json)
+    _print(client, name, "paused" if changed else "was paused already", as_json)
 
 
 @app.command()
@@ -133,7 +131,7 @@ def resume(client: Client, name: Topic, as_json: AsJson = False) -> None:
     [dim]fasti topics resume emails[/dim]
     """
     changed = client.resume_topic(name)
-    _tell(client, name, "resumed" if changed else "was not paused", as_json)
+    _print(client, name, "resumed" if changed else "was not paused", as_json)
 
 
 @app.command()
@@ -148,39 +146,35 @@ def delete(client: Client, name: Topic, yes: Yes = False, as_json: AsJson = Fals
     """
     topic = client.topic(name)
     count = sum(n for state, n in topic.counts.items() if state not in _FINISHED)
-    left = client.references(name)
-    _warn(name, left)
+    references = client.references(name)
+    schedules, bindings = references.schedules, references.bindings
+    _warn(name, "schedule", "wait for a topic of its name", references.schedules_count, schedules)
+    _warn(name, "binding", "end with it", references.bindings_count, bindings)
     if not yes:
-        held = f"{output.number(count)} message{'' if count == 1 else 's'}"
-        typer.confirm(f"Delete the topic {name} with {held}?", abort=True, err=True)
+        messages = output.count_of(count, "message")
+        typer.confirm(f"Delete the topic {name} with {messages}?", abort=True, err=True)
     client.delete_topic(name)
-    if as_json:
-        told: dict[str, Any] = {"topic": name, "deleted": True, "messages": count}
-        told["schedules"] = [each._asdict() for each in left.schedules]
-        told["bindings"] = [each._asdict() for each in left.bindings]
-        output.print_json(told)
-    else:
-        typer.echo(f"{name}: deleted, with {output.number(count)} messages")
+    result = {
+        "topic": name,
+        "deleted": True,
+        "messages": count,
+        "schedules": [schedule._asdict() for schedule in schedules],
+        "bindings": [binding._asdict() for binding in bindings],
+    }
+    text = f"{name}: deleted, with {output.number(count)} messages"
+    output.print_result(result, text, as_json)
 
 
-def _warn(name: str, left: sdk.References) -> None:
-    """What will be left behind, on stderr."""
-    if left.schedules_count:
-        _warn_of(
-            name, "wait for a topic of its name", "schedules", left.schedules_count, left.schedules
-        )
-    if left.bindings_count:
-        _warn_of(name, "end with it", "bindings", left.bindings_count, left.bindings)
+def _warn(name: str, noun: str, fate: str, count: int, pairs: Sequence[tuple[str, str]]) -> None:
+    """What points to the topic, and what becomes of it, on stderr."""
+    if count:
+        first = ", ".join(" ".join(pair) for pair in pairs[:_NAMED_MAX])
+        rest = ", ..." if count > _NAMED_MAX else ""
+        number = output.count_of(count, noun)
+        typer.echo(f"warning: {name}: {number} will {fate}: {first}{rest}", err=True)
 
 
-def _warn_of(name: str, fate: str, what: str, count: int, pairs: Sequence[tuple[str, str]]) -> None:
-    first = ", ".join(" ".join(pair) for pair in pairs[:_NAMED_MAX])
-    rest = ", ..." if count > _NAMED_MAX else ""
-    said = f"{output.number(count)} {what if count > 1 else what[:-1]} will {fate}"
-    typer.echo(f"warning: {name}: {said}: {first}{rest}", err=True)
-
-
-def _tell(client: Client, name: str, what: str, as_json: bool) -> None:
+def _print(client: Client, name: str, what: str, as_json: bool) -> None:
     if as_json:
         output.print_json(_as_json(client.topic(name)))
     else:

@@ -15,7 +15,7 @@ def bound(shell: Shell) -> Shell:
 
 
 def test_bindings_are_made_listed_and_removed(bound: Shell) -> None:
-    assert bound("bindings", "list", "orders").out == "orders is bound to no other topic.\n"
+    assert bound("bindings", "list", "orders").out == "orders is not bound to another topic.\n"
     said = bound("bindings", "add", "orders", "orders.*.created", "emails")
     assert said.out == "orders: bound to emails by orders.*.created\n"
     again = bound.good("bindings", "add", "orders", "orders.*.created", "emails")

@@ -64,10 +64,10 @@ def test_pause_resume_run_and_delete(cron_shell: Shell) -> None:
     place = ["reports", "daily"]
     put = ["--target", "emails", "--cron", "@yearly", "--overlap", "skip"]
     cron_shell.good("schedules", "put", *place, *put)
-    assert "rests" in cron_shell("schedules", "pause", *place).out
+    assert "is paused" in cron_shell("schedules", "pause", *place).out
     assert "already" in cron_shell("schedules", "pause", *place).out
     assert "paused" in cron_shell("schedules", "list", "reports").out
-    assert "goes on" in cron_shell("schedules", "resume", *place).out
+    assert "is resumed" in cron_shell("schedules", "resume", *place).out
     assert cron_shell.good("schedules", "run", *place)["status"] == "ok"
     refused = cron_shell("schedules", "run", *place)
     assert refused.code == FOUND_SOMETHING
