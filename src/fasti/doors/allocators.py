@@ -4,7 +4,9 @@ Arrow unpacks a compressed batch of a stream before it shows it to anybody, and 
 become 2 GiB. Its allocator can be told to refuse large buffers, by variables of the environment, before it is loaded.
 
 The C library gives threads up to eight heaps for each core. gRPC's threads come and go and free what others
-allocated, so that each heap is full of holes: with as many heaps as cores there are fewer of them.
+allocated, so that each heap is full of holes: with as many heaps as cores there are fewer of them. And once it has
+freed a large block, it takes blocks up to that size from its heaps too: with a fixed bound they stay mappings of
+their own, which leave no hole.
 """
 
 from __future__ import annotations
@@ -22,16 +24,25 @@ _BUFFER_BYTES_MIN = 256 << 20
 _RESERVED_BYTES = 48 << 30
 _PREFIX = "MIMALLOC_"
 # Of glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _HEAPS_MIN = 2
+# Blocks from this size on are mappings of their own: larger than what a step of the engine allocates.
+_MAPPED_BYTES = 2 << 20
+# What stays free at the end of a heap for the next block: without it each large step would take it from the system.
+_FREE_BYTES = 64 << 20
 
 
 def bound_heaps() -> None:
-    """Fewer heaps of the C library, where it has several and the environment says nothing of them."""
-    if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
-        set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-        if set_option is not None:
-            set_option(_M_ARENA_MAX, max(_HEAPS_MIN, os.cpu_count() or 0))
+    """Fewer heaps of the C library, without large blocks, where the environment says nothing of them."""
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_ARENA_MAX, max(_HEAPS_MIN, os.cpu_count() or 0))
+        set_option(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        set_option(_M_TRIM_THRESHOLD, _FREE_BYTES)
 
 
 def load_arrow_bounded(batch_bytes_max: int) -> bool:

@@ -10,7 +10,8 @@ an entry up checks its value anyway. When a table is 70 % full a new one is begu
 was kept, and every `put` moves a few buckets over, so no call ever stops to rebuild millions.
 While that goes on look-ups ask the new table first, then the old. The new table's memory is
 touched piece by piece beforehand: a large fresh table met by random keys would stall for as
-long as the kernel needs to clear all of it.
+long as the kernel needs to clear all of it. A large table is a mapping of its own, not a piece of
+the C library's heap: there it leaves a hole when it goes, which the process never gives back.
 
 Keys must be well mixed already (see hashing.py) and never 0, which marks an empty slot.
 Values must be positive; `find` answers 0 for a stranger. One thread only.
@@ -18,6 +19,7 @@ Values must be positive; `find` answers 0 for a stranger. One thread only.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 
 import numpy as np
@@ -43,6 +45,8 @@ _MOVED_MAX = 4096
 _TOUCHED_PER_PUT = 4
 _TOUCHED_MIN = 1024
 _BUCKETS_PER_PAGE = 4096 // (8 * _WIDTH)
+# Tables from this size on are mappings of their own.
+_MAPPED_BYTES = 1 << 20
 
 
 def mix(values: Int64s) -> UInt64s:
@@ -59,9 +63,10 @@ class _Table:
     def __init__(self, buckets: int, wide: bool) -> None:
         self.buckets = buckets
         self._scale = np.uint64(buckets)
-        self.keys = np.zeros((buckets, _WIDTH), dtype=np.uint64)
-        self.values = np.zeros((buckets, _WIDTH), dtype=np.int64)
-        self.tails = np.zeros((buckets, _WIDTH), dtype=np.uint64) if wide else None
+        columns = _zeros((3 if wide else 2, buckets, _WIDTH))
+        self.keys = columns[0]
+        self.values = columns[1].view(np.int64)
+        self.tails = columns[2] if wide else None
         self.used = 0
         self.touched = 0
         self.limit = int(buckets * _WIDTH * _FULL)
@@ -151,6 +156,17 @@ class _Table:
                     break
                 bucket = (bucket + 1) % self.buckets
         return at
+
+
+def _zeros(shape: tuple[int, int, int]) -> NDArray[np.uint64]:
+    size = 8 * shape[0] * shape[1] * shape[2]
+    if size < _MAPPED_BYTES:
+        return np.zeros(shape, dtype=np.uint64)
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # As numpy asks for its own: random look-ups then miss fewer entries of the page table.
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, dtype=np.uint64).reshape(shape)
 
 
 def _contiguous(keys: UInt64s) -> UInt64s:

@@ -1,5 +1,8 @@
 """The hash index beside a dict."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -75,3 +78,33 @@ def test_a_whole_batch_into_an_empty_index(count):
     numbers = np.arange(1, count + 1)
     index.put(mix(numbers), numbers)
     assert (index.find(mix(numbers)) == numbers).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how much is resident is read from /proc")
+def test_a_table_that_goes_leaves_no_hole_in_the_heap():
+    """In a process of its own, whose C library takes large blocks from its heap by then."""
+    assert subprocess.run([sys.executable, "-c", _REPLACED_TABLES], check=False).returncode == 0
+
+
+_REPLACED_TABLES = """
+import sys
+import numpy as np
+from fasti.core.columns.index import HashIndex
+
+def resident_kb():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+# glibc raises its bound for mappings to the size of one that was freed.
+np.ones(24 << 20, dtype=np.uint8).sum()
+before_kb = resident_kb()
+pins = []
+for _ in range(3):
+    index = HashIndex(lambda keys, values: np.ones(len(keys), dtype=bool), True, 300_000)
+    index._table.touch(index._table.buckets)
+    assert resident_kb() > before_kb + 16_000
+    # Something that stays, behind it in the heap.
+    pins.append(np.ones(100_000, dtype=np.uint8))
+    del index
+sys.exit(resident_kb() > before_kb + 4_000)
+"""
