@@ -16,6 +16,7 @@ from fasti.errors import Corruption, FastiError, PermissionDenied
 from fasti.storage.directory import clone_directory
 from fasti.storage.files import LocalFiles
 from fasti.storage.inspect import inspect
+from fasti.storage.runs import object_name
 from fasti.storage.safe_open import tighten
 from tests.faults.conftest import Tried
 
@@ -252,7 +253,7 @@ def test_a_copy_with_an_unfinished_checkpoint_is_cloned(tmp_path: Path) -> None:
     named = {path.name for path in (copy / "blocks").iterdir()}
     for number in range(1, 10):
         for suffix in ("payloads", "rows", "state"):
-            name = f"{number:012}.{suffix}"
+            name = object_name(1, number, suffix)
             if name not in named:
                 (copy / "blocks" / name).write_bytes(b"half")
     with fasti.connect(f"embedded:{copy}", clone=True) as client:

@@ -40,7 +40,15 @@ from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogWriter, Tails, log_kind
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
-from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, Block, Columns, place_of, rows_batch
+from fasti.storage.runs import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ROWS_MAX,
+    Block,
+    Columns,
+    object_name,
+    place_of,
+    rows_batch,
+)
 from fasti.storage.seals import seal
 from fasti.storage.state_block import encode_state
 
@@ -125,7 +133,9 @@ def begin(engine: Engine, unwritten: list[int], now_us: int) -> Plan:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint. `pace(bytes)` is called after each object and may wait."""
+    """Writes one checkpoint, in the epoch of an opening. `pace(bytes)` is called after each object and
+    may wait.
+    """
 
     def __init__(
         self,
@@ -134,9 +144,12 @@ class CheckpointWriter:
         manifest: Manifest,
         plan: Plan,
         pace: Callable[[int], None],
+        epoch: int,
     ) -> None:
         self._blocks, self._payloads, self._pace = blocks, payloads, pace
         self._plan = plan
+        # In the names of its blocks.
+        self._epoch = epoch
         self._seed = manifest.seed
         self._old = manifest
         self._next_block = manifest.next_block
@@ -198,13 +211,13 @@ class CheckpointWriter:
                 self._write_delta(rows)
         manifest.blocks += self._written.new_blocks
         self._write_logs()
-        manifest.state_name = f"{self._take_number():012d}.state"
+        manifest.state_name = object_name(self._epoch, self._take_number(), "state")
         self._store(manifest.state_name, encode_state(self._plan.capsule))
         manifest.next_block = self._next_block
         return self._written
 
     def _write_logs(self) -> None:
-        writer = LogWriter(self._payloads, self._take_number, self._store)
+        writer = LogWriter(self._payloads, self._epoch, self._take_number, self._store)
         logs = writer.write(self._old.logs, self._plan.capsule, self._plan.logs)
         self._written.manifest.logs = logs.blocks
         self._written.log_installs = logs.installs
@@ -305,7 +318,7 @@ class CheckpointWriter:
             "hash_last": hashes[:, 1],
         }
         payloads = _used_columns(batch)
-        self._note_block(number, columns, [(".payloads", payloads), (".rows", rows_batch(columns))])
+        self._note_block(number, columns, [("payloads", payloads), ("rows", rows_batch(columns))])
 
     def _note_installs(self, columns: Columns, places: Int64s) -> None:
         pairs = columns["topic"].astype(np.int64) << 32 | columns["partition"]
@@ -339,14 +352,18 @@ class CheckpointWriter:
         rows = {**rows, "hash_first": none, "hash_last": none}
         for begin in range(0, len(none), BLOCK_ROWS_MAX):
             part = {name: values[begin : begin + BLOCK_ROWS_MAX] for name, values in rows.items()}
-            self._note_block(self._take_number(), part, [(".delta", rows_batch(part))])
+            self._note_block(self._take_number(), part, [("delta", rows_batch(part))])
 
     def _note_block(
         self, number: int, columns: Columns, objects: list[tuple[str, pa.RecordBatch]]
     ) -> None:
-        size = sum(self._store(f"{number:012d}{kind}", seal(batch)) for kind, batch in objects)
+        size = sum(
+            self._store(object_name(self._epoch, number, kind), seal(batch))
+            for kind, batch in objects
+        )
         block = Block(
             number,
+            self._epoch,
             self._plan.epoch,
             len(columns["sequence"]),
             size,

@@ -99,9 +99,11 @@ def _read(files: Files, now_us: int, dry_run: bool) -> int:
         if last_us > now_us and not dry_run:
             marker = {"incarnation": str(manifest.incarnation), "cut_frames": None, "clock": True}
             files.replace(MARKER, json.dumps(marker).encode())
-            delete_leftovers(blocks, manifest)
+            epoch = manifest.next_epoch(journal.epoch)
+            delete_leftovers(blocks, manifest, epoch)
             _set_back(engine, now_us)
-            rebase.rebase(files, engine, Payloads(journal, blocks), manifest, version)
+            payloads = Payloads(journal, blocks, manifest.payload_names)
+            rebase.rebase(files, engine, payloads, manifest, version, epoch)
     finally:
         close_chain(chain)
     if not dry_run and files.exists(MARKER):

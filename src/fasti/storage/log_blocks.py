@@ -32,7 +32,7 @@ from fasti.core.rows.location import in_block
 from fasti.errors import Corruption
 from fasti.storage.log_rows import locations, read_piece
 from fasti.storage.payloads import Payloads
-from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX
+from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, object_name
 from fasti.storage.seals import seal
 
 Int64s = NDArray[np.int64]
@@ -48,6 +48,8 @@ class LogBlock:
     """A log block as the manifest lists it."""
 
     number: int
+    # Of the opening of the journal that wrote it.
+    epoch: int
     topic: int
     partition: int
     first_offset: int
@@ -59,7 +61,7 @@ class LogBlock:
     @property
     def name(self) -> str:
         """Its object."""
-        return f"{self.number:012d}.payloads"
+        return object_name(self.epoch, self.number, "payloads")
 
     @property
     def place(self) -> Place:
@@ -79,7 +81,7 @@ class LogBlock:
     def to_list(self) -> list[int]:
         """As plain values, for the manifest, which may have many."""
         return [
-            *(self.number, self.topic, self.partition, self.first_offset),
+            *(self.number, self.epoch, self.topic, self.partition, self.first_offset),
             *(self.rows, self.size_bytes, self.first_us, self.last_us),
         ]
 
@@ -103,10 +105,12 @@ class LogWriter:
     def __init__(
         self,
         payloads: Payloads,
+        epoch: int,
         take_number: Callable[[], int],
         store: Callable[[str, list[Any]], int],
     ) -> None:
-        self._payloads, self._take_number, self._store = payloads, take_number, store
+        self._payloads, self._epoch = payloads, epoch
+        self._take_number, self._store = take_number, store
 
     def write(self, old: list[LogBlock], capsule: Capsule, tails: Tails) -> LogsWritten:
         """What stays of the old blocks, and new ones for what lies in the journal."""
@@ -181,7 +185,7 @@ class LogWriter:
         ]
         times = batch.column("created_us")
         times_us = times[0].as_py(), times[len(batch) - 1].as_py()
-        block = LogBlock(self._take_number(), *place, first, len(batch), 0, *times_us)
+        block = LogBlock(self._take_number(), self._epoch, *place, first, len(batch), 0, *times_us)
         return replace(block, size_bytes=self._store(block.name, seal(batch.select(used))))
 
 

@@ -14,10 +14,9 @@ from typing import Any
 from fasti.errors import NewerFormat
 from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogBlock
-from fasti.storage.runs import Block
+from fasti.storage.runs import Block, epoch_in
 
-# 2: with the blocks of logs.
-MANIFEST_DATA_VERSION = 2
+MANIFEST_DATA_VERSION = 1
 
 
 @dataclass(slots=True)
@@ -47,6 +46,16 @@ class Manifest:
         named = {name for block in self.blocks for name in block.names}
         named |= {block.name for block in self.logs}
         return named | ({self.state_name} if self.state_name else set())
+
+    @property
+    def payload_names(self) -> dict[int, str]:
+        """What the payloads of each block are called."""
+        runs = {block.number: block.payloads_name for block in self.blocks if not block.delta}
+        return runs | {block.number: block.name for block in self.logs}
+
+    def next_epoch(self, journal_epoch: int) -> int:
+        """For a writer of blocks that does not open the journal: above all that wrote before."""
+        return max(journal_epoch, *map(epoch_in, self.names), 0) + 1
 
     def encode(self) -> bytes:
         """As the block store keeps it."""
@@ -85,7 +94,7 @@ class Manifest:
             document["next_block"],
             document["state"],
             [Block.from_dict(values) for values in document["blocks"]],
-            [LogBlock.from_list(values) for values in document.get("logs", [])],
+            [LogBlock.from_list(values) for values in document["logs"]],
         )
 
 

@@ -111,8 +111,16 @@ _Found = tuple[NDArray[np.intp] | None, Int64s, list[_Place]]
 class Payloads:
     """Reads payload rows."""
 
-    def __init__(self, journal: Journal, blocks: BlockStore, kept_bytes: int = 32 << 20) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        blocks: BlockStore,
+        names: dict[int, str] | None = None,
+        kept_bytes: int = 32 << 20,
+    ) -> None:
         self._journal, self._blocks = journal, blocks
+        # What the payloads of each block are called. Never changed: replaced as a whole.
+        self.names = names or {}
         self._kept: OrderedDict[int, _Stored] = OrderedDict()
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes
         self._cache: OrderedDict[tuple[bool, int], _Stored] = OrderedDict()
@@ -188,8 +196,8 @@ class Payloads:
         with self._lock:
             for key in [k for k, stored in self._cache.items() if stored.damaged is not None]:
                 del self._cache[key]
-                if key[0]:
-                    self._blocks.let_go(_block_name(key[1]))
+                if key[0] and key[1] in self.names:
+                    self._blocks.let_go(self.names[key[1]])
         self.damages.forget(lambda file: file.endswith(".payloads"))
 
     def forget_block(self, name: str) -> None:
@@ -285,7 +293,9 @@ class Payloads:
         return found
 
     def _read_block(self, number: int) -> _Stored:
-        name = _block_name(number)
+        name = self.names.get(number)
+        if name is None:
+            raise NotFound(f"block {number} is not there any more")
         try:
             data = self._blocks.get(name)
         except NotFound as error:
@@ -316,10 +326,6 @@ class Payloads:
             return _salvaged(nothing_left(), file, offset, error.message)
         assert rows is not None, "a location names a frame with payloads"
         return _Stored(rows.batch, at_us)
-
-
-def _block_name(number: int) -> str:
-    return f"{number:012d}.payloads"
 
 
 def _salvaged(left: Salvaged, file: str, offset: int, message: str) -> _Stored:

@@ -74,20 +74,23 @@ def rebase(
     payloads: Payloads,
     manifest: Manifest,
     version: int,
+    epoch: int,
     keep_journal: bool = True,
 ) -> Manifest:
     """Writes what the engine holds as a directory of its own, in place of what was there.
+
+    ``epoch`` is one that no block and no frame has yet (`Manifest.next_epoch`).
 
     The old journal goes to ``lost+found/``, unless the caller has another copy of it.
     """
     blocks: BlockStore = FileBlocks(files)
     engine.state.directory.prune(engine.state.next_frame)
     plan = checkpoint.begin(engine, [], engine.state.last_at_us)
-    writer = CheckpointWriter(blocks, payloads, manifest, plan, lambda _: None)
+    writer = CheckpointWriter(blocks, payloads, manifest, plan, lambda _: None, epoch)
     try:
         written = writer.write().manifest
         written.incarnation = secrets.randbits(63)
-        _prepare_journal(files, written)
+        _prepare_journal(files, written, epoch)
     except BaseException:
         writer.withdraw()
         raise
@@ -96,7 +99,7 @@ def rebase(
     return written
 
 
-def _prepare_journal(files: Files, manifest: Manifest) -> None:
+def _prepare_journal(files: Files, manifest: Manifest, epoch: int) -> None:
     """A segment without frames: it remembers where the journal goes on."""
     for leftover in files.list(f"{REBASED}/"):
         files.delete(leftover)
@@ -104,7 +107,7 @@ def _prepare_journal(files: Files, manifest: Manifest) -> None:
     files.create(spare, SEGMENT_HEADER_BYTES + HEADER_BYTES).close()
     first = manifest.position + 1
     place = (manifest.incarnation, first, manifest.position)
-    header = SegmentHeader(1, *place, secrets.randbits(32))
+    header = SegmentHeader(epoch, *place, secrets.randbits(32))
     segment = give_birth(files, spare, segment_name(REBASED, first), header, [])
     segment.let_go()
     segment.file.close()

@@ -4,7 +4,7 @@ Blocks are read in the order in which checkpoints wrote them, rows and deltas on
 a later row of a message wins over an earlier one, and rows that are marked dead are passed over.
 What then comes from the journal after the manifest's position is applied as it was when it
 happened. What lies in the block store and is not named is left over from a checkpoint that never
-finished, and is deleted.
+finished, and is deleted, unless a later epoch wrote it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fasti.storage.event_codec import decode
 from fasti.storage.frames import StoredFrame
 from fasti.storage.journal import Journal
 from fasti.storage.manifest import Manifest
-from fasti.storage.runs import Block, Columns, rows_columns
+from fasti.storage.runs import Block, Columns, epoch_in, rows_columns
 from fasti.storage.seals import unseal
 from fasti.storage.state_block import decode_state
 
@@ -37,11 +37,14 @@ TOOL_MEMORY_BYTES = 64 << 30
 Places = dict[tuple[int, int], NDArray[np.intp] | slice]
 
 
-def delete_leftovers(blocks: BlockStore, manifest: Manifest) -> None:
-    """Removes objects that no manifest names."""
+def delete_leftovers(blocks: BlockStore, manifest: Manifest, epoch: int) -> None:
+    """Removes objects that no manifest names, of this epoch and those before it.
+
+    What a later epoch wrote is not this one's to judge: its manifest may name it.
+    """
     named = manifest.names
     for name in blocks.list():
-        if name not in named:
+        if name not in named and epoch_in(name) <= epoch:
             blocks.delete(name)
 
 

@@ -115,12 +115,13 @@ def _salvage(
     chain = read_chain(files, "journal", None)
     try:
         blocks = FileBlocks(files)
-        # What an earlier try wrote would be in the way.
-        delete_leftovers(blocks, manifest)
         salvage = Salvage(blocks, GappedJournal(files, chain), manifest, damaged)
+        # What an earlier try wrote would be in the way.
+        delete_leftovers(blocks, manifest, salvage.epoch)
         losses = salvage.read(version, cut_frames)
         _keep_blocks(files, damaged)
-        rebase.rebase(files, salvage.engine, salvage.payloads, salvage.manifest, version)
+        place = (salvage.manifest, version, salvage.epoch)
+        rebase.rebase(files, salvage.engine, salvage.payloads, *place)
         return losses
     finally:
         close_chain(chain)

@@ -135,9 +135,11 @@ def begin_life(files: Files) -> tuple[Manifest, int]:
         recover(engine, blocks, manifest, version)
         replay(engine, journal, manifest)
         # Of a checkpoint that was not finished, or of an earlier try: they would be in the way.
-        delete_leftovers(blocks, manifest)
-        payloads = Payloads(journal, blocks)
-        made = rebase.rebase(files, engine, payloads, manifest, version, keep_journal=False)
+        epoch = manifest.next_epoch(journal.epoch)
+        delete_leftovers(blocks, manifest, epoch)
+        payloads = Payloads(journal, blocks, manifest.payload_names)
+        place = (manifest, version, epoch)
+        made = rebase.rebase(files, engine, payloads, *place, keep_journal=False)
         return made, len(engine.state.topics)
     finally:
         close_chain(chain)

@@ -5,6 +5,9 @@ block is two objects under one number. Its *rows* hold fixed-width metadata and 
 shard opens and when a slice of time comes near; its *payloads* are read when a message is
 delivered. A *delta* block has rows only: what changed of messages whose payloads lie elsewhere.
 
+The name of an object begins with the epoch of the opening that wrote it: two writers that take each other
+for gone may give the same number, never the same name.
+
 An object is an Arrow IPC stream with one batch, sealed (seals.py). In payloads a null `payload` says that
 the row's bytes were lost before the block was written.
 """
@@ -60,6 +63,8 @@ class Block:
     """A block as the manifest lists it. `first` and `last` are (topic, partition, due)."""
 
     number: int
+    # Of the opening of the journal that wrote it.
+    epoch: int
     checkpoint: int
     rows: int
     size_bytes: int
@@ -70,12 +75,12 @@ class Block:
     @property
     def rows_name(self) -> str:
         """The object that holds its metadata."""
-        return f"{self.number:012d}.{'delta' if self.delta else 'rows'}"
+        return object_name(self.epoch, self.number, "delta" if self.delta else "rows")
 
     @property
     def payloads_name(self) -> str:
         """The object that holds its payloads."""
-        return f"{self.number:012d}.payloads"
+        return object_name(self.epoch, self.number, "payloads")
 
     @property
     def names(self) -> list[str]:
@@ -93,9 +98,20 @@ class Block:
         return cls(**{**values, **places})
 
 
+def object_name(epoch: int, number: int, kind: str) -> str:
+    """What an object of a block is called. No writer of another epoch gives the same name."""
+    return f"{epoch:08d}-{number:012d}.{kind}"
+
+
 def number_in(name: str) -> int:
     """The number of the block that an object belongs to."""
-    return int(name.partition(".")[0])
+    return int(name.partition(".")[0].partition("-")[2])
+
+
+def epoch_in(name: str) -> int:
+    """The epoch of the opening that wrote an object; 0 if the name is not a block's."""
+    epoch, dash, _ = name.partition("-")
+    return int(epoch) if dash and epoch.isdecimal() else 0
 
 
 def rows_batch(columns: Columns) -> pa.RecordBatch:

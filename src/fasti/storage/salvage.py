@@ -61,7 +61,7 @@ class GappedJournal:
     def __init__(self, files: Files, chain: Chain) -> None:
         self._table = SegmentTable(files, chain.segments, chain.last_sequence)
         self.first_sequence = self._table.first_sequence
-        self.last_sequence = chain.last_sequence
+        self.last_sequence, self.epoch = chain.last_sequence, chain.epoch
         self._filler: memoryview | None = None
 
     def frames(self, after: int) -> Iterator[StoredFrame]:
@@ -104,6 +104,8 @@ class Salvage:
         self._lost: dict[Place, LostRows] = defaultdict(LostRows)
         self.losses = Losses()
         self.payloads = Payloads(cast(Journal, journal), blocks)
+        # Of the blocks that are written in place of lost ones, and of the directory's next life.
+        self.epoch = manifest.next_epoch(journal.epoch)
         self._blocks, self._journal = blocks, journal
         self._mender: Mender | None = None
         self._live: dict[Place, Int64s] = {}
@@ -111,8 +113,14 @@ class Salvage:
     def read(self, version: int, cut_frames: int | None = None) -> Losses:
         """Brings the engine up to date. `cut_frames`: how many frames were cut off at the end."""
         self.manifest = without_damaged(
-            self._blocks, self.manifest, set(self._damaged), self._lost.__getitem__, self.losses
+            self._blocks,
+            self.manifest,
+            self.epoch,
+            set(self._damaged),
+            self._lost.__getitem__,
+            self.losses,
         )
+        self.payloads.names = self.manifest.payload_names
         recover(self.engine, self._blocks, self.manifest, version)
         expected = self.manifest.position + 1
         if self._damaged:

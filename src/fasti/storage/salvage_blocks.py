@@ -42,7 +42,12 @@ def is_repairable(manifest: Manifest, name: str) -> bool:
 
 
 def without_damaged(
-    blocks: BlockStore, manifest: Manifest, damaged: set[str], lost: Lost, losses: Losses
+    blocks: BlockStore,
+    manifest: Manifest,
+    epoch: int,
+    damaged: set[str],
+    lost: Lost,
+    losses: Losses,
 ) -> Manifest:
     """The manifest of what is left; counts what is lost."""
     if not damaged:
@@ -57,7 +62,7 @@ def without_damaged(
     for log_block in manifest.logs:
         if log_block.name in damaged:
             lost(log_block.place).add(log_block.first_offset, log_block.end - 1)
-            log_block = _fill(blocks, log_block, found.next_block)
+            log_block = _fill(blocks, log_block, found.next_block, epoch)
             found.next_block += 1
         found.logs.append(log_block)
     return found
@@ -88,7 +93,7 @@ def _count_block(
             lost((topic, partition)).add(sequence, sequence)
 
 
-def _fill(blocks: BlockStore, block: LogBlock, number: int) -> LogBlock:
+def _fill(blocks: BlockStore, block: LogBlock, number: int, epoch: int) -> LogBlock:
     """A block of empty rows in place of one that is lost."""
     assert block.rows <= ROWS_MAX
     headers = pa.array([[(LOST_HEADER, "true")]] * block.rows, HEADERS)
@@ -98,7 +103,8 @@ def _fill(blocks: BlockStore, block: LogBlock, number: int) -> LogBlock:
         "created_us": pa.array(np.full(block.rows, block.first_us)),
     }
     buffers = seal(pa.RecordBatch.from_pydict(columns))
-    made = replace(block, number=number, size_bytes=sum(memoryview(b).nbytes for b in buffers))
+    size_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
+    made = replace(block, number=number, epoch=epoch, size_bytes=size_bytes)
     blocks.put(made.name, buffers)
     return made
 

@@ -63,7 +63,7 @@ class ShardStore:
         self.journal, self.blocks = storage.journal, storage.blocks
         self.capacity = storage.capacity
         self.version, self.manifest = storage.manifest
-        self.payloads = Payloads(self.journal, self.blocks)
+        self.payloads = Payloads(self.journal, self.blocks, self.manifest.payload_names)
         self.payloads.is_named = lambda name: name in self.manifest.names
         # What had to be replayed when it was opened.
         self.tail_bytes = 0
@@ -99,7 +99,7 @@ class ShardStore:
             replayed = replay(engine, self.journal, self.manifest, self._count_tail)
         except Corruption as error:
             raise self.storage.explain(error) from error
-        delete_leftovers(self.blocks, self.manifest)
+        delete_leftovers(self.blocks, self.manifest, self.journal.epoch)
         self.storage.settle()
         return replayed
 
@@ -147,7 +147,9 @@ class ShardStore:
         """
         if self._uncertain:
             self.version = self._stored_version()
-        writer = CheckpointWriter(self.blocks, self.payloads, self.manifest, plan, pace)
+        writer = CheckpointWriter(
+            self.blocks, self.payloads, self.manifest, plan, pace, self.journal.epoch
+        )
         try:
             written = writer.write()
             wait_durable(plan.snapshot.position)
@@ -159,6 +161,7 @@ class ShardStore:
         names = (self.manifest.names | self._uncertain) - written.manifest.names
         self._condemned.append(_Condemned(names, written.manifest.position))
         self.version, self.manifest = version, written.manifest
+        self.payloads.names = self.payloads.names | self.manifest.payload_names
         self._uncertain = set()
         self._unwritten = []
         return written, written.finished(version)
@@ -216,6 +219,7 @@ class ShardStore:
         held = {name for c in self._condemned if c not in free for name in c.names}
         kept = {number_in(name) for name in self.manifest.names | held}
         self.payloads.forget(in_run=True, wanted=kept.__contains__)
+        self.payloads.names = {n: name for n, name in self.payloads.names.items() if n in kept}
         self.payloads.forget(in_run=False, wanted=lambda frame: frame > position)
         for condemned in free:
             for name in sorted(condemned.names):

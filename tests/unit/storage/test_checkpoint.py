@@ -8,7 +8,7 @@ from fasti.storage.runs import Block
 
 
 def block(number: int, run: int, rows: int = 100, size_bytes: int = 1000) -> Block:
-    return Block(number, run, rows, size_bytes, (1, 0, 0), (1, 0, 9))
+    return Block(number, 1, run, rows, size_bytes, (1, 0, 0), (1, 0, 9))
 
 
 def test_mostly_dead_blocks_are_rewritten_and_others_left_alone() -> None:

@@ -13,16 +13,16 @@ from fasti.storage.runs import Block
 
 def test_it_comes_back_and_names_every_object() -> None:
     blocks = [
-        Block(1, 1, 5, 100, (1, 0, 0), (1, 0, 2**62)),
-        Block(2, 1, 5, 9, (1, 0, 0), (9, 4, 1), delta=True),
+        Block(1, 3, 1, 5, 100, (1, 0, 0), (1, 0, 2**62)),
+        Block(2, 4, 1, 5, 9, (1, 0, 0), (9, 4, 1), delta=True),
     ]
-    manifest = Manifest(2**63 - 1, (2**64 - 1, 1), 5, 1, 4, "000000000003.state", blocks)
+    manifest = Manifest(2**63 - 1, (2**64 - 1, 1), 5, 1, 4, "00000004-000000000003.state", blocks)
     assert Manifest.decode(manifest.encode()) == manifest
     assert manifest.names == {
-        "000000000001.rows",
-        "000000000001.payloads",
-        "000000000002.delta",
-        "000000000003.state",
+        "00000003-000000000001.rows",
+        "00000003-000000000001.payloads",
+        "00000004-000000000002.delta",
+        "00000004-000000000003.state",
     }
 
 

@@ -19,7 +19,7 @@ from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame as StoredFrame
 from fasti.storage.memory import MemoryBlocks, MemoryJournal
 from fasti.storage.payloads import Payloads
-from fasti.storage.runs import PAYLOAD_SCHEMA
+from fasti.storage.runs import PAYLOAD_SCHEMA, object_name
 from fasti.storage.seals import seal
 
 AT_US = 1_700_000_000_000_000
@@ -42,6 +42,14 @@ def append(journal: MemoryJournal, rows: Rows) -> int:
     return sequence
 
 
+def name_of(number: int) -> str:
+    return object_name(1, number, "payloads")
+
+
+def names_of(*numbers: int) -> dict[int, str]:
+    return {number: name_of(number) for number in numbers}
+
+
 def put(blocks: MemoryBlocks, number: int, rows: Rows) -> None:
     arrays = []
     for field in PAYLOAD_SCHEMA:
@@ -52,14 +60,14 @@ def put(blocks: MemoryBlocks, number: int, rows: Rows) -> None:
         else:
             arrays.append(pa.nulls(len(rows), field.type))
     batch = pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD_SCHEMA)
-    blocks.put(f"{number:012d}.payloads", seal(batch))
+    blocks.put(name_of(number), seal(batch))
 
 
 @pytest.fixture
 def places() -> tuple[Payloads, dict[int, dict[str, Any]]]:
     """Payloads everywhere, and what must be found at each location."""
     journal, blocks = MemoryJournal(), MemoryBlocks()
-    payloads = Payloads(journal, blocks)
+    payloads = Payloads(journal, blocks, names_of(1, 2, 40))
     expected: dict[int, dict[str, Any]] = {}
 
     def expect(location: Any, payload: str, created_us: int, key: str | None = None) -> None:
@@ -134,30 +142,30 @@ def test_a_rotten_block_is_never_handed_out() -> None:
     journal, blocks = MemoryJournal(), MemoryBlocks()
     rows = rows_of("x", 3)
     put(blocks, 7, rows)
-    data = bytearray(blocks.get("000000000007.payloads"))
+    data = bytearray(blocks.get(name_of(7)))
     data[data.index(b"x1")] ^= 4
-    blocks.delete("000000000007.payloads")
-    blocks.put("000000000007.payloads", [bytes(data)])
-    payloads = Payloads(journal, blocks)
+    blocks.delete(name_of(7))
+    blocks.put(name_of(7), [bytes(data)])
+    payloads = Payloads(journal, blocks, names_of(7))
     with pytest.raises(Corruption) as caught:
         payloads.gather(in_block(7, int64s(0, 1)))
-    assert caught.value.details["file"] == "blocks/000000000007.payloads"
+    assert caught.value.details["file"] == f"blocks/{name_of(7)}"
     assert payloads.damaged(in_block(7, int64s(1))).tolist() == [True]
     found = payloads.gather(in_block(7, int64s(1)), lost=True)
     assert found.column("payload").to_pylist() == [None]
-    assert [each.file for each in payloads.damages.files()] == ["blocks/000000000007.payloads"]
+    assert [each.file for each in payloads.damages.files()] == [f"blocks/{name_of(7)}"]
 
 
 def test_a_block_that_is_good_again_is_read_again() -> None:
     blocks = MemoryBlocks()
     put(blocks, 7, rows_of("x", 3))
-    good = bytes(blocks.get("000000000007.payloads"))
-    blocks.delete("000000000007.payloads")
-    blocks.put("000000000007.payloads", [good[:500] + bytes(len(good) - 500)])
-    payloads = Payloads(MemoryJournal(), blocks)
+    good = bytes(blocks.get(name_of(7)))
+    blocks.delete(name_of(7))
+    blocks.put(name_of(7), [good[:500] + bytes(len(good) - 500)])
+    payloads = Payloads(MemoryJournal(), blocks, names_of(7))
     assert payloads.damaged(in_block(7, int64s(1))).all()
-    blocks.delete("000000000007.payloads")
-    blocks.put("000000000007.payloads", [good])
+    blocks.delete(name_of(7))
+    blocks.put(name_of(7), [good])
     assert payloads.damaged(in_block(7, int64s(1))).all()
     payloads.look_again()
     assert payloads.gather(in_block(7, int64s(1))).column("payload").to_pylist() == [b"x1"]
@@ -165,7 +173,7 @@ def test_a_block_that_is_good_again_is_read_again() -> None:
 
 
 def test_a_named_block_that_is_missing_is_lost_and_has_not_moved() -> None:
-    payloads = Payloads(MemoryJournal(), MemoryBlocks())
+    payloads = Payloads(MemoryJournal(), MemoryBlocks(), names_of(7))
     with pytest.raises(NotFound):
         payloads.gather(in_block(7, int64s(0)))
     payloads.is_named = lambda name: True

@@ -9,7 +9,7 @@ import pytest
 
 from fasti.errors import Corruption, NewerFormat
 from fasti.storage import seals
-from fasti.storage.runs import Block, number_in
+from fasti.storage.runs import Block, epoch_in, number_in
 from fasti.storage.seals import open_seal, seal, seal_content, unseal
 
 
@@ -53,10 +53,12 @@ def test_a_newer_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_a_block() -> None:
-    block = Block(17, 3, 10, 100, (1, 0, 5), (2, 1, 9))
-    assert block.names == ["000000000017.rows", "000000000017.payloads"]
+    block = Block(17, 5, 3, 10, 100, (1, 0, 5), (2, 1, 9))
+    assert block.names == ["00000005-000000000017.rows", "00000005-000000000017.payloads"]
     assert Block.from_dict(block.to_dict()) == block
-    delta = Block(18, 3, 10, 100, (1, 0, 5), (2, 1, 9), delta=True)
-    assert delta.names == ["000000000018.delta"]
+    delta = Block(18, 6, 3, 10, 100, (1, 0, 5), (2, 1, 9), delta=True)
+    assert delta.names == ["00000006-000000000018.delta"]
     assert Block.from_dict(delta.to_dict()) == delta
     assert {number_in(name) for name in [*block.names, *delta.names]} == {17, 18}
+    assert {epoch_in(name) for name in [*block.names, *delta.names]} == {5, 6}
+    assert epoch_in("no-block") == epoch_in("000000000017.rows") == 0

@@ -33,7 +33,7 @@ def store(rows: list[Row], per_block: int, blocks: MemoryBlocks) -> list[Block]:
             columns[name][:] = [row[place] for row in part]
         number = begin // per_block + 1
         ends = place_of(columns, 0), place_of(columns, -1)
-        block = Block(number, 1, len(part), 0, *ends, delta=number % 2 == 0)
+        block = Block(number, 1, 1, len(part), 0, *ends, delta=number % 2 == 0)
         blocks.put(block.rows_name, seal(rows_batch(columns)))
         listed.append(block)
     return listed

@@ -16,15 +16,20 @@ from fasti.core.keys import Rows
 from fasti.errors import (
     Corruption,
     FastiError,
+    Fenced,
     NewerFormat,
     PermissionDenied,
     StorageError,
     StorageFailed,
 )
+from fasti.model import TopicSettings
 from fasti.storage import event_codec, file_blocks, manifest, seals
 from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.local_shard import LocalShard
+from fasti.storage.memory_storage import MemoryStorage
+from fasti.storage.recovery import delete_leftovers
+from fasti.storage.runs import number_in
 from fasti.testing.disk import SimulatedFiles
 from tests.crash.shard_workload import Driven, dump, list_all, moment, write_story
 
@@ -206,6 +211,42 @@ def test_a_failed_opening_deletes_no_leftovers() -> None:
     files.flip_bit(damaged, 40)
     LocalShard(FileStorage(files), SETTINGS)
     assert not files.exists("blocks/000000000999.rows")
+
+
+NOW = 1_700_000_000_000_000
+
+
+def two_writers() -> tuple[LocalShard, LocalShard]:
+    """Two shards on the same storage, of which the first doesn't know that it is deposed."""
+    first, second = MemoryStorage(), MemoryStorage()
+    old = LocalShard(first, SETTINGS)
+    assert old.call(co.CreateTopic("t", TopicSettings()), NOW, 0).error is None
+    assert first.journal is not None
+    second.blocks, second.journal = first.blocks, first.journal
+    return old, LocalShard(second, SETTINGS)
+
+
+def test_two_writers_never_write_the_same_name() -> None:
+    old, new = two_writers()
+    for shard in (old, new):
+        assert shard.call(co.Produce("t", Rows.of([b"x"])), NOW, 0).error is None
+    new.checkpoint(NOW, 0)
+    with pytest.raises(Fenced):
+        old.checkpoint(NOW, 0)
+    numbers = [number_in(name) for name in new.store.blocks.list()]
+    assert len(numbers) > len(set(numbers)), "they gave the same numbers"
+    assert new.store.manifest.names < set(new.store.blocks.list())
+
+
+def test_an_opening_deletes_nothing_of_a_later_epoch() -> None:
+    old, new = two_writers()
+    new.checkpoint(NOW, 0)
+    written = set(new.store.blocks.list())
+    delete_leftovers(old.store.blocks, old.store.manifest, old.store.journal.epoch)
+    assert set(old.store.blocks.list()) == written
+    later = new.store.journal.epoch + 1
+    delete_leftovers(old.store.blocks, old.store.manifest, later)
+    assert not old.store.blocks.list()
 
 
 # Versions
