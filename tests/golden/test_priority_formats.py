@@ -1,9 +1,4 @@
-"""What priority topics added to the formats: their events, and a column of rows and deltas.
-
-If one of these tests fails because the format was changed on purpose, raise the format version,
-leave the old file where it is, and add a new one beside it.  To write a new file, run this module
-with ``python -m tests.golden.test_priority_formats``.
-"""
+"""What priority topics added to the formats: their events, and a column of rows and deltas."""
 
 from __future__ import annotations
 
@@ -29,8 +24,8 @@ from tests.golden.bodies import (
 )
 from tests.golden.test_shard_formats import columns
 
-BODY = Path(__file__).parent / "frame-body-2-priority"
-ROWS = Path(__file__).parent / "block-2-priority.rows"
+BODY = Path(__file__).parent / "frame-body-priority"
+ROWS = Path(__file__).parent / "block-priority.rows"
 
 
 def uint16s(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
@@ -57,6 +52,10 @@ def ranked() -> Columns:
     return {**found, "priority": (np.arange(count) * 7_919 % 65_536).astype(np.uint16)}
 
 
+def written() -> dict[Path, bytes]:
+    return {BODY: body_of(frame()), ROWS: joined(seal(rows_batch(ranked())))}
+
+
 def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
     check_written(frame(), BODY)
 
@@ -75,10 +74,3 @@ def test_rows_with_priorities_are_read_as_ever() -> None:
 def test_rows_without_priorities_leave_the_column_out() -> None:
     plain = {**ranked(), "priority": np.zeros(len(columns()["sequence"]), dtype=np.uint16)}
     assert rows_batch(plain).schema.names == ROW_SCHEMA.names
-
-
-if __name__ == "__main__":
-    if not BODY.exists():
-        BODY.write_bytes(body_of(frame()))
-    if not ROWS.exists():
-        ROWS.write_bytes(joined(seal(rows_batch(ranked()))))

@@ -8,11 +8,15 @@ from fasti.core import events as ev
 from fasti.core.replies import Frame
 from tests.golden.bodies import AT_US, body_of, check_read, check_written
 
-BODY = Path(__file__).parent / "frame-body-2-producers"
+BODY = Path(__file__).parent / "frame-body-producers"
 
 
 def frame() -> Frame:
     return Frame(5, [ev.ProducerEnded(AT_US, "4f3a"), ev.ProducerEnded(AT_US, "übrig")], None)
+
+
+def written() -> dict[Path, bytes]:
+    return {BODY: body_of(frame())}
 
 
 def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
@@ -21,8 +25,3 @@ def test_the_head_and_columns_of_a_body_are_written_as_ever() -> None:
 
 def test_a_body_is_read_as_ever() -> None:
     check_read(BODY, frame())
-
-
-if __name__ == "__main__":
-    if not BODY.exists():
-        BODY.write_bytes(body_of(frame()))

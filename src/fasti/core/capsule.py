@@ -77,15 +77,10 @@ def restore(state: ShardState, capsule: Capsule) -> None:
     memory.reasons.restore(head["reasons"])
     for described in head["topics"]:
         _restore_topic(state, described, columns)
-    if "directory" in head:
-        state.directory.restore(head["directory"])
-    else:
-        # Written before there was a change feed.
-        state.directory.topics.update((t.number, t.name) for t in state.topics.values())
+    state.directory.restore(head["directory"])
     for described in head["stages"]:
         _restore_stage(state, described, columns)
-    # Older ones knew no sinks.
-    state.sinks.restore(head.get("sinks", []))
+    state.sinks.restore(head["sinks"])
     _restore_producers(state, head["producers"], columns)
 
 
@@ -101,9 +96,7 @@ def dead_rows(capsule: Capsule) -> dict[int, NDArray[np.uint8]]:
 def restore_leases(state: ShardState, capsule: Capsule) -> None:
     """Leases, once the rows are there. They have no deadline yet: `Engine.start` arms them."""
     leases, columns = state.memory.leases, capsule.columns
-    # Older ones knew neither since when leases run nor why their messages came back before.
-    none = np.zeros(len(columns["lease.token"]), dtype=np.int64)
-    since, reasons = columns.get("lease.since", none), columns.get("lease.reason", none)
+    since, reasons = columns["lease.since"], columns["lease.reason"]
     for reason, uses in zip(*np.unique(reasons, return_counts=True), strict=True):
         state.memory.reasons.use(int(reason), int(uses))
     names = capsule.head["consumers"]
@@ -154,15 +147,15 @@ def _capture_topic(topic: Topic, columns: dict[str, Any]) -> dict[str, Any]:
 def _restore_topic(state: ShardState, described: dict[str, Any], columns: dict[str, Any]) -> None:
     settings = TopicSettings.from_dict(described["settings"])
     topic = state.make_topic(described["number"], described["name"], settings)
-    bindings = [(pattern, target) for pattern, target in described.get("bindings", [])]
+    bindings = [(pattern, target) for pattern, target in described["bindings"]]
     state.set_bindings(topic, bindings)
-    topic.bindings_version = described.get("bindings_version", 0)
-    topic.active_us = described.get("active_us", 0)
-    topic.paused = described.get("paused", False)
+    topic.bindings_version = described["bindings_version"]
+    topic.active_us = described["active_us"]
+    topic.paused = described["paused"]
     for number, values in enumerate(described["partitions"]):
         if values != _NO_ROWS:
             _restore_partition(topic.partitions[number], values, columns)
-    topic.kind.restore(topic, described.get("kind", {}), columns)
+    topic.kind.restore(topic, described["kind"], columns)
 
 
 def _restore_partition(
@@ -209,8 +202,7 @@ def _restore_stage(state: ShardState, described: dict[str, Any], columns: dict[s
             hashes = np.stack([columns[place + "first"], columns[place + "last"]], axis=1)
         stage.add(StagedRows(partition, columns[place + "sequences"], hashes), 0)
     for field in _OF_SINKS:
-        if field in described:
-            setattr(stage, field, described[field])
+        setattr(stage, field, described[field])
     state.open_stage(described["name"], stage)
     if stage.published:
         state.publishing[described["name"]] = stage
@@ -239,10 +231,9 @@ def _numbers(receipt: Receipt) -> list[int]:
 
 
 def _restore_producers(state: ShardState, described: list[Any], columns: dict[str, Any]) -> None:
-    receipts = _receipts if "receipt.rows" in columns else _receipts_of_rows
-    made = receipts([numbers for each in described for numbers in each[3]], columns)
-    for name, last_sequence, known_until_us, own, *seen in described:
-        producer = Producer(last_sequence, known_until_us, *seen)
+    made = _receipts([numbers for each in described for numbers in each[3]], columns)
+    for name, last_sequence, known_until_us, own, seen_us in described:
+        producer = Producer(last_sequence, known_until_us, seen_us)
         producer.receipts += islice(made, len(own))
         state.producers.set(name, producer)
 
@@ -257,17 +248,6 @@ def _receipts(numbers: list[list[int]], columns: dict[str, Any]) -> Iterator[Rec
         part, its_order = runs[begin : begin + count], order[place : place + placed]
         yield Receipt(sequence, rows, part.tobytes(), its_order.tobytes())
         begin, place = begin + count, place + placed
-
-
-def _receipts_of_rows(numbers: list[list[int]], columns: dict[str, Any]) -> Iterator[Receipt]:
-    """As they were written before there were runs."""
-    begin = 0
-    for sequence, count in numbers:
-        rows = slice(begin, begin + count)
-        status = columns["receipt.status"][rows].astype(np.uint8)
-        ids, versions = columns["receipt.ids"][rows], columns["receipt.versions"][rows]
-        yield Receipt.of(sequence, status, ids, versions)
-        begin += count
 
 
 def _capture_leases(state: ShardState, columns: dict[str, Any]) -> list[str]:

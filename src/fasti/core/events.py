@@ -347,23 +347,10 @@ class Published(Event):
 
 
 @dataclass(slots=True)
-class Landed(Event):
-    """The next messages of a published stage stand in the calendar now. Not written any more:
-    `StageLanded` names them.
-    """
-
-    code: ClassVar[int] = 42
-    stage: str
-    count: int
-
-
-@dataclass(slots=True)
 class StageDropped(Event):
-    """An unpublished stage expired, or somebody said so: `count` of its messages are gone.
-
-    0 today: they go piece by piece (`StageRowsDropped`), which begins here.
+    """An unpublished stage expired, or a caller dropped it: its messages go piece by piece
+    (`StageRowsDropped`) from now on.
     """
 
     code: ClassVar[int] = 43
     stage: str
-    count: int

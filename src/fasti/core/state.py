@@ -130,7 +130,6 @@ class ShardState:
             ev.Lapsed: self._lapsed,
             ev.StageOpened: self._stage_opened,
             ev.Published: self._published,
-            ev.Landed: self._landed,
             ev.StageDropped: self._stage_dropped,
             **self.sinks.events(),
         }
@@ -530,35 +529,8 @@ class ShardState:
                 kept = ~np.isin(ids, event.skipped)
                 partition.claim_keys(batch.hashes[kept], batch.sequences[kept])
 
-    def _landed(self, event: ev.Landed, _: int) -> None:
-        stage = self.stages[event.stage]
-        for batch in stage.take(event.count):
-            partition = self.topics[stage.topic].partitions[batch.partition]
-            ids = batch.sequences + (batch.partition << 51)
-            skipped = np.isin(ids, list(stage.skipped)) if stage.skipped else None
-            if skipped is not None and skipped.any():
-                dropped = batch.sequences[skipped]
-                slots = partition.ledger.slots(dropped)
-                partition.finish(dropped, slots, Verb.DROP, event.at_us)
-                batch.sequences = batch.sequences[~skipped]
-            if len(batch.sequences):
-                slots = partition.ledger.slots(batch.sequences)
-                partition.turn(slots, Verb.PUBLISH)
-                partition.schedule(
-                    batch.sequences, slots, partition.arena.due.take(slots, mode="clip")
-                )
-                partition.plan_expiry(batch.sequences, slots, event.at_us)
-        self.count_stage(stage)
-        if not stage.batches:
-            self.close_stage(event.stage)
-
     def _stage_dropped(self, event: ev.StageDropped, _: int) -> None:
         stage = self.stages[event.stage]
         self.begin_drop(event.stage)
-        for batch in stage.take(event.count):
-            partition = self.topics[stage.topic].partitions[batch.partition]
-            slots = partition.ledger.slots(batch.sequences)
-            partition.finish(batch.sequences, slots, Verb.DROP, event.at_us)
-        self.count_stage(stage)
         if not stage.batches:
             self.close_stage(event.stage)

@@ -3,7 +3,7 @@
 A value is damaged if a damaged piece (seals.py) has a part of it: of its bytes, of the offsets that say
 where they are, or of the bit that says whether it is null. Such values come back as nulls, and no
 damaged byte is ever looked at: offsets are mended first, so that no read leaves its buffer. What no
-piece tells of (a journal frame, a block of format 1, a block whose head is lost) is damaged as a whole.
+piece tells of (a journal frame, a block whose head is lost) is damaged as a whole.
 
 Any thread; nothing is kept.
 """

@@ -34,7 +34,7 @@ from fasti.errors import NewerFormat
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-BODY_FORMAT_VERSION = 2
+BODY_FORMAT_VERSION = 1
 
 _HEAD = struct.Struct("<I4x")
 _KINDS: dict[str, str] = {

@@ -4,7 +4,7 @@ A segment is a preallocated file named for its first sequence.  It opens with 64
 
     offset  size  field
          0     8  magic            "FASTISEG"
-         8     4  format version   2
+         8     4  format version   1
         12     4  epoch            that of all its frames
         16     8  incarnation      that of all its frames
         24     8  first sequence
@@ -58,9 +58,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 # Grows with everything that older versions would misread, wherever in the directory it lies: each
-# opening begins a segment, so that they refuse the directory as a whole. 1: no topics that are
-# paused, no messages that expire, no times of death and last reasons.
-SEGMENT_FORMAT_VERSION = 2
+# opening begins a segment, so that they refuse the directory as a whole.
+SEGMENT_FORMAT_VERSION = 1
 SEGMENT_HEADER_BYTES = 64
 SEGMENT_MAGIC = b"FASTISEG"
 SEGMENT_SUFFIX = ".segment"
@@ -89,7 +88,7 @@ class SegmentHeader:
     first_sequence: int
     durable_through: int
     nonce: int
-    # 0 where it is not known: segments of older versions, and of backups.
+    # 0 where it is not known, as in backups.
     size_bytes: int = 0
 
 

@@ -40,7 +40,6 @@ class StageMender:
             ev.Published: self._published,
             sinks.SinkPublished: self._sink_published,
             ev.StageDropped: self._if_known,
-            ev.Landed: self._if_known,
             sinks.StageLanded: self._rows_left,
             sinks.StageRowsDropped: self._rows_left,
             sinks.SinkCarried: self._carried,

@@ -5,7 +5,7 @@ header, and is mapped, never copied. All integers are little-endian::
 
     offset  size  field
          0     8  magic            "FASTIBLK"
-         8     4  format version   2
+         8     4  format version   1
         12     4  head             how many bytes of the content stand before its columns
         16     8  checksum         XXH3-64 of all other bytes of the file
         24     8  length           of the content
@@ -16,8 +16,7 @@ header, and is mapped, never copied. All integers are little-endian::
                   the head again
               32  the header again, its checksum zeros
 
-The checksum keeps its place in every format. In format 1 there are no pieces: `head` and `length` are
-zeros, and all behind the header is the content.
+The checksum keeps its place in every later format.
 
 Reading compares the checksum alone. Only when that fails are the pieces looked at (`damage_of`): what
 lies in a piece that is still as it was written can be relied on, and where a single bit was flipped
@@ -41,7 +40,7 @@ from fasti.storage.frames import body_checksum
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-BLOCK_FORMAT_VERSION = 2
+BLOCK_FORMAT_VERSION = 1
 # Larger ones cost more messages when one is damaged, smaller ones more time when all are written.
 PIECE_BYTES = 1024
 # In more damaged pieces than this no single bit is looked for: each takes milliseconds.
@@ -163,8 +162,6 @@ def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
             found=version,
             supported=BLOCK_FORMAT_VERSION,
         )
-    if version == 1:
-        return data[_HEADER.size :]
     if head_bytes > length or _size(head_bytes, length) != len(data):
         raise Corruption(f"{name}: length", file=name, offset=24)
     begin = _begin(_pieces(head_bytes, length))

@@ -402,7 +402,6 @@ _SHOWN: dict[type[ev.Event], Show] = {
     ev.ProducerAdvanced: _hidden,
     ev.ProducerEnded: _hidden,
     ev.StageOpened: _hidden,
-    ev.Landed: _hidden,
     sinks.SinkPublished: _once("sink_published", "sink", "batch", "operation", "stages"),
     sinks.SinkStageOpened: _hidden,
     sinks.StageLanded: _landed,

@@ -62,7 +62,7 @@ def restore(
     note: Callable[[int], None] = ignore,
 ) -> list[Group]:
     """The groups, back from `capture`; `note` is told of the places that are made."""
-    listed = described.get("groups", [])
+    listed = described["groups"]
     if not listed:
         return []
     prefix = f"group.{topic}."

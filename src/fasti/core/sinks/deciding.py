@@ -48,7 +48,7 @@ def publish_batch(work: Work, command: PublishBatch) -> Done:
         # Staged again by somebody who didn't know: it will never be published.
         for name, stage in state.sinks.stages_of(command.sink).items():
             if name in command.stages and not stage.published and not stage.dropping:
-                work.emit(StageDropped(work.now_us, name, 0))
+                work.emit(StageDropped(work.now_us, name))
         return Done(_answer(known, command.batch, repeated=True))
     check_room(work, command.sink)
     if known is not None and not known.done:
@@ -169,7 +169,7 @@ def drop_stages(work: Work, command: DropStages) -> Done:
     for name in dict.fromkeys(command.stages):
         stage = work.state.stages.get(name)
         if stage is not None and not stage.dropping:
-            work.emit(StageDropped(work.now_us, name, 0))
+            work.emit(StageDropped(work.now_us, name))
     return Done(rows)
 
 

@@ -55,7 +55,7 @@ def drop_stage(work: Work, command: DropStage) -> Done:
     """The stage's messages are dropped, unpublished."""
     stage = _stage(work, command.stage)
     rows = stage.rows
-    work.emit(ev.StageDropped(work.now_us, command.stage, 0))
+    work.emit(ev.StageDropped(work.now_us, command.stage))
     return Done(rows)
 
 
@@ -71,7 +71,7 @@ def land(work: Work) -> bool:
     if next_expiry_us(state) <= work.now_us:
         for name, stage in list(state.stages.items()):
             if _expiry_us(state, stage) <= work.now_us:
-                work.emit(ev.StageDropped(work.now_us, name, 0))
+                work.emit(ev.StageDropped(work.now_us, name))
     if state.dropping:
         # In the order in which they were opened, which a restart doesn't change.
         for name, stage in list(state.stages.items()):
