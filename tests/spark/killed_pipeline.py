@@ -55,7 +55,7 @@ def main(told: dict[str, str]) -> None:
     spark = fasti.spark.session("local[2]", "killed", **QUICK)
     spark.sparkContext.setLogLevel("OFF")
     break_at(told["table"], told["place"], lambda: os.kill(os.getpid(), signal.SIGKILL))
-    lake = Lake(told["lake"], told["format"])  # type: ignore[arg-type]
+    lake = Lake(told["lake"])
     options = {"step_rows": int(told["step_rows"])}
     run(Pipeline(lake, [bronze, silver_messages], told["address"], options=options), spark)
 

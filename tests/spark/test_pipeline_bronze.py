@@ -134,7 +134,7 @@ def messages_alone(rows: list[Row]) -> list[Row]:
 def test_payloads_if_wanted(
     tmp_path: Path, queue: BrokerProcess, teller: Client, spark: SparkSession
 ) -> None:
-    lake = Lake(tmp_path, "parquet")
+    lake = Lake(tmp_path)
     pipeline = Pipeline(lake, [bronze], queue.address, options={"payload": True, "tasks": 3})
     run(pipeline, spark)
     payloads = set(lake.bronze.arrow(["payload"]).column("payload").to_pylist())

@@ -18,7 +18,7 @@ from fasti.pipeline.bronze import bronze
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.runner import Pipeline, run
 from fasti.pipeline.silver_stage import silver_messages
-from fasti.pipeline.tables import Format, Table
+from fasti.pipeline.tables import Table
 from tests.spark.killed_pipeline import PLACES, break_at
 from tests.spark.plain_delta import (
     as_the_broker_says,
@@ -68,10 +68,9 @@ def assert_whole(lake: Lake, client: Client, spark: SparkSession) -> None:
     truth = feed(client)
     assert in_lake(lake) == truth
     assert_equal(lake.silver(spark), truth)
-    if lake.format == "delta":
-        assert_tables_are_true(lake)
-        assert_every_version_is_true(lake)
-        assert states(lake) == as_the_broker_says(client)
+    assert_tables_are_true(lake)
+    assert_every_version_is_true(lake)
+    assert states(lake) == as_the_broker_says(client)
     for table in (lake.bronze, lake.messages, lake.topics):
         assert not list((table.path / "_staged").glob("*"))
     counted = {table.path / each.path for table in (lake.bronze,) for each in table.files()}
@@ -86,10 +85,9 @@ class Killed(BaseException):
     """As if the process was gone: nobody catches it, nothing is tidied up."""
 
 
-@pytest.mark.parametrize(("format", "few"), [("delta", False), ("parquet", True)])
+@pytest.mark.parametrize("few", [False, True])
 def test_an_end_at_every_place_one_after_the_other(
     tmp_path: Path,
-    format: Format,
     few: bool,
     client: Client,
     queue: BrokerProcess,
@@ -107,7 +105,7 @@ def test_an_end_at_every_place_one_after_the_other(
     for round, (table, place) in enumerate(places):
         happen(client, round)
         # A process of its own knows nothing of the one before.
-        lake = Lake(tmp_path / "lake", format)
+        lake = Lake(tmp_path / "lake")
         with monkeypatch.context() as patched:
             for name in ("staging", "adopt", "replace"):
                 patched.setattr(Table, name, getattr(Table, name))
@@ -116,7 +114,7 @@ def test_an_end_at_every_place_one_after_the_other(
             break_at(table, place, end)
             with pytest.raises(Killed):
                 run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
-    lake = Lake(tmp_path / "lake", format)
+    lake = Lake(tmp_path / "lake")
     run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
     assert_whole(lake, client, spark)
 
@@ -145,7 +143,6 @@ def test_a_driver_is_killed(
     happen(client, 0)
     told = {
         "lake": str(lake.root),
-        "format": "delta",
         "address": queue.address,
         "table": table,
         "place": place,

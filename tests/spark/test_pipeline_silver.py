@@ -94,8 +94,8 @@ def test_nothing_of_nothing() -> None:
 class Bronze:
     """A lake whose bronze is written by hand, in as many commits as wanted."""
 
-    def __init__(self, root: Path, format: Any = "delta") -> None:
-        self.lake = Lake(root, format)
+    def __init__(self, root: Path) -> None:
+        self.lake = Lake(root)
         remember_shard(self.lake, SHARD)
 
     def bring(self, rows: list[Row]) -> None:

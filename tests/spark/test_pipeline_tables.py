@@ -17,17 +17,12 @@ from fasti.pipeline.commits import Commit
 from fasti.pipeline.files import folder_of, partition_of
 from fasti.pipeline.inventory import first_rows, tables
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.tables import Format, Table
-
-
-@pytest.fixture(params=["delta", "parquet"])
-def format(request: pytest.FixtureRequest) -> Format:
-    return request.param  # type: ignore[no-any-return]
+from fasti.pipeline.tables import Table
 
 
 @pytest.fixture
-def table(tmp_path: Path, format: Format) -> Table:
-    return Table(tmp_path / "t", format, ["day"])
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "t", ["day"])
 
 
 def rows(*numbers: int, day: str = "monday") -> pa.Table:
@@ -97,8 +92,8 @@ def test_what_is_known_of_files(table: Table) -> None:
 
 
 @pytest.mark.parametrize("value", ["plain", "a/b c%=*", "ü~", "x'y\"z:#[]{}?\\"])
-def test_values_of_any_kind_in_paths(tmp_path: Path, format: Format, value: str) -> None:
-    table = Table(tmp_path / "t", format, ["day"])
+def test_values_of_any_kind_in_paths(tmp_path: Path, value: str) -> None:
+    table = Table(tmp_path / "t", ["day"])
     table.append(rows(1, day=value))
     table.append(rows(2, day="other"))
     assert [each["day"] for each in table.arrow().sort_by("n").to_pylist()] == [value, "other"]
@@ -130,8 +125,8 @@ def test_spark_reads_and_writes_it(table: Table, spark: SparkSession) -> None:
     assert on_disk(table) == {each.path for each in table.files()}
 
 
-def test_small_files_are_joined_without_spark(tmp_path: Path, format: Format) -> None:
-    lake = Lake(tmp_path, format)
+def test_small_files_are_joined_without_spark(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
     table = lake.bronze
     for number in range(40):
         data = {"n": [number], "day": ["d" if number % 2 else "e"], "part": ["p"]}
@@ -152,13 +147,11 @@ def test_small_files_are_joined_without_spark(tmp_path: Path, format: Format) ->
     assert on_disk(table) == {each.path for each in table.files()}
 
 
-def test_a_user_s_table_is_joined_and_shown_with_its_partition_columns(
-    tmp_path: Path, format: Format
-) -> None:
+def test_a_user_s_table_is_joined_and_shown_with_its_partition_columns(tmp_path: Path) -> None:
     """The command line knows of its columns only what lies on disk."""
     for number in range(3):
-        Lake(tmp_path, format).table("mine", "day").append(rows(number))
-    lake = Lake(tmp_path, format)
+        Lake(tmp_path).table("mine", "day").append(rows(number))
+    lake = Lake(tmp_path)
     assert first_rows(lake, "tables/mine", 5).column("day").to_pylist() == ["monday"] * 3
     table = tables(lake)["tables/mine"]
     assert table.compact() == 3
@@ -177,7 +170,7 @@ def test_moments_are_what_other_readers_expect(tmp_path: Path, spark: SparkSessi
 
 
 def test_delta_tables_are_delta_tables(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t", "delta", ["day"])
+    table = Table(tmp_path / "t", ["day"])
     table.append(rows(1, 2), ("app", 3))
     table.append(rows(3, day="tuesday"))
     theirs = deltalake.DeltaTable(str(tmp_path / "t"))
@@ -192,8 +185,8 @@ class Killed(BaseException):
     """As if the process was gone."""
 
 
-def test_what_killed_writers_left_is_cleaned(tmp_path: Path, format: Format) -> None:
-    table = Table(tmp_path / "lake" / "gold" / "t", format, ["day"])
+def test_what_killed_writers_left_is_cleaned(tmp_path: Path) -> None:
+    table = Table(tmp_path / "lake" / "gold" / "t", ["day"])
     table.append(rows(1))
 
     with suppress(Killed), table.staging() as staged:
@@ -208,14 +201,14 @@ def test_what_killed_writers_left_is_cleaned(tmp_path: Path, format: Format) -> 
         table.replace(table.adopt(staged), [])
         raise Killed
     assert len(on_disk(table)) == 4
-    assert Lake(tmp_path / "lake", format).clean() == 2
+    assert Lake(tmp_path / "lake").clean() == 2
     assert on_disk(table) == {each.path for each in table.files()}
     assert numbers(table) == [1, 4]
-    assert Lake(tmp_path / "lake", format).clean() == 0
+    assert Lake(tmp_path / "lake").clean() == 0
 
 
-def test_two_writers_at_once_are_not_both_right(tmp_path: Path, format: Format) -> None:
-    one, other = (Table(tmp_path / "t", format) for _ in range(2))
+def test_two_writers_at_once_are_not_both_right(tmp_path: Path) -> None:
+    one, other = (Table(tmp_path / "t") for _ in range(2))
     data = pa.table({"n": pa.array([1], pa.int64())})
     one.append(data, ("app", 1))
     with one.staging() as staged:
@@ -224,12 +217,8 @@ def test_two_writers_at_once_are_not_both_right(tmp_path: Path, format: Format) 
     change = Commit(files, [], one.schema(), (), ("app", 2))
     # The other looked before we committed, and commits after.
     commits: Any = other._commits
-    if format == "delta":
-        opened = commits._table()
-        commits._table = lambda: opened
-    else:
-        last = commits._last()
-        commits._last = lambda: last
+    opened = commits._table()
+    commits._table = lambda: opened
     one._commits.commit(change)
     with pytest.raises(AlreadyExists):
         commits.commit(change)
@@ -241,8 +230,6 @@ def test_other_columns_are_refused(table: Table) -> None:
     table.append(rows(1))
     with pytest.raises(InvalidArgument, match=r"other columns.*'m'"):
         table.append(pa.table({"m": [1], "day": ["monday"]}))
-    with pytest.raises(InvalidArgument, match="delta or parquet"):
-        Table(table.path, "orc")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="name"):
         Lake(table.path).gold("../etc")
     assert numbers(table) == [1]
@@ -255,14 +242,6 @@ def test_files_that_only_executors_see(table: Table) -> None:
     ):
         table.adopt(staged, [staged / "day=monday" / "elsewhere.parquet"])
     assert not table.exists()
-
-
-def test_lists_don_t_pile_up(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t", "parquet")
-    for number in range(25):
-        table.append(pa.table({"n": [number]}), ("app", number))
-    assert len(list((table.path / "_files").iterdir())) == 20
-    assert numbers(table) == list(range(25))
 
 
 def test_a_lake_has_one_writer(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_days_that_are_computed_anew_are_as_if_all_were(
         fasti.connect(broker.address) as client,
     ):
         produce(client, 2_000)
-        grown, fresh = Lake(tmp_path / "grown"), Lake(tmp_path / "fresh", "parquet")
+        grown, fresh = Lake(tmp_path / "grown"), Lake(tmp_path / "fresh")
         runner.run(pipeline(grown, broker.address, audit=False), spark)
         consume(client, 0.5)
         runner.run(pipeline(grown, broker.address, audit=False), spark)

@@ -55,9 +55,6 @@ Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. May be repeated."),
 ]
-Format = Annotated[
-    str | None, typer.Option("--format", help="Of a new lake: delta (default) or parquet.")
-]
 Payload = Annotated[bool, typer.Option(help="Keep payloads in bronze too.")]
 Skip = Annotated[
     bool,
@@ -77,7 +74,6 @@ def once(
     lake: LakeDir = LAKE,
     master: Master = "local[*]",
     conf: Conf = None,
-    format: Format = None,
     payload: Payload = False,
     audit: Check = True,
     skip_gap: Skip = False,
@@ -95,7 +91,7 @@ def once(
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
     broker = _broker(address, tls_ca, tls_client_cert)
-    with _lake_and_session(lake, master, conf, format, broker, new=True) as (place, spark):
+    with _lake_and_session(lake, master, conf, broker, new=True) as (place, spark):
         done = _run(place, spark, broker, token, options)
     _print_done(place, done, as_json)
 
@@ -106,7 +102,6 @@ def run(
     interval: Annotated[timedelta, duration("A round so often: 30s, 5m.")] = "1m",  # type: ignore[assignment]
     master: Master = "local[*]",
     conf: Conf = None,
-    format: Format = None,
     payload: Payload = False,
     audit: Check = True,
     skip_gap: Skip = False,
@@ -123,7 +118,7 @@ def run(
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
     every_s = interval.total_seconds()
     broker = _broker(address, tls_ca, tls_client_cert)
-    with _lake_and_session(lake, master, conf, format, new=True) as (place, spark):
+    with _lake_and_session(lake, master, conf, new=True) as (place, spark):
         done = _run(place, spark, broker, token, options, every_s)
     _print_done(place, done, as_json)
 
@@ -157,7 +152,7 @@ def audit(
     from fasti.pipeline.inventory import first_rows
 
     broker = None if tables_only else _broker(address, tls_ca, tls_client_cert)
-    with _lake_and_session(lake, master, conf, None, broker, new=not tables_only) as (place, spark):
+    with _lake_and_session(lake, master, conf, broker, new=not tables_only) as (place, spark):
         if broker is None:
             _run_offline(place, spark, full)
         else:
@@ -279,7 +274,6 @@ def _lake_and_session(
     lake: Path,
     master: str,
     conf: list[str] | None,
-    format: Any,
     broker: str | None = None,
     *,
     new: bool,
@@ -289,7 +283,7 @@ def _lake_and_session(
 
     local.require()
     settings = headers_of(conf, "--conf")
-    place = local.lake_at(lake, format, new)
+    place = local.lake_at(lake, new)
     typer.echo("starting Spark ...", err=True)
     with local.session(place, master, settings, broker) as spark:
         yield place, spark

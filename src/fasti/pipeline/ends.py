@@ -24,7 +24,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from fasti.errors import InvalidArgument
-from fasti.pipeline.tables import Format, Table, Transaction
+from fasti.pipeline.tables import Table, Transaction
 from fasti.spark.options import STREAMED, Options
 
 FrameOf = Callable[[SparkSession], DataFrame]
@@ -131,13 +131,12 @@ class TableEnd(Source, Sink):
     """A table of the lake: its rows as they are, or rows that are added."""
 
     path: str
-    format: Format = "delta"
     partition_by: tuple[str, ...] = ()
     overwrite: bool = False
 
     def at(self, place: Place) -> Table:
         """The table itself. Relative paths begin at the run's directory."""
-        return Table(place.directory / self.path, self.format, self.partition_by)
+        return Table(place.directory / self.path, self.partition_by)
 
     def read(self, spark: SparkSession, place: Place) -> DataFrame:
         """All rows."""
@@ -192,17 +191,12 @@ def topic(name: str, operation: str = "produce", **options: Any) -> TopicSink:
     return TopicSink(name, _for_writing(name, {"operation": operation, **options}))
 
 
-def table(
-    path: str | Path,
-    format: Format = "delta",
-    partition_by: Sequence[str] = (),
-    overwrite: bool = False,
-) -> TableEnd:
+def table(path: str | Path, partition_by: Sequence[str] = (), overwrite: bool = False) -> TableEnd:
     """A table at a path, below the run's directory if it is relative.
 
     As a sink rows are added; with `overwrite` they take the place of all that were there.
     """
-    return TableEnd(str(path), format, tuple(partition_by), overwrite)
+    return TableEnd(str(path), tuple(partition_by), overwrite)
 
 
 def source_of(given: Any, name: str) -> Source:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fasti.errors import DataDirLocked, InvalidArgument
 from fasti.pipeline.files import DataFile
-from fasti.pipeline.tables import Format, Table
+from fasti.pipeline.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,13 +35,13 @@ class Lake:
     Nothing has to be there: tables come to be with the first run.
     """
 
-    def __init__(self, root: str | Path, format: Format = "delta") -> None:
-        self.root, self.format = Path(root).absolute(), format
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
         # Kept: a table that is opened again would read its list from the beginning.
         self._tables: dict[str, Table] = {}
 
     def __repr__(self) -> str:
-        return f"<Lake {self.root} ({self.format})>"
+        return f"<Lake {self.root}>"
 
     @property
     def bronze(self) -> Table:
@@ -79,7 +79,7 @@ class Lake:
     ) -> Table:
         found = self._tables.get(place)
         if found is None or found.partition_by != partition_by:
-            found = Table(self.root / place, self.format, partition_by, joins)
+            found = Table(self.root / place, partition_by, joins)
             self._tables[place] = found
         return found
 
@@ -93,7 +93,7 @@ class Lake:
     def clean(self) -> int:
         """Deletes what killed runs have left in all tables. Only with the lock."""
         staged = sorted(self.root.glob("*/*/_staged"))
-        return sum(Table(each.parent, self.format).clean() for each in staged)
+        return sum(Table(each.parent).clean() for each in staged)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -23,7 +23,6 @@ from fasti.client.address import parse_address
 from fasti.client.pauses import PASSING
 from fasti.errors import FastiError, InvalidArgument, NotFound, Unavailable, error_from_code
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.tables import Format
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,13 +57,11 @@ def require(spark: bool = True) -> None:
         raise FastiError(HINT)
 
 
-def lake_at(place: Path, format: Format | None = None, new: bool = False) -> Lake:
-    """The lake in a directory, in the format that it has.
+def lake_at(place: Path, new: bool = False) -> Lake:
+    """The lake in a directory.
 
     A directory that is neither empty nor a lake is refused: the broker's data is no place for one.
     """
-    if format not in (None, "delta", "parquet"):
-        raise InvalidArgument(f"format is delta or parquet, not {format!r}", field="format")
     if place.exists() and not place.is_dir():
         raise InvalidArgument(
             f"{place} is not a directory: a lake needs one of its own", field="lake"
@@ -77,10 +74,7 @@ def lake_at(place: Path, format: Format | None = None, new: bool = False) -> Lak
         raise NotFound(
             f"there is no lake in {place}: make one with `fasti pipeline once --lake {place}`"
         )
-    found = _format_of(place)
-    if format is not None and found is not None and format != found:
-        raise InvalidArgument(f"the lake in {place} has the format {found}", field="format")
-    return Lake(place, format or found or "delta")
+    return Lake(place)
 
 
 def checked_address(address: str) -> str:
@@ -90,13 +84,6 @@ def checked_address(address: str) -> str:
             "Spark reads from a broker: `fasti serve --data DIR`, and its address", field="address"
         )
     return address
-
-
-def _format_of(place: Path) -> Format | None:
-    transitions = place / "bronze" / "transitions"
-    if (transitions / "_delta_log").is_dir():
-        return "delta"
-    return "parquet" if (transitions / "_files").is_dir() else None
 
 
 @contextmanager

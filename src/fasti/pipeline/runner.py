@@ -158,7 +158,7 @@ def run(
     stop = threading.Event() if stop is None else stop
     rows = {name_of(stage): 0 for stage in pipeline.stages}
     rounds = 0
-    with pipeline.lake.lock(), _signals(stop):
+    with pipeline.lake.lock(), stopped_by_signals(stop):
         if not shared.on_this_machine(spark):
             shared.check(pipeline.lake.root, spark, parallelism(spark))
         pipeline.lake.clean()
@@ -189,7 +189,7 @@ def name_of(stage: Stage) -> str:
 
 
 @contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
+def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     """SIGINT and SIGTERM set the event, where signals can be had: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
 import uuid
@@ -30,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from fasti.errors import InvalidArgument
 from fasti.pipeline.ends import Place
 from fasti.pipeline.lake import Lake
+from fasti.pipeline.runner import stopped_by_signals
 from fasti.pipeline.shared import NO_CONNECT, connected
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _run_on(runners: Sequence[_Runner]) -> None:
     streams = [runner for runner in runners if runner.step.streamed]
     batches = [runner for runner in runners if not runner.step.streamed]
     due = dict.fromkeys((runner.step.name for runner in batches), 0.0)
-    with _stopping() as stop:
+    stop = threading.Event()
+    with stopped_by_signals(stop):
         try:
             for runner in streams:
                 runner.start()
@@ -105,24 +106,6 @@ def _run_on(runners: Sequence[_Runner]) -> None:
         finally:
             for runner in streams:
                 runner.stop()
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Set by SIGINT and SIGTERM, in the main thread; elsewhere nobody sets it."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Runner:

@@ -1,12 +1,11 @@
-"""Tables of the lake: Parquet files, and a list of those that count.
+"""Tables of the lake: Delta tables, which are Parquet files and a list of those that count.
 
 Files are written first, by tasks or by Spark; nobody sees them until the driver's commit adds them to
 the list, in the same moment in which it takes others out. A commit can carry a *transaction*, a name
 and a number that grows: with a number that is not beyond the last of that name, nothing happens. So
 whatever was done twice counts once, and a table and the position that it has reached can't disagree.
 
-Two formats: `delta` (any reader of Delta tables can read it) and `parquet` (the same files, with a
-list of our own beside them). Tables lie on a local or shared file system.
+Tables lie on a local or shared file system.
 
 One process at a time writes to a table (`Lake.lock`); any number may read meanwhile. A file that was
 taken out of the list stays until `vacuum`, for those who still read it.
@@ -20,20 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from fasti.errors import InvalidArgument, NotFound
-from fasti.pipeline.commits import Commit, Commits, DeltaCommits, PlainCommits, sync
+from fasti.pipeline.commits import Commit, Commits, sync
 from fasti.pipeline.files import DataFile, describe, folder_of, partition_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Format = Literal["delta", "parquet"]
 Transaction = tuple[str, int]
 """A name and a number that grows: see the module."""
 
@@ -50,27 +48,16 @@ class Table:
     def __init__(
         self,
         path: str | Path,
-        format: Format = "delta",
         partition_by: Sequence[str] = (),
         joins: Callable[[DataFile], bool] = lambda _: True,
     ) -> None:
-        if format not in ("delta", "parquet"):
-            raise InvalidArgument(
-                f"format is delta or parquet, not {format!r}",
-                field="format",
-            )
-        self.path, self.format, self.partition_by = (
-            Path(path).absolute(),
-            format,
-            tuple(partition_by),
-        )
+        self.path, self.partition_by = Path(path).absolute(), tuple(partition_by)
         # Which files `compact` may join; a writer can care for the size of others itself.
         self._joins = joins
-        kind = DeltaCommits if format == "delta" else PlainCommits
-        self._commits: Commits = kind(self.path)
+        self._commits = Commits(self.path)
 
     def __repr__(self) -> str:
-        return f"<Table {self.path} ({self.format})>"
+        return f"<Table {self.path}>"
 
     # What there is
 

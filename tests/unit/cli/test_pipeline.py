@@ -90,23 +90,12 @@ def test_what_is_wrong_is_told_before_spark_is_started(
     monkeypatch.setattr(local, "_started", None)
     once = ("once", "--lake", tmp_path / "lake")
     refused = ERROR_EXITS["invalid_argument"]
-    assert "delta or parquet" in run(*once, "--format", "iceberg", code=refused)
     for command in ("once", "run", "audit"):
         told = run(command, "--lake", tmp_path / "lake", "-a", "embedded:./data", code=refused)
         assert "fasti serve" in told
     told = run(*once, "-a", f"{NOBODY},{NOBODY}", code=ERROR_EXITS["unavailable"])
     assert "no broker at fasti://127.0.0.1:1,127.0.0.1:1: " in told
     assert not (tmp_path / "lake").exists()
-
-
-def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
-    (tmp_path / "lake" / "bronze" / "transitions" / "_delta_log").mkdir(parents=True)
-    assert local.lake_at(tmp_path / "lake").format == "delta"
-    told = run(
-        *("once", "--lake", tmp_path / "lake", "--format", "parquet"),
-        code=ERROR_EXITS["invalid_argument"],
-    )
-    assert "delta" in told
 
 
 def test_without_the_extra_it_says_what_to_install(

@@ -13,7 +13,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from xxhash import xxh64_intdigest
 
 from fasti.core.columns.hashing import UInt64s, layout
 
@@ -35,9 +34,12 @@ def public_hashes(keys: pa.Array) -> UInt64s:
     """The hash of each key of a string or binary column; 0 where there is no key."""
     offsets, data = layout(keys)
     if len(keys) <= FEW_ROWS:
+        # Imported late: the SDK imports this module and has no use for it.
+        from xxhash import xxh64_intdigest
+
         ends = offsets.tolist()
-        each = [xxh64_intdigest(data[begin:end]) for begin, end in pairwise(ends)]
-        hashes = np.array(each, dtype=np.uint64)
+        digests = [xxh64_intdigest(data[begin:end]) for begin, end in pairwise(ends)]
+        hashes = np.array(digests, dtype=np.uint64)
     else:
         hashes = np.empty(len(keys), dtype=np.uint64)
         words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
