@@ -21,12 +21,11 @@ import numpy as np
 from fasti.aio.home import Home
 from fasti.aio.message import Batch, Message
 from fasti.aio.session import LoopSession
-from fasti.aio.waiting import WaitingRoom
 from fasti.client.consumer import check_prefetch, checked_group, unique_name
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.failures import FailureReports, Failures, OnFailure
-from fasti.client.returns import Segment
-from fasti.client.run import Run
+from fasti.client.machines.returns import Segment
+from fasti.client.machines.run import Run
 from fasti.client.transport import Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
@@ -69,19 +68,18 @@ class Consumer:
         self._home = home
         self._timeout_s = seconds(timeout, "timeout")
         self._begun = self._closed = False
-        self._room = WaitingRoom(home)
         self._session = LoopSession(
             home,
             transport,
             topic,
             self.name,
-            self._room.ring,
             prefetch=prefetch,
             time_limit_us=optional_duration_us(time_limit, "time_limit"),
             limits=limits or Limits(),
             group=self.group,
             failures=Failures(topic, on_failure, reports),
         )
+        self._room = self._session.room
         # A consumer that is thrown away must not go on taking messages.
         self._gone = weakref.finalize(self, self._session.close_aside)
         self._gone.atexit = False
@@ -89,12 +87,10 @@ class Consumer:
         # Where messages are taken from one by one.
         self._run: Run | None = None
         self._rows: Iterator[int] = iter(())
-        self._room.held = self._session.held
-        self._session.held.room = self._room
 
     @property
     def session(self) -> LoopSession:
-        """What lies beneath; the client closes it when nobody else did."""
+        """What lies beneath; the client closes it if it is still open."""
         return self._session
 
     @property
@@ -110,7 +106,7 @@ class Consumer:
     @property
     def reconnections(self) -> int:
         """How often the connection was lost."""
-        return self._session.reconnections
+        return self._session.machine.reconnections
 
     # One by one
 
@@ -140,15 +136,18 @@ class Consumer:
                     self._pass_on()
                     return Message(run, row)
                 self._put_back()
-            self._run = self._session.held.take_run()
+            self._run = self._room.take_run()
             if self._run is None:
                 return None
-            self._rows = self._session.held.take_each(self._run)
+            session = self._session
+            self._rows = session.holding.take_each(
+                self._run, session.lock, session.clock, session.wake
+            )
 
     def _put_back(self) -> None:
         run, self._run = self._run, None
         if run is not None:
-            self._session.held.put_back(run)
+            self._room.put_back(run)
 
     def _pass_on(self) -> None:
         """Others wait: what is left is for them."""
@@ -179,8 +178,8 @@ class Consumer:
         self._session.want(count)
         until = self._until(timeout)
         await self._begin()
-        found = await self._gather(count, 0.0, until)
-        return [Message(run, row) for run, rows in found for row in rows.tolist()]
+        segments = await self._gather(count, 0.0, until)
+        return [Message(run, row) for run, rows in segments for row in rows.tolist()]
 
     def batches(self, count: int = 1000, *, wait: Duration = "100ms") -> AsyncIterator[Batch]:
         """Batches of up to `count` messages that are due, each at most `wait` after its first.
@@ -195,7 +194,7 @@ class Consumer:
         if count < 1:
             raise InvalidArgument("count must be at least 1", field="count", limit=1)
         wait_s = seconds(wait, "wait") or 0.0
-        self._session.want_batches(count)
+        self._session.want(count, batches=True)
         return _Batches(self, count, wait_s)
 
     async def _next_batch(self, count: int, wait_s: float) -> Batch | None:
@@ -211,27 +210,27 @@ class Consumer:
         """
         while True:
             self._put_back()
-            if wait_s and self._session.held.seconds_until_due(1) <= 0:
+            if wait_s and self._room.seconds_until_due(1) <= 0:
                 await self._room.await_more(count, self._home.loop.time() + wait_s)
             segments = self._take_due(count)
             if segments or not await self._room.await_due(until):
                 return segments
 
     def _take_due(self, count: int) -> list[Segment]:
-        held = self._session.held
+        room = self._room
         segments: list[Segment] = []
         taken = 0
         while taken < count:
             try:
-                run = held.take_run()
+                run = room.take_run()
             except FastiError:
                 if not segments:
                     raise
                 break  # What was taken is handed over first; the next call raises.
             if run is None:
                 break
-            begin, end = held.take_due(run, count - taken)
-            held.put_back(run)
+            begin, end = room.take_due(run, count - taken)
+            room.put_back(run)
             if end > begin:
                 segments.append((run, np.arange(begin, end)))
                 taken += end - begin

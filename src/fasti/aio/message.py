@@ -16,8 +16,8 @@ import numpy as np
 from fasti.aio.session import LoopSession, LoopWaiter
 from fasti.client import message as sync
 from fasti.client.durations import Duration, duration_us
+from fasti.client.machines.returns import DueAt, Return, due_again, release_argument
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.returns import DueAt, Return, due_again, release_argument
 
 
 class _Told:

@@ -6,23 +6,23 @@ whether the loop is busy or not. What differs is how user code waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from fasti.aio.holding import LoopHolding
 from fasti.aio.home import Home, settle, within
+from fasti.aio.waiting import WaitingRoom
 from fasti.client.durations import Duration
 from fasti.client.failures import Failures
+from fasti.client.machines.returns import Return
 from fasti.client.outcomes import Outcomes
-from fasti.client.returns import Return, Waiter, no_answer
 from fasti.client.session import Session
+from fasti.client.settling import Waiter, no_answer
 from fasti.client.transport import Transport
 from fasti.errors import Closed, FastiError
 from fasti.model import Limits
 
 
 class LoopSession(Session):
-    """`ring` is called when what `held` is asked to watch has happened, by any thread."""
+    """Its takers are tasks, which wait in `room`."""
 
     def __init__(
         self,
@@ -30,7 +30,6 @@ class LoopSession(Session):
         transport: Transport,
         topic: str,
         consumer: str,
-        ring: Callable[[], None],
         *,
         prefetch: int | None,
         time_limit_us: int | None,
@@ -47,15 +46,10 @@ class LoopSession(Session):
             limits=limits,
             group=group,
             failures=failures,
+            linger=False,
         )
         self.home = home
-        self.held = self.holding = LoopHolding(self.lock, transport.clock, ring)
-        self.held.ran_out = self._ran_out
-        self.held.lapsed = self._lapsed
-
-    def _ran_out(self) -> None:
-        super()._ran_out()
-        self._urge()
+        self.taking = self.room = WaitingRoom(home, self.lock, self.holding, self.clock, self.wake)
 
     async def ask(self, returned: Return, waiter: LoopWaiter, timeout: Duration | None) -> Outcomes:
         """The outcomes of a return that was given back with this waiter."""
@@ -74,12 +68,12 @@ class LoopSession(Session):
         try:
             self.home.submit(partial(super()._return_afterwards, returns, until))
         except Closed as error:
-            for each in returns:
-                self.settling.failed(each, error)
+            for returned in returns:
+                self.settling.failed(returned, error)
 
 
 class LoopWaiter(Waiter):
-    """A task that waits for the outcomes of a return."""
+    """A task's wait for the outcomes of a return."""
 
     def __init__(self, home: Home) -> None:
         super().__init__()
@@ -98,9 +92,9 @@ class LoopWaiter(Waiter):
             self._await(),
             lambda: no_answer(op, limit_s),
         )
-        found = self.wait(0)
-        assert found is not None
-        return found
+        outcomes = self.wait(0)
+        assert outcomes is not None
+        return outcomes
 
     async def _await(self) -> None:
         self._home.check()

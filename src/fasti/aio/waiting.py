@@ -1,21 +1,26 @@
-"""Tasks that wait for a consumer's messages, and who wakes them.
+"""Tasks that wait for a consumer's messages, and who wakes them. Nothing here blocks.
 
 Tasks that wait for one message are woken one at a time, in the order in which they came: who is woken
 takes what is due, and has the next one woken if there is more. Tasks that wait for a fuller batch are
 woken by every arrival. The session's threads ring when something came; for what falls due there is
 the loop's own timer, one for all tasks.
 
-Everything is for the loop's thread, but for `ring`.
+Everything is for the loop's thread, but for `notify` and `look_again`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
-from fasti.aio.holding import LoopHolding
 from fasti.aio.home import Home, settle
+from fasti.client.machines.holding import Holding
+from fasti.client.machines.run import Run
+from fasti.client.taking import SLEEP_MAX_S, Taking
+from fasti.client.transport import BrokerClock
 
 # A loop sleeps in whole milliseconds; for less than this it is quicker to look again.
 _SOON_S = 0.00002
@@ -23,34 +28,66 @@ _SOON_S = 0.00002
 _AGEING = 1.0002
 
 
-class WaitingRoom:
-    """Those who wait for one consumer's messages. `held` is set before anybody comes."""
+class WaitingRoom(Taking):
+    """The tasks that take one consumer's messages."""
 
-    held: LoopHolding
-
-    def __init__(self, home: Home) -> None:
+    def __init__(
+        self,
+        home: Home,
+        lock: threading.Lock,
+        holding: Holding,
+        clock: BrokerClock,
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__(lock, holding, clock, wake)
         self._home = home
         self.waiters: deque[asyncio.Future[None]] = deque()
         self._gatherers: set[asyncio.Future[None]] = set()
         self._timer: asyncio.Handle | None = None
 
-    @property
-    def occupied(self) -> bool:
-        """Whether a task waits. Any thread may ask."""
-        return bool(self.waiters or self._gatherers)
-
-    def ring(self) -> None:
-        """What the holding was asked to watch has happened. Any thread may call it."""
+    def notify(self) -> None:
+        """What tasks wait for may have happened. Any thread may call it."""
         self._home.post(self._look)
+
+    # What is held
+
+    def take_run(self) -> Run | None:
+        """The run whose first held message is due, if there is one; as `await_run`."""
+        with self._lock:
+            try:
+                return self._holding.due_run(self.now())
+            finally:
+                self._wake()
+
+    def seconds_until_due(self, count: int) -> float:
+        """How long until `count` of those held are due; infinite if there are not so many."""
+        with self._lock:
+            return self._holding.seconds_until_due(count, self.now())
+
+    def watch(self, everything: bool = False) -> float:
+        """Seconds until the first message is due; 0 or less: look now. Asks to be notified of what
+        is earlier, or of everything that arrives.
+        """
+        with self._lock:
+            wait_s = self._holding.watch(self.now(), everything)
+            self._wake()
+        return min(wait_s, SLEEP_MAX_S)
+
+    # Waiting
+
+    def _count(self) -> None:
+        """The session's threads see how many wait."""
+        self._holding.takers = len(self.waiters) + len(self._gatherers)
 
     async def await_due(self, until: float | None) -> bool:
         """Suspends until a message may be due; False when `until` (loop's time) or the end came."""
         loop = self._home.loop
-        if self.held.ended or (until is not None and loop.time() >= until):
+        if self._holding.ended or (until is not None and loop.time() >= until):
             return False
         self._home.check()
         waiter = loop.create_future()
         self.waiters.append(waiter)
+        self._count()
         self._look()
         alarm = None if until is None else loop.call_at(until, settle, waiter)
         try:
@@ -70,23 +107,26 @@ class WaitingRoom:
     def _leave(self, waiter: asyncio.Future[None]) -> None:
         with suppress(ValueError):
             self.waiters.remove(waiter)
+        self._count()
 
     async def await_more(self, count: int, full_at: float) -> None:
         """Suspends until so many messages are due, or the time has come, or the end."""
         loop = self._home.loop
-        while not self.held.over:
+        while not self._holding.over:
             # Before looking: what arrives from now on rings.
-            self.held.watch(everything=True)
-            wake_at = min(full_at, loop.time() + self.held.seconds_until_due(count))
+            self.watch(everything=True)
+            wake_at = min(full_at, loop.time() + self.seconds_until_due(count))
             if wake_at <= loop.time():
                 break
             gatherer = loop.create_future()
             self._gatherers.add(gatherer)
+            self._count()
             alarm = loop.call_at(wake_at, settle, gatherer)
             try:
                 await gatherer
             finally:
                 self._gatherers.discard(gatherer)
+                self._count()
                 alarm.cancel()
         self._home.rested()
 
@@ -103,20 +143,22 @@ class WaitingRoom:
         for gatherer in self._gatherers:
             settle(gatherer)
         self._gatherers.clear()
+        self._count()
         if not self.waiters:
             return
         loop = self._home.loop
-        wait_s = self.held.watch()
+        wait_s = self.watch()
         if wait_s <= 0:
-            self._wake(len(self.waiters) if self.held.over else 1)
+            self._wake_first(len(self.waiters) if self._holding.over else 1)
         elif wait_s < _SOON_S:
             self._timer = loop.call_soon(self._look)
         else:
             self._timer = loop.call_later(wait_s * _AGEING, self._look)
 
-    def _wake(self, count: int) -> None:
+    def _wake_first(self, count: int) -> None:
         while count and self.waiters:
             waiter = self.waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
+        self._count()

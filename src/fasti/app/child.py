@@ -26,8 +26,8 @@ from fasti.app.reach import Reach
 from fasti.app.verdicts import ACK, Verdict, bounded, split
 from fasti.client.columns import as_bytes
 from fasti.client.durations import Duration, as_datetime, duration_us
+from fasti.client.machines.returns import due_again
 from fasti.client.replies import REPLY_TO, asked
-from fasti.client.returns import due_again
 from fasti.errors import IllegalTransition, InvalidArgument
 
 _ORPHANED = 3

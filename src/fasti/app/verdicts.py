@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from fasti.client.durations import Duration
-from fasti.client.returns import DueAt, due_again
+from fasti.client.machines.returns import DueAt, due_again
 
 # As long as the broker's default limit for reasons, in UTF-8.
 REASON_BYTES_MAX = 1024

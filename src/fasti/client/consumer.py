@@ -18,8 +18,8 @@ import numpy as np
 
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.failures import FailureReports, Failures, OnFailure
+from fasti.client.machines.returns import Segment
 from fasti.client.message import Batch, Message
-from fasti.client.returns import Segment
 from fasti.client.session import Session
 from fasti.client.transport import Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
@@ -27,7 +27,7 @@ from fasti.model import Limits
 
 
 def unique_name() -> str:
-    """A consumer's name that nobody else has."""
+    """A consumer's name that no other one has."""
     return f"{socket.gethostname()[:100]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -96,7 +96,7 @@ class Consumer:
 
     @property
     def session(self) -> Session:
-        """What lies beneath; the client closes it when nobody else did."""
+        """What lies beneath; the client closes it if it is still open."""
         return self._session
 
     @property
@@ -112,7 +112,7 @@ class Consumer:
     @property
     def reconnections(self) -> int:
         """How often the connection was lost."""
-        return self._session.reconnections
+        return self._session.machine.reconnections
 
     def __iter__(self) -> Iterator[Message]:
         self._begin()
@@ -135,7 +135,7 @@ class Consumer:
         self._session.start()
 
     def _end_iterator(self) -> None:
-        """What `next` has opened and not handed over goes to whoever takes now."""
+        """What `next` has opened and not handed over goes to the next one that takes."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             # Not if another thread is in it.
@@ -147,16 +147,18 @@ class Consumer:
 
     def _messages(self) -> Generator[Message, None, None]:
         session = self._session
-        holding = session.holding
+        taking = session.taking
         while True:
-            run = holding.await_run(self._until())
+            run = taking.await_run(self._until())
             if run is None:
                 return
             try:
-                for row in holding.take_each(run):
+                for row in session.holding.take_each(
+                    run, session.lock, session.clock, session.wake
+                ):
                     yield Message(run, row)
             finally:
-                holding.put_back(run)
+                taking.put_back(run)
 
     def take(self, count: int = 1, *, timeout: Duration | None = None) -> list[Message]:
         """Up to `count` messages that are due, as soon as there is one: for those who feed workers.
@@ -168,16 +170,17 @@ class Consumer:
         self._begin()
         self._end_iterator()
         until = self._until() if timeout is None else time.monotonic() + (seconds(timeout) or 0.0)
-        found = self._gather(count, 0.0, until)
-        return [Message(run, row) for run, rows in found for row in rows.tolist()]
+        segments = self._gather(count, 0.0, until)
+        return [Message(run, row) for run, rows in segments for row in rows.tolist()]
 
     def take_now(self) -> Message | None:
         """The next message if it is due and here; None does not mean the end. Any thread may call.
 
         For the threads of an app, which only wait, by `take`, when this has nothing. Raises nothing.
         """
-        found = self._session.holding.take_now()
-        return None if found is None else Message(*found)
+        session = self._session
+        taken = session.holding.take_now(session.lock, session.clock, session.wake)
+        return None if taken is None else Message(*taken)
 
     def stop(self) -> None:
         """Ends the iteration and gives back what was not started. Any thread may call it.
@@ -199,7 +202,7 @@ class Consumer:
         if count < 1:
             raise InvalidArgument("count must be at least 1", field="count", limit=1)
         wait_s = seconds(wait, "wait") or 0.0
-        self._session.want_batches(count)
+        self._session.want(count, batches=True)
         self._begin()
         return self._batches(count, wait_s)
 
@@ -212,20 +215,20 @@ class Consumer:
 
     def _gather(self, count: int, wait_s: float, until: float | None) -> list[Segment]:
         """Rows that are due, for as long as a batch may wait for more."""
-        holding = self._session.holding
+        taking = self._session.taking
         segments: list[Segment] = []
         taken = 0
         while taken < count:
             try:
-                run = holding.await_run(until)
+                run = taking.await_run(until)
             except FastiError:
                 if not segments:
                     raise
                 break  # What was taken is handed over first; the next call raises.
             if run is None:
                 break
-            begin, end = holding.take_due(run, count - taken)
-            holding.put_back(run)
+            begin, end = taking.take_due(run, count - taken)
+            taking.put_back(run)
             if end > begin:
                 if not segments:
                     until = time.monotonic() + wait_s

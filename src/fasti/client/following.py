@@ -7,6 +7,7 @@ whoever opens the next one knows exactly where to go on.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import deque
@@ -37,7 +38,7 @@ class Following:
         self._bytes = 0
         self._stream: Stream | None = None
         self._number = 0
-        self._pauses = Pauses()
+        self._pauses = Pauses(random.random)
         self.closed = False
         forking.register(self)
 

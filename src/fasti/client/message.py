@@ -16,18 +16,11 @@ from numpy.typing import NDArray
 
 from fasti.client.arguments import ArrowTable
 from fasti.client.durations import Duration, as_datetime, duration_us
+from fasti.client.machines.returns import DueAt, Return, Segment, due_again, release_argument
+from fasti.client.machines.run import Run
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.replies import REPLY_TO, Reply, answer_headers, asked, checked_payload
-from fasti.client.returns import (
-    DueAt,
-    Return,
-    Segment,
-    Waiter,
-    due_again,
-    no_answer,
-    release_argument,
-)
-from fasti.client.run import Run
+from fasti.client.settling import Waiter, no_answer
 from fasti.errors import IllegalTransition, InvalidArgument
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
 
@@ -382,13 +375,12 @@ class Message:
         was finished before, `timed_out`.
         """
         reply = self._replying(payload, headers, content_type, ack)
-        if wait:
-            reply.waiter = Waiter()
+        reply.waiter = waiter = Waiter() if wait else None
         self._run.session.replies.send(reply)
-        if reply.waiter is None:
+        if waiter is None:
             return None
         limit_s = self._run.session.limit_s(timeout)
-        outcomes = reply.waiter.wait(limit_s)
+        outcomes = waiter.wait(limit_s)
         if outcomes is None:
             raise no_answer("the reply", limit_s)
         return outcomes[0]

@@ -26,10 +26,10 @@ import pyarrow as pa
 
 from fasti.client import forking
 from fasti.client.failures import Failures
+from fasti.client.machines.run import prepare
 from fasti.client.outcomes import Outcomes
 from fasti.client.pauses import PASSING
 from fasti.client.receipts import Parcel
-from fasti.client.run import prepare
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import (
     Closed,

@@ -23,15 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from fasti.client.columns import as_bytes, as_headers
+from fasti.client.machines.returns import Listener, Return, Segment
 from fasti.client.outcomes import Outcomes
-from fasti.client.returns import Return, Segment, Waiter
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, InvalidArgument
 from fasti.model import Outcome as Code
 from fasti.protocol.schemas import REPLIED, RETURNED
 
 if TYPE_CHECKING:
-    from fasti.client.run import Run
+    from fasti.client.machines.run import Run
     from fasti.client.session import Session
 
 logger = logging.getLogger("fasti.client")
@@ -63,7 +63,7 @@ class Reply:
     content_type: str | None
     # Whether the request is acked with it.
     ack: bool
-    waiter: Waiter | None = None
+    waiter: Listener | None = None
     again: bool = False
     token: int = 0
     give_up_at: float = 0.0

@@ -1,4 +1,4 @@
-"""What became of what a consumer gave back: who waits is told, the rest goes to its failures.
+"""What became of what a consumer gave back: waiters are told, the rest goes to its failures.
 
 Any thread. Beside a session, returns go here as actions, in the caller's thread.
 """
@@ -6,18 +6,49 @@ Any thread. Beside a session, returns go here as actions, in the caller's thread
 from __future__ import annotations
 
 import logging
+import threading
 
 from fasti.client.failures import Failures, described
+from fasti.client.machines.returns import Return, merged
 from fasti.client.outcomes import Outcomes
-from fasti.client.returns import Return, merged
 from fasti.client.transport import Header, Transport
-from fasti.errors import FastiError
+from fasti.errors import FastiError, TimedOut
 
 logger = logging.getLogger("fasti.client")
 
 
+class Waiter:
+    """A thread's wait for the outcomes of a return or a reply."""
+
+    def __init__(self) -> None:
+        self._answered = threading.Event()
+        self._outcomes: Outcomes | None = None
+        self._error: FastiError | None = None
+
+    def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
+        """The answer is here. Any thread may call it, again with the same answer."""
+        self._outcomes, self._error = outcomes, error
+        self._answered.set()
+
+    def wait(self, timeout: float | None = None) -> Outcomes | None:
+        """The outcomes; None if they did not come in time. Raises the error that refused them."""
+        if not self._answered.wait(timeout):
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._outcomes
+
+
+def no_answer(op: str, timeout_s: float) -> TimedOut:
+    """The error of a wait that took so long."""
+    return TimedOut(
+        f"no answer to {op} within {timeout_s:g} s; it is still under way, and timeout=... or "
+        "connect(timeout=...) waits longer"
+    )
+
+
 class Settling:
-    """Of one consumer. `header` names its topic, and its group if it has one.
+    """For one consumer. `header` names its topic, and its group if it has one.
 
     The broker takes at most `rows_max` rows at a time.
     """
@@ -32,17 +63,17 @@ class Settling:
 
     def send(self, returns: list[Return], timeout: float | None = None) -> None:
         """Without a session, the same goes as actions, each within `timeout` seconds."""
-        for each in [piece for all_ in merged(returns) for piece in all_.pieces(self._rows_max)]:
-            fields = {name: value for name, value in each.fields().items() if name != "op"}
+        for piece in [part for alike in merged(returns) for part in alike.pieces(self._rows_max)]:
+            fields = {name: value for name, value in piece.fields().items() if name != "op"}
             try:
                 reply, _ = self._transport.call(
-                    each.op, self._header | fields, [each.batch()], timeout
+                    piece.op, self._header | fields, [piece.batch()], timeout
                 )
-                outcomes = each.outcomes(reply)
+                outcomes = piece.outcomes(reply)
             except FastiError as error:
-                self.failed(each, error)
+                self.failed(piece, error)
             else:
-                self.succeeded(each, outcomes)
+                self.succeeded(piece, outcomes)
 
     def succeeded(self, returned: Return, outcomes: Outcomes) -> None:
         """It was answered; not every row need be ok."""
@@ -60,17 +91,17 @@ class Settling:
         )
 
     def failed(self, returned: Return, error: FastiError) -> None:
-        """It was refused as a whole, or nobody will answer it."""
+        """It was refused as a whole, or will not be answered."""
         returned.settle(None, error)
         if returned.quiet or returned.waiter is not None:
             logger.info("%s of %r: %s", returned.op, self._header["topic"], error)
             return
         self._failures.counted(returned.rows)
-        ids = [int(each) for run, rows in returned.segments for each in run.ids[rows]]
+        ids = [int(id_) for run, rows in returned.segments for id_ in run.ids[rows]]
         self._failures.add(
             returned.op,
             (
-                {"id": each, "key": key, **described(error)}
-                for each, key in zip(ids, returned.keys(), strict=True)
+                {"id": id_, "key": key, **described(error)}
+                for id_, key in zip(ids, returned.keys(), strict=True)
             ),
         )

@@ -25,6 +25,7 @@ A `Sink` may be used by any thread, a `StageWriter` by one at a time. Rows may b
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import deque
@@ -175,7 +176,7 @@ class Sink:
         until = None if limit_s is None else time.monotonic() + limit_s
         repeated: bool | None = None
         reply: Header = {}
-        pauses = Pauses()
+        pauses = Pauses(random.random)
         # Until when it is tried again, counted from the first failure in a row.
         patience: float | None = None
         while True:
@@ -283,7 +284,7 @@ class StageWriter:
         self._number = 0
         self._error: FastiError | None = None
         self._staged: Staged | None = None
-        self._pauses = Pauses()
+        self._pauses = Pauses(random.random)
 
     @property
     def rows(self) -> int:

@@ -13,11 +13,11 @@ import pyarrow as pa
 from fasti.client.columns import as_bytes, message_batch
 from fasti.client.durations import Duration
 from fasti.client.kv_columns import names_batch, put_batch
+from fasti.client.machines.returns import Return, due_again, release_argument
 from fasti.client.message import Message, check_reason
 from fasti.client.messages import Messages
 from fasti.client.outcomes import NAMED_MAX, Outcomes
 from fasti.client.producer import checked_partition
-from fasti.client.returns import Return, due_again, release_argument
 from fasti.client.target import Target
 from fasti.client.transport import Header, Transport
 from fasti.errors import FastiError, IllegalTransition, InvalidArgument, TransactionAborted

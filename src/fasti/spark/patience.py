@@ -7,6 +7,7 @@ while what went wrong may pass; after `timeout` the last error is raised.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ TIMEOUT_S = 60.0
 def patiently(ask: Callable[[], Found], timeout_s: float = TIMEOUT_S) -> Found:
     """What `ask` gives, asked again while its errors may pass; for at most about so long."""
     until = time.monotonic() + timeout_s
-    pauses = Pauses()
+    pauses = Pauses(random.random)
     while True:
         try:
             return ask()
@@ -51,7 +52,7 @@ def rows_of(
     Only what can be named can be gone on with: changes by their positions, rows of one partition of
     a log by their offsets. Other reads are begun again as long as nothing has come of them.
     """
-    pauses = Pauses()
+    pauses = Pauses(random.random)
     until = time.monotonic() + timeout_s
     left: Ticket | None = ticket
     while left is not None:

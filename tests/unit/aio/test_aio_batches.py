@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fasti.aio import Batch, Client
-from fasti.client.run import Run
+from fasti.client.machines.run import Run
 from fasti.errors import Fenced, IllegalTransition, InvalidArgument
 from fasti.testing.virtual import VirtualBroker
 from tests.unit.aio.stories import leased, soon, tell, turns
@@ -127,16 +127,16 @@ def test_what_was_taken_before_the_session_ended_is_handed_over() -> None:
     async def story(broker: VirtualBroker, client: Client) -> None:
         await sent(client, *numbers(2))
         async with client.consumer("t") as consumer:
-            held = consumer.session.held
-            take_due = held.take_due
+            session = consumer.session
+            take_due = session.room.take_due
 
             def ending(run: Run, count: int) -> tuple[int, int]:
-                found = take_due(run, count)
-                with held.lock:
-                    held.fail(Fenced("another has the name"))
-                return found
+                rows = take_due(run, count)
+                with session.lock:
+                    session.holding.fail(Fenced("another has the name"))
+                return rows
 
-            held.take_due = ending  # type: ignore[method-assign]
+            session.room.take_due = ending  # type: ignore[method-assign]
             messages = await soon(consumer.take(10))
             assert messages
             assert [message.payload for message in messages] == numbers(len(messages))

@@ -147,7 +147,7 @@ def test_a_task_cancelled_as_it_is_woken_hands_the_message_on() -> None:
             # task is woken for it, and is cancelled before it runs.
             with broker.client().producer("t") as producer:
                 producer.send(b"kept")
-            eventually(lambda: consumer._room.held._heap)
+            eventually(lambda: consumer._room._holding._heap)
             asyncio.get_running_loop().call_soon(first.cancel)
             assert (await soon(second)).payload == b"kept"
             with pytest.raises(asyncio.CancelledError):

@@ -288,7 +288,7 @@ def test_messages_in_hand_learn_their_new_token_and_are_not_delivered_again(
     consumer.flush(5)
     assert (consumer.reconnections, consumer.failed) == (1, 0)
     # Two are in our hands, so there is room for eight: nothing was counted twice or forgotten.
-    assert consumer._session._custody.unfinished == 2
+    assert consumer._session.machine.custody.unfinished == 2
     eventually(lambda: _credit(second) >= 8)
 
 
@@ -711,7 +711,7 @@ def test_a_connection_lost_while_something_is_finished(
     assert sorted((row["id"], row["token"]) for row in found) == [(1, 8), (2, 8)]
     consumer.flush(5)
     assert consumer.failed == 0
-    assert session._custody.unfinished == 0
+    assert session.machine.custody.unfinished == 0
 
 
 def test_who_waits_for_an_ack_waits_as_long_as_for_any_call(

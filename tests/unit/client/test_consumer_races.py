@@ -102,13 +102,13 @@ def test_acks_after_the_end_are_gathered_by_one_thread_at_a_time(
     _, messages = taken(transport, consumer, 3)
     consumer.close()
     session = consumer._session
-    take, had_lock = session.gathering.take, []
+    take, had_lock = session.machine.gathering.take, []
 
     def spy() -> list[Any]:
         had_lock.append(session.lock.locked())
         return take()
 
-    session.gathering = Spied(session.gathering, spy)  # type: ignore[assignment]
+    session.machine.gathering = Spied(session.gathering, spy)  # type: ignore[assignment]
     for message in messages:
         message.ack()
     assert had_lock == [True] * 3
@@ -248,7 +248,7 @@ def test_credit_of_a_request_that_was_refused_is_asked_for_again(
     refuse(stream, request, Overloaded("full", retry_after_us=1_000))
     rows_of(stream, "ack", 1 + 9 + 9)
     eventually(lambda: credited(stream) - before == 10 + 9)
-    assert consumer._session.credit.count == 10
+    assert consumer._session.machine.credit.count == 10
 
 
 def test_credit_that_was_taken_all_the_same_is_not_asked_for_twice(
@@ -259,7 +259,7 @@ def test_credit_that_was_taken_all_the_same_is_not_asked_for_twice(
     request = with_credit(stream, messages)
     refuse(stream, request, InvalidArgument("no"), credit=9)
     eventually(lambda: credited(stream) - before == 10)
-    assert consumer._session.credit.count == 10
+    assert consumer._session.machine.credit.count == 10
 
 
 def credited(stream: FakeStream) -> int:
@@ -277,13 +277,13 @@ def test_the_end_of_a_session_tells_more_than_the_first_write_that_met_it(
     monkeypatch.setattr("fasti.client.session._LAST_WORD_S", 20.0)
     session = consumer._session
     given_up = threading.Event()
-    pause = session._pauses.next_s
+    pause = session.machine._pauses.next_s
 
     def next_s(error: FastiError) -> float:
         given_up.set()
         return pause(error)
 
-    session._pauses.next_s = next_s  # type: ignore[method-assign]
+    session.machine._pauses.next_s = next_s  # type: ignore[method-assign]
 
     def refused(stream: FakeStream) -> None:
         def last_word() -> None:
@@ -346,7 +346,7 @@ def test_tokens_are_not_known_while_a_consumer_that_is_being_closed_connects_aga
     message.nack("no")
     eventually(lambda: stream.of("nack"))
     closing = aside(consumer.close)
-    eventually(lambda: session._closing)
+    eventually(lambda: session.machine.closing)
     assert session.tokens_known
 
     def silent(stream: FakeStream) -> None:
@@ -380,7 +380,7 @@ def test_two_threads_finish_one_message(transport: FakeTransport, consumer: Cons
     other.ack()
     consumer.flush(5)
     assert not stream.of("release")
-    assert session._custody.unfinished == 0
+    assert session.machine.custody.unfinished == 0
     assert consumer.failed == 0
 
 
@@ -404,7 +404,7 @@ def test_a_row_is_finished_while_its_batch_is(
     assert outcomes.ids.tolist() == [1, 3]
     assert outcomes.all_ok
     assert [row["id"] for row in rows_of(stream, "nack", 1)] == [2]
-    assert session._custody.unfinished == 0
+    assert session.machine.custody.unfinished == 0
 
 
 def test_an_ack_that_two_threads_made_counts_once_in_the_books(
@@ -416,7 +416,7 @@ def test_an_ack_that_two_threads_made_counts_once_in_the_books(
     message.ack()
     rows_of(stream, "ack", 2)
     session = consumer._session
-    assert session._custody.unfinished == 1
+    assert session.machine.custody.unfinished == 1
 
     def resume(again: FakeStream) -> None:
         again.accept_all()
@@ -478,7 +478,7 @@ def test_a_reply_that_was_refused_while_the_connection_was_lost(
     stream.lose()
     thread.join(20)
     assert outcome
-    assert message.id in session._custody._in_hand
+    assert message.id in session.machine.custody._in_hand
 
 
 def test_a_reply_whose_lease_is_over_gives_its_place_free(
@@ -489,7 +489,7 @@ def test_a_reply_whose_lease_is_over_gives_its_place_free(
     opened.append(consumer)
     consumer._session.start()
     stream = transport.stream()
-    eventually(lambda: consumer._session._known)
+    eventually(lambda: consumer._session.machine.known)
     stream.lease(1, [1], [NOW_US])
     (message,) = consumer.take()
     message._run._lists["headers"] = [[("reply_to", "inbox")]]
@@ -507,7 +507,7 @@ def test_a_reply_whose_lease_is_over_gives_its_place_free(
     eventually(lambda: credited(stream) == before + 1)
     message.nack("it may be told, too")
     rows_of(stream, "nack", 1)
-    assert consumer._session._custody.unfinished == 0
+    assert consumer._session.machine.custody.unfinished == 0
 
 
 # More rows than a request may have
@@ -607,7 +607,7 @@ def test_a_transaction_waits_for_the_tokens_of_a_consumer_that_connects_again(
         tx.ack(message)
     assert told == [[1], [8]]
     assert message.finished
-    assert consumer._session._custody.unfinished == 0
+    assert consumer._session.machine.custody.unfinished == 0
 
 
 def test_a_transaction_whose_lease_is_over_is_aborted_at_once(

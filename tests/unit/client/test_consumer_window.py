@@ -52,14 +52,14 @@ def test_it_asks_for_one_until_it_is_known_to_be_quick(
     stream.lease(1, [1], [NOW_US])
     next(messages).ack()
     eventually(lambda: credited(stream) >= 2)
-    assert consumer.session.window.size <= 2
+    assert consumer.session.machine.credit.window.size <= 2
 
 
 def test_what_nobody_opens_goes_back_and_no_more_is_asked_for(
     transport: FakeTransport, consumer: Consumer
 ) -> None:
     session = consumer.session
-    session.window.size = 10  # As after a while of quick messages.
+    session.machine.credit.window.size = 10  # As after a while of quick messages.
     messages = iter(consumer)
     session.start()
     stream = opened(transport)
@@ -79,7 +79,7 @@ def test_what_nobody_opens_goes_back_and_no_more_is_asked_for(
     transport.clock.move_to(NOW_US + 60_000)
     first.ack()
     eventually(lambda: credited(stream) == 11)
-    assert session.window.size == 1
+    assert session.machine.credit.window.size == 1
 
 
 def test_a_second_message_for_one_who_waits_goes_back(
@@ -88,17 +88,18 @@ def test_a_second_message_for_one_who_waits_goes_back(
     """Both came before the one who waited had woken up, and nobody watched the second."""
     transport.settings = TopicSettings(lease_us=3_600_000_000)  # No heartbeat comes to the rescue.
     session = consumer.session
-    session.window.size = 10
+    session.machine.credit.window.size = 10
     found: list[Message] = []
     worker = threading.Thread(target=lambda: found.append(next(consumer)))
     worker.start()
     stream = opened(transport)
-    eventually(lambda: credited(stream) == 10 and session.holding.awaited)
+    eventually(lambda: credited(stream) == 10 and session.holding.takers)
     with monkeypatch.context() as sleeping:
-        sleeping.setattr(session.holding._changed, "notify_all", lambda: None)
+        sleeping.setattr(session.taking._changed, "notify_all", lambda: None)
         stream.lease(1, [1], [NOW_US])
         stream.lease(2, [2], [NOW_US])
-    session.holding.wake()
+    with session.lock:
+        session.taking.notify()
     worker.join()
     assert [row["id"] for row in rows_of(stream, "release", 1)] == [2]
     found[0].ack()
@@ -109,7 +110,7 @@ def test_one_long_message_has_the_credit_withdrawn(
 ) -> None:
     """So that what comes next, if it is long too, goes to those who are free."""
     session = consumer.session
-    session.window.size = 10
+    session.machine.credit.window.size = 10
     messages = iter(consumer)
     session.start()
     stream = opened(transport)
@@ -129,7 +130,7 @@ def test_an_old_broker_that_can_not_withdraw_is_no_trouble(
     transport: FakeTransport, consumer: Consumer
 ) -> None:
     session = consumer.session
-    session.window.size = 3
+    session.machine.credit.window.size = 3
     messages = iter(consumer)
     session.start()
     stream = opened(transport)
@@ -152,23 +153,23 @@ def test_one_that_is_about_to_be_taken_is_not_in_hand(
     session = consumer.session
     session.start()
     stream = opened(transport)
-    eventually(lambda: session.credit.count == 1)
+    eventually(lambda: session.machine.credit.count == 1)
     stream.lease(1, [1], [NOW_US])
-    monkeypatch.setattr(type(session.holding), "awaited", True)
+    monkeypatch.setattr(session.holding, "takers", 1)
     with session.lock:
-        session._reach()
-    assert session.window.size == 1
+        session.machine._reach()
+    assert session.machine.credit.window.size == 1
     messages = iter(consumer)
     first = next(messages)
     with session.lock:
-        session._reach()
-    assert session.window.size == 2
+        session.machine._reach()
+    assert session.machine.credit.window.size == 2
     first.ack()
 
 
 def test_an_ack_that_failed_hides_no_message(transport: FakeTransport, consumer: Consumer) -> None:
     """The threads of an app found nothing for ever after, and waited for each other instead."""
-    consumer.session.window.adapts = False  # Nothing goes back unopened.
+    consumer.session.machine.credit.window.adapts = False  # Nothing goes back unopened.
     consumer.session.start()
     stream = opened(transport)
     stream.on_send = None
@@ -186,9 +187,9 @@ def test_one_who_takes_again_and_again_wakes_nobody(
     transport: FakeTransport, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That so many are wanted at once is news only once."""
-    resized: list[int] = []
-    monkeypatch.setattr(consumer.session, "_resized", lambda: resized.append(1))
+    woken: list[int] = []
+    monkeypatch.setattr(consumer.session, "wake", lambda: woken.append(1))
     for count in (4, 4, 1, 8, 4):
         consumer.session.want(count)
-    assert len(resized) == 2
-    assert consumer.session.window.size == 8
+    assert len(woken) == 2
+    assert consumer.session.machine.credit.window.size == 8

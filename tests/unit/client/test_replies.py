@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from fasti.client.failures import Failures
+from fasti.client.machines.returns import Return
 from fasti.client.replies import Replies, Reply, answer_headers, asked
-from fasti.client.returns import Return, Waiter
+from fasti.client.settling import Waiter
 from fasti.errors import FastiError, InvalidArgument, OutcomeUnknown, RowsFailed, Unavailable
 from tests.unit.client.fakes import PATIENCE_S, eventually
 

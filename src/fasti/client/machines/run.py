@@ -1,22 +1,19 @@
 """A run: messages that arrived together under one lease token, in columns.
 
-Rows below `next` are in the hands of user code, those from it on are held here. Whoever has the
-consumer's lock may move `next`; `finished` is set by whoever finishes a row, and a row is finished
-once. Columns become Python values only when somebody asks for them.
+Rows below `next` are in the hands of user code, those from it on are held here. `next` moves in steps
+of the machine; `finished` may be set by any thread, and a row is finished once. Columns become Python
+values only when they are read.
 """
 
 from __future__ import annotations
 
 from array import array
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from fasti.client.session import Session
 
 Int64s = NDArray[np.int64]
 
@@ -71,7 +68,7 @@ class Run:
 
     def __init__(
         self,
-        session: Session,
+        session: Any,
         token: int,
         batch: pa.RecordBatch,
         ranked: bool = False,
@@ -82,6 +79,7 @@ class Run:
             order = np.argsort(due_us, kind="stable")
             batch = batch.take(pa.array(order))
             due_us = due_us[order]
+        # The shell's session, for the messages in user code's hands.
         self.session = session
         self.topic = session.topic
         self.token = token
@@ -95,7 +93,7 @@ class Run:
         self.turn_us = np.maximum.accumulate(np.maximum(due_us, after_us)) if ranked else due_us
         # By when each must be begun, 0: no matter; None, as nearly always, if it is none's.
         self.ends = _ends(batch)
-        # How many came before it; given by whoever holds it.
+        # How many came before it; set when it is held.
         self.serial = 0
         self.rows = self.left = len(due_us)
         self.next = 0
@@ -153,12 +151,10 @@ class Run:
 
     def key(self, row: int) -> str | None:
         """The application's name for a message, if it has one."""
-        found: str | None = self.batch.column("key")[row].as_py() if self._has_key else None
-        return found
-
-    @property
-    def _has_key(self) -> bool:
-        return "key" in self.batch.schema.names
+        if "key" not in self.batch.schema.names:
+            return None
+        key: str | None = self.batch.column("key")[row].as_py()
+        return key
 
     def payload(self, row: int) -> bytes:
         """One payload."""
@@ -180,7 +176,7 @@ class Run:
         return tokens
 
     def token_of(self, row: int) -> int:
-        """The same for one."""
+        """The token of one row."""
         return self.token if not self.tokens else self.tokens.get(row, self.token)
 
     def started_of(self, rows: NDArray[np.intp]) -> Int64s:
@@ -188,12 +184,12 @@ class Run:
         return np.frombuffer(self.started, dtype=np.int64)[rows]
 
     def unfinished(self, begin: int, end: int) -> NDArray[np.intp]:
-        """The rows in [begin, end) that nobody has finished."""
+        """The rows in [begin, end) that are not finished."""
         flags = np.frombuffer(self.finished, dtype=np.uint8)[begin:end]
         return np.flatnonzero(flags == 0) + begin
 
     def any_finished(self, rows: NDArray[np.intp]) -> bool:
-        """Whether somebody has finished one of the rows."""
+        """Whether one of the rows is finished."""
         return bool(np.frombuffer(self.finished, dtype=np.uint8)[rows].any())
 
     def finish(self, rows: NDArray[np.intp]) -> None:
@@ -207,5 +203,5 @@ def _ends(batch: pa.RecordBatch) -> list[int] | None:
     column = batch.column("expires_us")
     if column.null_count == len(column):
         return None
-    found: list[int] = column.fill_null(0).to_pylist()
-    return found
+    ends: list[int] = column.fill_null(0).to_pylist()
+    return ends

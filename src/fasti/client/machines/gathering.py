@@ -1,31 +1,31 @@
 """Acks of single messages, on their way to be sent together.
 
 User threads put them in and count without a lock, because there are hundreds of thousands a second;
-what they read may be a little old, and then one more or one fewer travels with the others. The
-session's thread takes them, with the consumer's lock.
+what they read may be a little old, and then one more or one fewer travels with the others. Everything
+else is a step of the machine.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fasti.client.returns import Return
-from fasti.client.run import Run
+from fasti.client.machines.returns import Return
+from fasti.client.machines.run import Run
 
 # They wait this long for others, unless the consumer has nothing left or needs the credit.
 _LINGER_S = 0.025
-_SAID = -(1 << 62)
+_NEVER = -(1 << 62)
 
 
 class Gathering:
-    """Of one consumer."""
+    """The gathered acks of one consumer."""
 
     __slots__ = ("_linger_until", "eager", "hurry", "runs", "unsent", "urged")
 
     def __init__(self, prefetch: int) -> None:
         # Runs that have some.
         self.runs: list[Run] = []
-        # The session's thread sleeps and no ack waits: the next one should wake it.
+        # The session's thread sleeps and no ack waits: the next one should wake the thread.
         self.eager = False
         # Acks since the last were sent, about. At `hurry` they are sent at once, for their credit
         # is a good part of what the consumer has.
@@ -41,20 +41,20 @@ class Gathering:
     # User threads
 
     def put(self, run: Run) -> bool:
-        """The run has acks. True if the session's thread should be told."""
+        """The run has acks. True if the session's thread should be woken."""
         if not run.listed:
             run.listed = True
             self.runs.append(run)
         return self.eager or self.unsent >= self.hurry
 
-    # With the lock
+    # Steps of the machine
 
-    def told(self) -> None:
+    def wake(self) -> None:
         """The session's thread is being woken."""
         self.eager = False
         if self.unsent >= self.hurry:
             self.urged = True
-            self.unsent = _SAID  # Once is enough, until they are sent.
+            self.unsent = _NEVER  # Once is enough, until they are sent.
 
     def urge(self) -> bool:
         """They are to wait no longer. False if there are none, or they were urged before."""
@@ -81,7 +81,7 @@ class Gathering:
         del self.runs[:count]
         segments = []
         for run in runs:
-            # Whoever acks after this lists the run anew.
+            # An ack after this lists the run anew.
             run.listed = False
             size = len(run.acks)
             rows = run.acks[:size]

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fasti.client.custody import Custody
-from fasti.client.run import Run
+from fasti.client.machines.custody import Custody
+from fasti.client.machines.run import Run
 from fasti.model import TopicSettings
 
 SETTINGS = TopicSettings(lease_us=300, hold_us=500)
@@ -43,7 +43,7 @@ def test_heartbeats_renew_until_the_longest_hold(
     run = custody.add(run_of(due_us))
     run.next = taken
     for sent_us in beats:
-        custody.renewed(sent_us, sent_us, SETTINGS)
+        custody.renew(sent_us, sent_us, SETTINGS)
     assert run.until_us == until_us
 
 

@@ -1,14 +1,12 @@
 """What a consumer gives back to the broker: acks, nacks, releases, extensions, as requests.
 
-Values only. A `Return` is what user code asked for, on rows of runs; a `Request` is what was
-written and waits for its answer.
+Values only. A `Return` is what user code asked for, on rows of runs.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,17 +19,16 @@ from fasti.client.durations import (
     moment_us,
     optional_duration_us,
 )
+from fasti.client.machines.run import Run
 from fasti.client.outcomes import Outcomes
-from fasti.client.run import Run
-from fasti.client.transport import Header
-from fasti.errors import FastiError, TimedOut
+from fasti.errors import FastiError
 from fasti.model import Outcome as Code
 from fasti.protocol.schemas import RETURNED
 
+Header = dict[str, Any]
 Segment = tuple[Run, NDArray[np.intp]]
 
-# What may have become of a message since it went back. That it did, by the first try or because its
-# lease ended, is the same for everybody.
+# What may have become of a message since it went back, by the first try or because its lease ended.
 _WENT_BACK = (
     Code.STALE_LEASE,
     Code.LEASED,
@@ -71,73 +68,44 @@ def due_again(delay: Duration | None, at: Any, due: Any) -> int | DueAt | None:
     return optional_duration_us(delay, "delay")
 
 
-class Waiter:
-    """Somebody who waits for the outcomes of a return."""
+class Listener(Protocol):
+    """Is told the outcomes of a return, or the error that refused it: by any thread, maybe twice."""
 
-    def __init__(self) -> None:
-        self._answered = threading.Event()
-        self._outcomes: Outcomes | None = None
-        self._error: FastiError | None = None
-
-    def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
-        """The answer is here."""
-        self._outcomes, self._error = outcomes, error
-        self._answered.set()
-
-    def wait(self, timeout: float | None = None) -> Outcomes | None:
-        """The outcomes; None if they did not come in time. Raises the error that refused them."""
-        if not self._answered.wait(timeout):
-            return None
-        if self._error is not None:
-            raise self._error
-        return self._outcomes
+    def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None: ...
 
 
-def no_answer(op: str, timeout_s: float) -> TimedOut:
-    """For who has waited so long."""
-    return TimedOut(
-        f"no answer to {op} within {timeout_s:g} s; it is still under way, and timeout=... or "
-        "connect(timeout=...) waits longer"
-    )
-
-
-class Shares:
+class _Pieces:
     """The outcomes of a return that travels in pieces, for the one who waits for all of them."""
 
-    def __init__(self, waiter: Waiter, count: int) -> None:
-        self._waiter = waiter
-        self._lock = threading.Lock()
-        self._found: dict[int, Outcomes] = {}
-        self._error: FastiError | None = None
-        self._left = count
+    def __init__(self, listener: Listener, count: int) -> None:
+        self._listener, self._count = listener, count
+        self._answers: list[tuple[int, Outcomes | None, FastiError | None]] = []
 
     def settle(self, place: int, outcomes: Outcomes | None, error: FastiError | None) -> None:
-        """A piece was answered. If one was refused, that is the answer."""
-        with self._lock:
-            if outcomes is not None:
-                self._found[place] = outcomes
-            self._error = self._error or error
-            self._left -= 1
-            if self._left:
-                return
-        if self._error is not None:
-            self._waiter.settle(None, self._error)
-        else:
-            self._waiter.settle(
-                Outcomes.joined([self._found[each] for each in sorted(self._found)])
-            )
+        """A piece was answered. If one was refused, that is the answer.
+
+        Two threads may bring the last two at once: then both see all of them, and both tell.
+        """
+        self._answers.append((place, outcomes, error))
+        if len(self._answers) < self._count:
+            return
+        errors = [error for _, _, error in self._answers if error is not None]
+        if errors:
+            self._listener.settle(None, errors[0])
+            return
+        ordered = sorted(self._answers, key=lambda answer: answer[0])
+        self._listener.settle(Outcomes.joined([part for _, part, _ in ordered if part is not None]))
 
 
-class Share(Waiter):
-    """One of them."""
+@dataclass(slots=True)
+class _Piece:
+    """The listener of one of them."""
 
-    def __init__(self, shares: Shares, place: int) -> None:
-        super().__init__()
-        self._shares, self._place = shares, place
+    pieces: _Pieces
+    place: int
 
     def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
-        """The answer is here."""
-        self._shares.settle(self._place, outcomes, error)
+        self.pieces.settle(self.place, outcomes, error)
 
 
 @dataclass(slots=True)
@@ -147,8 +115,8 @@ class Return:
     op: str
     argument: Any
     segments: list[Segment]
-    waiter: Waiter | None = None
-    # The client's own, such as renewals: nobody is told when they fail.
+    waiter: Listener | None = None
+    # The client's own, such as renewals: their failures are only logged.
     quiet: bool = False
     again: bool = False
     # Of a nack: when it is due again, if not after the topic's retry delay.
@@ -177,17 +145,9 @@ class Return:
                     room = rows_max
                 cut[-1].append((run, rows[:room]))
                 rows, room = rows[room:], max(0, room - len(rows))
-        shares = None if self.waiter is None else Shares(self.waiter, len(cut))
+        pieces = None if self.waiter is None else _Pieces(self.waiter, len(cut))
         return [
-            Return(
-                self.op,
-                self.argument,
-                segments,
-                None if shares is None else Share(shares, place),
-                self.quiet,
-                self.again,
-                self.when,
-            )
+            replace(self, segments=segments, waiter=_Piece(pieces, place) if pieces else None)
             for place, segments in enumerate(cut)
         ]
 
@@ -224,59 +184,39 @@ class Return:
     def outcomes(self, header: Header) -> Outcomes:
         """The answer, with the ids that the broker left out."""
         ids = _joined([run.ids[rows] for run, rows in self.segments])
-        found = Outcomes.of_reply({**header, "ids": [[0, len(ids)]] if len(ids) else []})
-        found.ids = ids
-        if self.again and not found.all_ok:
+        outcomes = Outcomes.of_reply({**header, "ids": [[0, len(ids)]] if len(ids) else []})
+        outcomes.ids = ids
+        if self.again and not outcomes.all_ok:
             for code in _HAD_HAPPENED[self.op]:
-                found.codes[found.codes == code] = Code.OK
-        return found
+                outcomes.codes[outcomes.codes == code] = Code.OK
+        return outcomes
 
     def keys(self) -> list[str | None]:
         """The keys of the rows, in order."""
         return [run.key(row) for run, rows in self.segments for row in rows.tolist()]
 
     def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
-        """Tells whoever waits."""
+        """Tells the one who waits, if there is one."""
         if self.waiter is not None:
             self.waiter.settle(outcomes, error)
 
 
-@dataclass(slots=True)
-class Request:
-    """A return that was written and has no answer yet."""
-
-    number: int
-    returned: Return
-    # On the broker's clock, if it renews leases.
-    sent_us: int = 0
-    # What was asked for with it.
-    credit: int = 0
-
-
 def merged(returns: list[Return]) -> list[Return]:
     """Equal returns as one, so that single nacks travel together. Those waited for stay alone."""
-    found: list[Return] = []
+    result: list[Return] = []
     alike: dict[tuple[str, Any, Any, bool, bool], Return] = {}
-    for each in returns:
-        if each.waiter is not None:
-            found.append(each)
+    for returned in returns:
+        if returned.waiter is not None:
+            result.append(returned)
             continue
-        name = (each.op, each.argument, each.when, each.quiet, each.again)
+        name = (returned.op, returned.argument, returned.when, returned.quiet, returned.again)
         known = alike.get(name)
         if known is None:
-            alike[name] = Return(
-                each.op,
-                each.argument,
-                list(each.segments),
-                None,
-                each.quiet,
-                each.again,
-                each.when,
-            )
-            found.append(alike[name])
+            alike[name] = replace(returned, segments=list(returned.segments))
+            result.append(alike[name])
         else:
-            known.segments.extend(each.segments)
-    return found
+            known.segments.extend(returned.segments)
+    return result
 
 
 def _joined(pieces: list[Any]) -> Any:

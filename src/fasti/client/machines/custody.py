@@ -1,7 +1,4 @@
-"""What a consumer was given and has not finished: runs, and after a reconnection their new tokens.
-
-For whoever has the consumer's lock.
-"""
+"""What a consumer was given and has not finished: runs, and after a reconnection their new tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fasti.client.returns import Return, Segment
-from fasti.client.run import Run
+from fasti.client.machines.returns import Header, Return
+from fasti.client.machines.run import Run
 from fasti.model import TopicSettings
 
 
@@ -24,7 +21,20 @@ class Custody:
         self._runs: dict[Run, None] = {}
         # Rows in user code's hands when the connection was lost, until their new tokens come.
         self._in_hand: dict[int, tuple[Run, int]] = {}
+        # What comes of a priority topic follows on what was due and came before.
+        self._after_us = 0
         self.unfinished = 0
+
+    def decode(self, session: Any, header: Header, batch: pa.RecordBatch, lease_us: int) -> Run:
+        """The messages of a `leased` batch. For the thread that reads them, in no step of the machine."""
+        ranked = bool(header.get("ranked"))
+        run = Run(session, int(header["token"]), batch, ranked, self._after_us if ranked else 0)
+        run.came_us = int(header["now_us"])
+        if ranked:
+            self._after_us = max(self._after_us, run.last_due_us())
+        run.leased_us = int(header["leased_us"])
+        run.until_us = run.leased_us + lease_us
+        return run
 
     def __iter__(self) -> Iterator[Run]:
         return iter(list(self._runs))
@@ -48,17 +58,20 @@ class Custody:
         if not left:
             self._runs.pop(run, None)
 
-    def unstarted(self) -> list[Segment]:
-        """What user code never got."""
-        found = ((run, run.unfinished(run.next, run.rows)) for run in self._runs)
-        return [(run, rows) for run, rows in found if len(rows)]
+    def release_unstarted(self) -> list[Return]:
+        """Gives back what user code was never given."""
+        segments = [(run, run.unfinished(run.next, run.rows)) for run in self._runs]
+        segments = [(run, rows) for run, rows in segments if len(rows)]
+        for run, rows in segments:
+            run.finish(rows)
+        return [Return("release", None, segments, quiet=True)] if segments else []
 
     def overdue(self, limit_us: int) -> list[Return]:
         """Gives back what has been due here since before then without being taken.
 
-        Whoever iterated is busy with something long, or gone: others shall have it meanwhile.
+        User code is busy with something long, or gone: other consumers shall have it meanwhile.
         """
-        found = []
+        releases = []
         for run in self._runs:
             if run.came_us < limit_us:
                 late = int(np.searchsorted(run.turn_us[run.next : run.rows], limit_us))
@@ -66,11 +79,13 @@ class Custody:
                 run.next += late
                 if len(rows):
                     run.finish(rows)
-                    found.append(Return("release", None, [(run, rows)], quiet=True))
-        return found
+                    releases.append(Return("release", None, [(run, rows)], quiet=True))
+        return releases
 
-    def held_since(self, limit_us: int) -> tuple[int, list[Segment]]:
-        """How many rows user code has had since before then, and all the others."""
+    def renewals(self, limit_us: int, lease_us: int) -> tuple[int, list[Return]]:
+        """How many rows user code has had since before then. If there are some, the others are
+        renewed by themselves, where a heartbeat would renew all.
+        """
         over, others = 0, []
         for run in self._runs:
             rows = run.unfinished(0, run.rows)
@@ -79,9 +94,11 @@ class Custody:
             over += int(late.sum())
             if not late.all():
                 others.append((run, rows[~late]))
-        return over, others
+        if not over or not others:
+            return over, []
+        return over, [Return("extend", lease_us, others, quiet=True)]
 
-    def renewed(self, sent_us: int, answered_us: int, settings: TopicSettings) -> None:
+    def renew(self, sent_us: int, answered_us: int, settings: TopicSettings) -> None:
         """A heartbeat that was written at `sent_us` was answered, both on the broker's clock.
 
         What had ended before is not alive again by it; when it was written is only an estimate, and
@@ -115,7 +132,7 @@ class Custody:
             for run, rows in returned.segments:
                 self._remember(run, rows)
 
-    def all_known(self) -> None:
+    def end_resuming(self) -> None:
         """Everything that was ours has come again by now."""
         self._in_hand = {}
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fasti.client.returns import Return
-from fasti.client.run import Run
+from fasti.client.machines.returns import Return
+from fasti.client.machines.run import Run
 from fasti.protocol.schemas import LEASED
 
 

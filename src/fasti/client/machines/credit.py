@@ -1,24 +1,22 @@
 """The credit of a consumer's session: what the broker may still send, and what is taken back.
 
 The window says how many messages may be here; what is not here, the broker may send: that is the
-credit. It is asked for by the session's thread, with what it writes anyway. A consumer whose hands
-are busy for too long is stalled: what it has not opened goes back, the credit is withdrawn, and
-nothing is asked for until it finishes a message or wants one.
-
-No I/O; times are handed in. For those with the consumer's lock.
+credit. It is asked for with what is written anyway. A consumer whose hands are busy for too long is
+stalled: what it has not opened goes back, the credit is withdrawn, and nothing is asked for until it
+finishes a message or wants one.
 """
 
 from __future__ import annotations
 
 import math
 
-from fasti.client.custody import Custody
-from fasti.client.holding import Holding
-from fasti.client.returns import Return, Segment, merged
-from fasti.client.window import STALL_S, Window
+from fasti.client.machines.custody import Custody
+from fasti.client.machines.holding import FAR_US, Holding
+from fasti.client.machines.now import Now
+from fasti.client.machines.returns import Return, Segment, merged
+from fasti.client.machines.window import STALL_S, Window
 
 _CREDIT_MAX = 1 << 20
-_FAR_US = 1 << 62
 
 
 class Credit:
@@ -46,20 +44,14 @@ class Credit:
             return 0
         return min(self.window.size - unfinished, self._count_max) - self.count
 
-    def take(self, unfinished: int) -> int:
-        """The same, and they are asked for now."""
-        more = max(0, self.wanted(unfinished))
-        self.count += more
-        return more
-
-    def came(self, rows: int) -> None:
+    def spend(self, rows: int) -> None:
         """So many messages came by it."""
         self.count = max(0, self.count - rows)
         self._used_up = self._used_up or not self.count
 
-    def refused(self, asked: int, taken: int) -> None:
+    def restore(self, requested: int, granted: int) -> None:
         """Of what was asked for with a request, the broker took only so much."""
-        self.count = max(0, self.count - asked + taken)
+        self.count = max(0, self.count - requested + granted)
 
     def begin(self) -> None:
         """A new session: the broker has given up what the old one had."""
@@ -70,7 +62,7 @@ class Credit:
     # How handlers fare
 
     def ran_out(self) -> bool:
-        """Somebody wants a message and there is none. True if acks should bring credit at once."""
+        """A message is wanted and there is none. True if acks should bring credit at once."""
         self._stalled = False
         if self._used_up:
             self.window.starve()
@@ -91,31 +83,31 @@ class Credit:
         self._used_up = False
 
     def reach(self, unfinished: int) -> None:
-        """Somebody waits, and nothing waits to be returned: if all is in hand there are more hands."""
+        """A taker waits, and nothing waits to be returned: if all is in hand there are more hands."""
         if self.count <= 0:
             self.window.reach(unfinished)
 
-    # What nobody opens
+    # What is not opened
 
-    def stall_s(self, holding: Holding, now: float) -> float:
-        """How long until it is clear that nobody opens what is due; infinite if there is nothing."""
+    def stall_s(self, holding: Holding, now: Now) -> float:
+        """How long until what is due counts as not opened; infinite if there is nothing."""
         if not self.window.adapts:
             return math.inf
-        first, due_s = holding.first_unopened()
-        if holding.awaited:
-            first = None  # Somebody is about to open it, or waits for a fuller batch.
+        first, due_s = holding.first_unopened(now)
+        if holding.takers:
+            first = None  # A taker is about to open it, or waits for a fuller batch.
         if first is None or first != self._unopened:
-            self._unopened, self._unopened_at = first, now
+            self._unopened, self._unopened_at = first, now.s
             return due_s + STALL_S
-        return self._unopened_at + STALL_S - now
+        return self._unopened_at + STALL_S - now.s
 
     def stall(self, custody: Custody) -> list[Return]:
-        """What others may have, because nobody opens it here."""
+        """What others may have, because it is not opened here."""
         self._unopened = None
         self._stalled = True
         self._withdraw = self.count > 0
-        unopened = merged(custody.overdue(_FAR_US))
-        self.window.stall(custody.unfinished - sum(each.rows for each in unopened))
+        unopened = merged(custody.overdue(FAR_US))
+        self.window.stall(custody.unfinished - sum(returned.rows for returned in unopened))
         return unopened
 
     # Withdrawing
@@ -129,8 +121,8 @@ class Credit:
         """A request of that number takes it back."""
         self._withdraw, self._withdrawal = False, request
 
-    def withdrawn(self, request: int, done: bool) -> None:
-        """The answer to a request, which may be that one; not `done` if it was refused."""
+    def end_withdrawal(self, request: int, done: bool) -> None:
+        """A request was answered, which may be that one; not `done` if it was refused."""
         if self._withdrawal and request == self._withdrawal:
             self._withdrawal = 0
             if done:

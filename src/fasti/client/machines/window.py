@@ -14,8 +14,7 @@ slow handlers costs another consumer's idle hands is that long, once.
 How many hands user code has is learnt where nobody said it: somebody waits for a message while all
 that came is in hand.
 
-A window that was given as a number stays as it is. No clock, no I/O; for those with the consumer's
-lock.
+A window that was given as a number stays as it is.
 """
 
 from __future__ import annotations
