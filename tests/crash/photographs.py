@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fasti.config import ShardSettings
-from fasti.core.commands import RunsInstalled
+from fasti.core.commands import DropSnapshot, RunsInstalled
 from fasti.model import SECOND_US
 from fasti.storage import checkpoint
 from fasti.storage.checkpoint import Plan, Written
@@ -65,14 +65,14 @@ class PhasedShard:
         """The next part of a checkpoint."""
         shard, store = self.shard, self.shard.store
         if self._plan is None:
-            self._plan = store.begin_checkpoint(shard.engine, now_us)
+            self._plan = shard.begin_checkpoint(now_us, 0)
         elif self._written is None:
             self._written = store.write_checkpoint(self._plan, lambda _: None, lambda _: None)
         else:
             written, finished = self._written
-            for each in [*store.install(shard.engine, written), finished]:
+            for each in [*written.inputs(), finished]:
                 shard.step([each], now_us, 0)
-            shard.engine.release_snapshot(self._plan.snapshot.number)
+            shard.step([DropSnapshot(self._plan.snapshot.number)], now_us, 0)
             store.clean_up(shard.engine.snapshots)
             self._plan = self._written = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
+from fasti.core.queries import ReadPosition
+from fasti.errors import FastiError
 from fasti.model import TopicSettings
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import File
@@ -87,7 +89,31 @@ class FakeClock:
     def advance(self, shard: Shard, by_us: int) -> None:
         self._now_us += by_us
         self._tick += by_us
-        shard.run(lambda: None).result(60)
+        shard.ask(ReadPosition()).result(60)
+
+
+@contextmanager
+def held_up(shard: Shard) -> Iterator[None]:
+    """The sequencer stands in a step: what is submitted meanwhile is decided in the next ones."""
+    holding, go_on = threading.Event(), threading.Event()
+    engine, step = shard.engine, shard.engine.step
+
+    def wait(*arguments: Any) -> Any:
+        engine.step = step  # type: ignore[method-assign]
+        holding.set()
+        assert go_on.wait(60)
+        return step(*arguments)
+
+    engine.step = wait  # type: ignore[method-assign]
+    answer = shard.ask(ReadPosition())
+    assert holding.wait(60)
+    try:
+        yield
+    finally:
+        go_on.set()
+        # Tests make steps fail, and this one may be the first.
+        with suppress(FastiError):
+            answer.result(60)
 
 
 @contextmanager

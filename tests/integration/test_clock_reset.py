@@ -95,7 +95,7 @@ def test_a_directory_that_is_a_month_ahead_is_refused_and_set_back(tmp_path: Pat
         assert message.payload == b"now"
         message.ack()
         machine.move(DAY_US)
-        shard.run(lambda: None).result(10)
+        shard.submit([]).result(10)
         (message,) = consumer.take(timeout="10s")
         assert message.payload == b"in the past"
     closed(shard, client)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -44,6 +43,7 @@ from tests.integration.hostile import (
     may_answer,
 )
 from tests.integration.serve_rig import SEGMENTS
+from tests.integration.shard_rig import held_up
 
 SETTINGS = ShardSettings(
     segment_bytes=1 << 18, memory_bytes=64 << 20, leases_max=4096, feed_bytes=0, limits=LIMITS
@@ -60,9 +60,7 @@ class SharingShard(Shard):
         with self._wakeup:
             if self.callers > 1 and (self._urgent or self._bulk):
                 waiting = lambda: len(self._urgent) + len(self._bulk)  # noqa: E731
-                self._wakeup.wait_for(
-                    lambda: waiting() >= self.callers or self._calls or self._closing, 0.01
-                )
+                self._wakeup.wait_for(lambda: waiting() >= self.callers or self._closing, 0.01)
         return super()._wait(wake)
 
 
@@ -241,23 +239,16 @@ def _ask_in_one_step(target: Target, sessions: dict[Any, Session]) -> dict[Any, 
     """What each is told who asks for messages, and acks none, in a step with all others."""
     for session in sessions.values():
         session.ask("clock")
-    shard, holding = target.shard, threading.Event()
-
-    def hold() -> None:
-        """In the sequencer, until all have asked."""
-        holding.set()
+    shard = target.shard
+    target.shared.clear()
+    nothing = returned([], [], due_us=[])
+    with held_up(shard):
+        for session in sessions.values():
+            session.write({"op": "credit", "request": 1, "count": 3})
+            session.write({"op": "ack", "request": 2}, nothing)
+            session.write({"op": "ack", "request": 3}, nothing)
         with shard._wakeup:
             assert shard._wakeup.wait_for(lambda: len(shard._urgent) >= 3 * len(sessions), 60)
-
-    target.shared.clear()
-    held = shard.run(hold)
-    assert holding.wait(60)
-    nothing = returned([], [], due_us=[])
-    for session in sessions.values():
-        session.write({"op": "credit", "request": 1, "count": 3})
-        session.write({"op": "ack", "request": 2}, nothing)
-        session.write({"op": "ack", "request": 3}, nothing)
-    held.result(60)
     return {place: _told(session) for place, session in sessions.items()}
 
 

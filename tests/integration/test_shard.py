@@ -16,6 +16,7 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
+from fasti.core.queries import ReadPosition
 from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.model import DUE_MAX_US, OnConflict, Outcome
 from fasti.storage.file_storage import FileStorage
@@ -132,7 +133,7 @@ def test_a_slow_consumer_finds_what_checkpoints_moved() -> None:
         ids = produce(shard, *(b"%d" % n * 500 for n in range(200)))
         session = shard.open_session()
         session.lease("t", "slow", 10)
-        shard.run(lambda: None).result(60)
+        shard.submit([]).result(60)
         for _ in range(200):
             produce(shard, b"more" * 500)
         shard.checkpoint()
@@ -361,7 +362,7 @@ def test_closing_answers_everybody() -> None:
         with pytest.raises(Closed):
             waiting.result(30)
     with pytest.raises(Closed):
-        shard.run(lambda: None)
+        shard.ask(ReadPosition())
     with pytest.raises(Closed):
         shard.checkpoint()
     session.close()

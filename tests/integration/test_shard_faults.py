@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from tests.integration.shard_rig import (
     FakeClock,
     SharedFiles,
     cancel,
+    held_up,
     int64s,
     make_topic,
     produce,
@@ -52,26 +52,8 @@ def shard(clock: FakeClock) -> Iterator[Shard]:
         yield made
 
 
-@contextmanager
-def one_step(shard: Shard) -> Iterator[None]:
-    """What is submitted meanwhile is decided in one step."""
-    held, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        assert go_on.wait(60)
-
-    done = shard.run(hold)
-    assert held.wait(60)
-    try:
-        yield
-    finally:
-        go_on.set()
-        done.result(60)
-
-
 def submit_together(shard: Shard, *requests: Sequence[Any]) -> list[Future[list[Any]]]:
-    with one_step(shard):
+    with held_up(shard):
         return [shard.submit(request) for request in requests]
 
 

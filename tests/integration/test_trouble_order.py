@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from fasti.broker.caller import EMBEDDED
 from fasti.core import commands as co
 from fasti.testing.virtual import VirtualBroker
-from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
+from tests.integration.shard_rig import (
+    FakeClock,
+    SharedFiles,
+    held_up,
+    make_topic,
+    produce,
+    serving,
+)
 
 
 def test_leases_that_are_given_again_come_before_the_answer_to_a_heartbeat() -> None:
@@ -29,14 +35,11 @@ def test_leases_that_are_given_again_come_before_the_answer_to_a_heartbeat() -> 
         again.arrive = lambda *shown: (heard.append("leases"), arrive(*shown))  # type: ignore[assignment, func-returns-value]
         lost = before.end
         before.end = lambda effect: (heard.append("fenced"), lost(effect))  # type: ignore[assignment, func-returns-value]
-        held = threading.Event()
-        waiting = shard.run(lambda: held.wait(60))
-        credit = shard.submit([co.Lease("t", again.number, "worker", 1)])
-        credit.add_done_callback(hear("credit"))
-        beat = shard.submit([co.Heartbeat("t", "worker")])
-        beat.add_done_callback(hear("heartbeat"))
-        held.set()
-        assert waiting.result(60)
+        with held_up(shard):
+            credit = shard.submit([co.Lease("t", again.number, "worker", 1)])
+            credit.add_done_callback(hear("credit"))
+            beat = shard.submit([co.Heartbeat("t", "worker")])
+            beat.add_done_callback(hear("heartbeat"))
         assert beat.result(60)[0].value == 2
         # One more word through the same thread: what belongs to that step has arrived by then.
         shard.call(co.Count("t"), 20)

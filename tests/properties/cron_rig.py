@@ -62,9 +62,9 @@ class SteppedShard:
     def call(self, command: Any) -> Any:
         return self.step([command]).replies[0]
 
-    def run(self, function: Callable[[], Any]) -> Future[Any]:
+    def ask(self, query: Any) -> Future[Any]:
         answer: Future[Any] = Future()
-        answer.set_result(function())
+        answer.set_result(self.call(query).value)
         return answer
 
     def step(self, inputs: Sequence[Any]) -> Step:

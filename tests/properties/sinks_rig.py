@@ -247,7 +247,7 @@ class SinksRig:
             self.call(co.Count("line"))
         # Nobody may change the stages meanwhile.
         assert self.call(sc.DropStages(command.sink, keyed)).error is not None
-        command.claim = claim
+        command.claim = claims.register(self.state, claim)
         reply = self.call(command)
         if reply.error is not None:
             while claims.take_back(self.state, claim, rows):

@@ -214,15 +214,15 @@ class LogMachine(RuleBasedStateMachine):
         """A checkpoint in parts, with other steps in between."""
         store, engine = self.shard.store, self.shard.engine
         if self.plan is None:
-            self.plan = store.begin_checkpoint(engine, self.model.now_us)
+            self.plan = self.shard.begin_checkpoint(self.model.now_us, 0)
         elif self.written is None:
             self.written = store.write_checkpoint(self.plan, lambda _: None, lambda _: None)
         else:
             written, finished = self.written
-            for each in store.install(engine, written):
+            for each in written.inputs():
                 self._call(each)
             self._call(finished)
-            engine.release_snapshot(self.plan.snapshot.number)
+            self._call(co.DropSnapshot(self.plan.snapshot.number))
             store.clean_up(engine.snapshots)
             self.plan = self.written = None
         self.compare()
@@ -230,7 +230,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.plan is not None and self.written is None)
     @rule()
     def give_checkpoint_up(self) -> None:
-        self.shard.engine.release_snapshot(self.plan.snapshot.number)
+        self._call(co.DropSnapshot(self.plan.snapshot.number))
         self.plan = None
 
     @rule()

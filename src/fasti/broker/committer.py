@@ -256,6 +256,11 @@ class Committer:
             self.written_bytes += written
         self._wrote()
 
+    def count_written(self, size_bytes: int) -> None:
+        """A checkpoint has begun, which takes so much of the journal, or (below 0) was given up."""
+        with self._changed:
+            self.written_bytes += size_bytes
+
     def _sync(self) -> None:
         # A segment is synced when it begins or ends: then there is nothing left to do here.
         if self._unsynced:

@@ -20,12 +20,12 @@ from fasti.broker.futures import uncancellable
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.distribution import Distribution
 from fasti.broker.threads import Worker
-from fasti.core.commands import RunsInstalled
+from fasti.core.checkpoint import Plan, log_kind
+from fasti.core.commands import DropSnapshot, RunsInstalled, Tidy
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked
 from fasti.errors import Closed, StorageFailed, StorageFull
-from fasti.storage.checkpoint import Plan, Written
-from fasti.storage.log_blocks import log_kind
+from fasti.storage.checkpoint import Written
 from fasti.storage.store import ShardStore
 
 if TYPE_CHECKING:
@@ -251,21 +251,24 @@ class Housekeeper:
         """One checkpoint, of the engine as it is when it begins."""
         shard = self._shard
         begin = time.monotonic()
-        plan, engine, store, grown = shard.run(self._begin).result()
+        # The engine first: inputs for one that a recovery has replaced are refused, so that what they
+        # bring never meets another engine's store.
+        engine, committer = shard.engine, shard.committer
+        store, grown = shard.store, committer.written_bytes
+        plan = store.begin_checkpoint(lambda command: shard.ask(command, engine).result())
+        committer.count_written(-grown)
         try:
             written, finished = self._write(store, plan)
-            inputs = shard.run(lambda: store.install(engine, written)).result()
-            for rows in inputs:
-                shard.submit([rows], engine).result()
-            shard.submit([finished], engine).result()
+            for command in (*written.inputs(), finished):
+                shard.submit([command], engine).result()
             self._give_up_lost(engine, written)
         except BaseException:
             # It is to be tried again soon, not when the journal has grown as much once more.
-            shard.committer.written_bytes += grown
+            committer.count_written(grown)
+            with suppress(Closed):
+                shard.ask(DropSnapshot(plan.snapshot.number), engine).result()
             raise
-        finally:
-            shard.run(lambda: engine.release_snapshot(plan.snapshot.number)).result()
-        snapshots = shard.run(lambda: list(engine.snapshots)).result()
+        snapshots = shard.ask(DropSnapshot(plan.snapshot.number), engine).result()
         with self._working():
             if shard.store is store:
                 store.clean_up(snapshots, shard.clock.now_us(), bool(len(shard.holds)))
@@ -281,17 +284,11 @@ class Housekeeper:
             self._shard.damage.give_up(command)
 
     def _tidy_up(self, engine: Engine) -> None:
-        """Lets the engine give back what traffic left behind, a piece between any two steps."""
+        """Lets the engine give back what traffic left behind, a piece in any step."""
         for _ in range(_TIDY_PIECES_MAX):
             self._checkpointer.busy()
-            if not self._shard.run(engine.tidy).result():
+            if not self._shard.ask(Tidy(), engine).result():
                 return
-
-    def _begin(self) -> tuple[Plan, Engine, ShardStore, int]:
-        shard = self._shard
-        grown, shard.committer.written_bytes = shard.committer.written_bytes, 0
-        plan = shard.store.begin_checkpoint(shard.engine, shard.clock.now_us())
-        return plan, shard.engine, shard.store, grown
 
     def _write(self, store: ShardStore, plan: Plan) -> tuple[Written, RunsInstalled]:
         shard = self._shard

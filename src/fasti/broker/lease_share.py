@@ -16,20 +16,17 @@ not come back since the broker started are nobody's. Any thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fasti.broker.caller import Caller
 from fasti.broker.shares import Bound, Share
+from fasti.core.queries import ReadLeases
 from fasti.errors import Closed
 
 if TYPE_CHECKING:
     from fasti.broker.placement import Placement
-    from fasti.broker.shard import Shard
 
 # A look at all leases holds for so long; what was handed out since is added.
 _LOOK_US = 100_000
@@ -164,14 +161,14 @@ class LeaseShare(Share):
         return self.held().get(caller.name, 0)
 
     def held(self) -> dict[str, int]:
-        """A look at all leases: between two steps they are copied, and counted here."""
+        """A look at all leases: the engine copies them, and they are counted here."""
         with self._lock:
             self._since.clear()
             callers = dict(self._callers)
         counts: Counter[str] = Counter()
         alive: set[Name] = set()
         for shard in self._placement.shards():
-            pairs, names = shard.run(partial(_leases, shard, callers)).result()
+            pairs, names = shard.ask(ReadLeases(list(callers))).result()
             distinct, numbers = np.unique(pairs, return_counts=True)
             for pair, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
                 if pair in names:
@@ -184,15 +181,3 @@ class LeaseShare(Share):
                 self._callers = {n: c for n, c in self._callers.items() if n in alive}
                 self._names_max = 2 * len(self._callers) + _NAMES_SPARE
         return dict(counts)
-
-
-def _leases(shard: Shard, callers: Iterable[Name]) -> tuple[NDArray[np.int64], dict[int, Name]]:
-    """Topic and consumer of every lease as one number, and the names that such numbers stand for."""
-    state, memory = shard.engine.state, shard.engine.memory
-    leases, names = memory.leases, {}
-    for topic, consumer in callers:
-        number = memory.consumers.find(consumer)
-        if topic in state.by_name and number is not None:
-            names[state.by_name[topic].number << 32 | number] = (topic, consumer)
-    live = leases.live()
-    return leases.topic[live].astype(np.int64) << 32 | leases.consumer[live], names

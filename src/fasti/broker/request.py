@@ -23,21 +23,31 @@ class Request:
     """Commands of one caller, answered together."""
 
     inputs: Sequence[Command]
-    answer: Future[list[Any]]
+    # Of the replies; of a query, of its value.
+    answer: Future[Any]
     rows: int
     size_bytes: int
     # For inputs that mean something to one engine only: to be refused by the one after it.
     engine: Engine | None = None
+    # A query: its value is told when it is decided, durable or not.
+    at_once: bool = False
     # How often its step was void; and whether it may be what raised: then it has a step of its own.
     reruns: int = 0
     suspect: bool = False
 
     @classmethod
-    def of(cls, inputs: Sequence[Command], engine: Engine | None) -> Request:
+    def of(cls, inputs: Sequence[Command], engine: Engine | None, at_once: bool = False) -> Request:
         """In the caller's thread: payloads are encoded here. Raises `invalid_argument`."""
         rows = sum(command.count_rows() for command in inputs)
         size_bytes = sum(command.encode() for command in inputs)
-        return cls(inputs, uncancellable(), rows, size_bytes, engine)
+        return cls(inputs, uncancellable(), rows, size_bytes, engine, at_once)
+
+    def tell(self, reply: Any) -> None:
+        """Answers a query with the value of its reply, or with the error."""
+        if reply.error is not None:
+            self.answer.set_exception(reply.error)
+        else:
+            self.answer.set_result(reply.value)
 
     @property
     def is_bulk(self) -> bool:

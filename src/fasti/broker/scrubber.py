@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fasti.core.queries import ReadTopics
 from fasti.core.rows.location import in_block
 from fasti.core.timeline.corrupt import GiveUp
 from fasti.errors import Closed, FastiError
@@ -174,13 +175,14 @@ class Scrubber:
             columns = rows_columns(unseal(store.blocks.get(block.rows_name), block.rows_name))
             places = in_block(block.number, np.arange(block.rows, dtype=np.int64))
             lost = store.payloads.damaged(places)
-            topics = self._shard.run(lambda: dict(self._shard.engine.state.topics)).result()
+            topics = {topic.number: topic for topic in self._shard.ask(ReadTopics()).result()}
             for number in np.unique(columns["topic"][lost]).tolist():
                 mine = lost & (columns["topic"] == number)
                 partitions = columns["partition"][mine].astype(np.int64)
                 ids = columns["sequence"][mine] | partitions << SEQUENCE_BITS
                 topic = topics.get(number)
-                if topic is not None and GiveUp in topic.kind.handlers():
+                kind = self._shard.engine.kind(topic.settings.kind) if topic is not None else None
+                if topic is not None and kind is not None and GiveUp in kind.handlers():
                     found.append(GiveUp(topic.name, ids, places[mine]))
         return found
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -40,6 +39,7 @@ from fasti.broker.routing.routes import RouteBook
 from fasti.broker.shares import CountedShare, Shares
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
+from fasti.core.queries import ReadTopics, TopicView
 from fasti.core.replies import Reply
 from fasti.errors import (
     Closed,
@@ -343,37 +343,27 @@ class Service:
 
     def require_topic(self, name: str) -> TopicSettings:
         """A topic's settings. Raises `not_found`."""
-        settings: TopicSettings | None = self.topics().get(name)
-        if settings is None:
+        return self.topic(name).settings
+
+    def topic(self, name: str) -> TopicView:
+        """A topic, durable by now. Raises `not_found`."""
+        topics = self.topics_of(self.placement.shard_of(name), name)
+        if not topics:
             raise NotFound(f"there is no topic {name!r}", details={"topic": name})
-        return settings
+        return topics[0]
 
-    def paused_topics(self) -> set[str]:
-        """The names of those that hand nothing out."""
-        paused: set[str] = set()
-        for shard in self.placement.shards():
-            paused |= shard.run(partial(_paused, shard)).result()
-        return paused
-
-    def topics(self) -> dict[str, TopicSettings]:
+    def topics(self) -> dict[str, TopicView]:
         """All topics, of which each is durable by now."""
         shards = self.placement.shards()
-        return {name: has for shard in shards for name, has in self.topics_of(shard).items()}
+        return {topic.name: topic for shard in shards for topic in self.topics_of(shard)}
 
-    def topics_of(self, shard: Shard) -> dict[str, TopicSettings]:
-        """Those of one shard."""
-        found: dict[str, TopicSettings] = shard.run(
-            lambda: {topic.name: topic.settings for topic in shard.engine.state.topics.values()}
-        ).result()
+    def topics_of(self, shard: Shard, name: str = "") -> list[TopicView]:
+        """Those of one shard, or the one of that name."""
+        topics: list[TopicView] = shard.ask(ReadTopics(name=name)).result()
         # Answered behind everything that was decided before it.
         with suppress(FastiError):
             shard.submit([]).result()
-        return found
-
-
-def _paused(shard: Shard) -> set[str]:
-    """In the sequencer."""
-    return {topic.name for topic in shard.engine.state.topics.values() if topic.paused}
+        return topics
 
 
 def _consumed(session: Exchange) -> str:

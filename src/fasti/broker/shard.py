@@ -1,7 +1,8 @@
 """A shard with its threads: many callers, one sequencer, one committer, one housekeeper.
 
-Callers put commands into the inbox and wait. The sequencer takes what is there, a bounded piece at
-a time and bulk produce last, and steps the engine. The committer writes and syncs what the steps
+Callers put commands and queries into the inbox and wait. The sequencer takes what is there, a bounded
+piece at a time and bulk produce last, and steps the engine: nothing else changes it, so that its inputs
+tell all that it does. The committer writes and syncs what the steps
 decided while the next step runs, and only then lets replies and deliveries go. The housekeeper
 writes checkpoints, loads slices of runs and prepares journal segments.
 
@@ -42,7 +43,6 @@ from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.damage import DamageControl
 from fasti.broker.faults import Faults
 from fasti.broker.feed import Feed
-from fasti.broker.futures import uncancellable
 from fasti.broker.health import Pulse
 from fasti.broker.holds import Holds
 from fasti.broker.housekeeper import Housekeeper
@@ -120,7 +120,6 @@ class Shard:
         self._wakeup = threading.Condition()
         self._urgent: deque[Request] = deque()
         self._bulk: deque[Request] = deque()
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._inbox_rows = 0
         # Bulk that waits until a segment is prepared; it is asked for once.
         self._short_of_room: Request | None = None
@@ -208,14 +207,25 @@ class Shard:
             self._route(command)
             if engine is None:
                 self.faults.check(command)
-        request = Request.of(inputs, engine)
+        return self._enter(Request.of(inputs, engine))
+
+    def ask(self, query: Any, engine: Engine | None = None) -> Future[Any]:
+        """Hands an input over whose value is told as soon as its step is decided.
+
+        What it tells may not be durable yet: a caller to whom that matters goes on to `submit`.
+        """
+        if engine is None:
+            self.faults.check(query)
+        return self._enter(Request.of([query], engine, at_once=True))
+
+    def _enter(self, request: Request) -> Future[Any]:
         bulk, rows = request.is_bulk, request.rows
         with self._wakeup:
             if self._closing or self._stopped:
                 raise self._is_closed()
             # What frees space and memory gets in for longer than what takes it.
             room = self.settings.inbox_rows_max * (1 if bulk else 2)
-            if engine is None and self._inbox_rows + rows > room:
+            if request.engine is None and self._inbox_rows + rows > room:
                 raise Overloaded("the inbox is full", retry_after_us=10_000)
             self._inbox_rows += rows
             (self._bulk if bulk else self._urgent).append(request)
@@ -233,16 +243,6 @@ class Shard:
     def call(self, command: Any, timeout: float | None = None) -> Any:
         """One command's reply, durable."""
         return self.submit([command]).result(timeout)[0]
-
-    def run(self, function: Callable[[], Any]) -> Future[Any]:
-        """Runs something in the sequencer, between two steps."""
-        answer: Future[Any] = uncancellable()
-        with self._wakeup:
-            if self._stopped:
-                raise self._is_closed()
-            self._calls.append((function, answer))
-            self._wakeup.notify()
-        return answer
 
     def open_session(self) -> Session:
         """A place where leased messages arrive."""
@@ -352,10 +352,8 @@ class Shard:
         try:
             while True:
                 self._worker.idle()
-                requests, calls = self._wait(wake)
+                requests = self._wait(wake)
                 self._worker.busy()
-                for function, answer in calls:
-                    _carry_out(function, answer)
                 if self._failure is not None and not self._recover():
                     return
                 if not requests and self._closing and self._stop_if_idle():
@@ -372,23 +370,19 @@ class Shard:
     def _stop_if_idle(self) -> bool:
         """The end, unless something came in meanwhile."""
         with self._wakeup:
-            self._stopped = not (self._urgent or self._bulk or self._calls or self._failure)
+            self._stopped = not (self._urgent or self._bulk or self._failure)
             return self._stopped
 
-    def _wait(
-        self, wake: Step | None
-    ) -> tuple[list[Request], list[tuple[Callable[[], Any], Future[Any]]]]:
+    def _wait(self, wake: Step | None) -> list[Request]:
         """Sleeps until there is something to do, and takes a bounded piece of it."""
         with self._wakeup:
-            while not (self._urgent or self._calls or self._closing or self._may_take_bulk()):
+            while not (self._urgent or self._closing or self._may_take_bulk()):
                 if self._failure is not None or (wake is not None and wake.more):
                     break
                 timeout = self._time_to_wake(wake)
                 if timeout is not None and timeout <= 0:
                     break
                 self._wakeup.wait(timeout)
-            calls = list(self._calls)
-            self._calls.clear()
             taken: list[Request] = []
             rows = 0
             bulk = self._bulk if self._closing or self._may_take_bulk() else ()
@@ -399,7 +393,7 @@ class Shard:
                     rows += taken[-1].rows
             self._inbox_rows -= rows
             self._produced.progress += produced != len(self._bulk)
-            return taken, calls
+            return taken
 
     def _may_take_bulk(self) -> bool:
         """Whether there is bulk, and room for it. While room is made, everything else goes on."""
@@ -444,7 +438,7 @@ class Shard:
             for effect in step.effects:
                 if isinstance(effect, Asked):
                     self.housekeeper.load(effect, self.engine)
-            if admitted or step.frames or step.effects:
+            if _answer_queries(admitted, step.replies) or step.frames or step.effects:
                 self.committer.take(Work(step, admitted))
         except Exception as error:
             self._void(error, admitted)
@@ -465,7 +459,8 @@ class Shard:
         if culprit is not None:
             culprit.answer.set_exception(internal_error(command, cause))
         self.faults.note_dropped(command, cause, failed.serving)
-        self._decide_again([each for each in requests if each is not culprit], suspect=not known)
+        others = [each for each in requests if each is not culprit and not each.answer.done()]
+        self._decide_again(others, suspect=not known)
         reason = FastiError(f"the engine failed: {cause!r}")
         reason.__cause__ = cause
         self._fail(reason, [])
@@ -561,7 +556,8 @@ class Shard:
         begin = 0
         for request in work.requests:
             end = begin + len(request.inputs)
-            request.answer.set_result(work.step.replies[begin:end])
+            if not request.at_once:
+                request.answer.set_result(work.step.replies[begin:end])
             begin = end
         # The end of a session goes last.
         for effect in work.step.effects:
@@ -649,13 +645,9 @@ class Shard:
             waiting = [*requests, *self._urgent, *self._bulk]
             self._urgent.clear()
             self._bulk.clear()
-            calls = list(self._calls)
-            self._calls.clear()
         for request in waiting:
             if not request.answer.done():
                 request.answer.set_exception(self._is_closed())
-        for _, answer in calls:
-            answer.set_exception(self._is_closed())
         if self._failure is not None:
             for session in list(self.sessions.values()):
                 session.lose()
@@ -667,8 +659,13 @@ def _full(error: FastiError) -> StorageFull:
     return StorageFull(reason, retry_after_us=_FULL_RETRY_US, details=error.details)
 
 
-def _carry_out(function: Callable[[], Any], answer: Future[Any]) -> None:
-    try:
-        answer.set_result(function())
-    except BaseException as error:
-        answer.set_exception(error)
+def _answer_queries(requests: list[Request], replies: list[Any]) -> bool:
+    """Tells the values that need not be durable. True if other requests wait until theirs are."""
+    place, others = 0, False
+    for request in requests:
+        if request.at_once:
+            request.tell(replies[place])
+        else:
+            others = True
+        place += len(request.inputs)
+    return others

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from fasti.core.keys import Keys, Rows
 from fasti.core.routing.commands import Routes
 from fasti.errors import InvalidArgument
 from fasti.model import OnConflict, TopicSettings
-
-if TYPE_CHECKING:
-    from fasti.core.sinks.claims import Claim
 
 Int64s = NDArray[np.int64]
 UInt16s = NDArray[np.uint16]
@@ -386,8 +383,8 @@ class Publish(Command):
 
     stage: str
     skip_conflicts: bool = False
-    # Its keys, if they were claimed piece by piece.
-    claim: Claim | None = None
+    # The number of the claim, if its keys were claimed piece by piece.
+    claim: int = 0
 
 
 @dataclass(slots=True)
@@ -458,10 +455,23 @@ class TakeSnapshot(Command):
 
 
 @dataclass(slots=True)
-class DropSnapshot(Command):
-    """Lets a snapshot go."""
+class KeepSnapshot(Command):
+    """Moves a snapshot's deadline; one that is gone stays so."""
 
     number: int
+    deadline_us: int
+
+
+@dataclass(slots=True)
+class DropSnapshot(Command):
+    """Lets a snapshot go. The value is the numbers of those that are left."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Tidy(Command):
+    """Gives memory back where something finished: a bounded piece. The value: is there more?"""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fasti.core import commands
+from fasti.core import checkpoint, commands, queries
 from fasti.core import events as ev
 from fasti.core.agenda import FOREVER
 from fasti.core.calendar.slices import Slices
@@ -38,6 +38,7 @@ from fasti.core.routing import bindings, fanout
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 from fasti.core.rows.memory import Memory
 from fasti.core.rows.snapshot import Snapshot
+from fasti.core.sinks import claims
 from fasti.core.sinks import commands as sink_commands
 from fasti.core.sinks import deciding as sinks
 from fasti.core.state import ShardState
@@ -54,6 +55,7 @@ _BY_EVENTS_ONLY = (
     *(commands.DescribeConsumers, commands.DropStage, commands.EndProducer),
     *(sink_commands.DropStages, sink_commands.ForgetSink, sink_commands.DescribeSinks),
     *(sink_commands.Carry, commands.Transaction, Bind, Unbind, ReadBindings),
+    *(sink_commands.ReadParcels, sink_commands.SumSinks, *queries.HANDLERS),
 )
 
 
@@ -113,15 +115,25 @@ class Engine:
             sink_commands.ForgetSink: sinks.forget_sink,
             sink_commands.DescribeSinks: sinks.describe_sinks,
             sink_commands.Carry: self._carry,
+            sink_commands.ReadParcels: sinks.read_parcels,
+            sink_commands.SumSinks: sinks.sum_sinks,
+            sink_commands.ClaimStages: claims.claim_stages,
+            sink_commands.ClaimKeys: claims.claim_keys,
+            sink_commands.ReleaseKeys: claims.release_keys,
             commands.TakeSnapshot: self._take_snapshot,
+            commands.KeepSnapshot: self._keep_snapshot,
             commands.DropSnapshot: self._drop_snapshot,
+            commands.Tidy: self._tidy,
             commands.Transaction: self._transaction,
+            checkpoint.BeginCheckpoint: self._begin_checkpoint,
+            checkpoint.BlocksAdded: self._blocks_added,
             commands.SliceLoaded: self.slices.loaded,
             commands.RowsInstalled: self._rows_installed,
             commands.RunsInstalled: self.slices.installed,
             Bind: bindings.bind,
             Unbind: bindings.unbind,
             ReadBindings: bindings.read_bindings,
+            **queries.HANDLERS,
         }
         # Commands on a topic, by the kind of the topic.
         self._by_kind: dict[type, dict[str, Handler]] = {}
@@ -421,14 +433,16 @@ class Engine:
         return reads.list_page(work, command, snapshot)
 
     def _take_snapshot(self, work: Work, command: commands.TakeSnapshot) -> Done:
-        if len(self.snapshots) >= self.limits.snapshots_max:
+        # Those of checkpoints are no reader's.
+        readers = sum(each.deadline_us < FOREVER for each in self.snapshots.values())
+        if readers >= self.limits.snapshots_max:
             raise Overloaded("too many snapshots are open")
         if command.deadline_us <= work.now_us:
             raise InvalidArgument("the deadline has passed", field="deadline")
         return Done(self.snapshot(work.now_us, command.deadline_us))
 
     def snapshot(self, now_us: int, deadline_us: int) -> Snapshot:
-        """The state as it is between two steps (also called by the checkpoint)."""
+        """The state between two commands (also called by the checkpoint)."""
         ledgers = {
             (topic.number, partition.number): partition.ledger.view()
             for topic in self.state.topics.values()
@@ -454,9 +468,15 @@ class Engine:
         self.snapshots[number] = snapshot
         return snapshot
 
+    def _keep_snapshot(self, work: Work, command: commands.KeepSnapshot) -> Done:
+        snapshot = self.snapshots.get(command.number)
+        if snapshot is not None:
+            snapshot.deadline_us = command.deadline_us
+        return Done()
+
     def _drop_snapshot(self, work: Work, command: commands.DropSnapshot) -> Done:
         self.release_snapshot(command.number)
-        return Done()
+        return Done(list(self.snapshots))
 
     def release_snapshot(self, number: int) -> None:
         """Lets a snapshot go; one that is gone already is fine."""
@@ -467,6 +487,15 @@ class Engine:
     def _drop_old_snapshots(self, now_us: int) -> None:
         for number in [n for n, s in self.snapshots.items() if s.deadline_us <= now_us]:
             self.release_snapshot(number)
+
+    # Checkpoints
+
+    def _begin_checkpoint(self, work: Work, command: checkpoint.BeginCheckpoint) -> Done:
+        return Done(checkpoint.begin(self, command, work.now_us))
+
+    def _blocks_added(self, work: Work, command: checkpoint.BlocksAdded) -> Done:
+        checkpoint.add_blocks(self, command)
+        return Done()
 
     def _rows_installed(self, work: Work, command: commands.RowsInstalled) -> Done:
         """Payloads moved from the journal, or from older blocks, into a new run."""
@@ -488,6 +517,9 @@ class Engine:
         return Done()
 
     # Housekeeping
+
+    def _tidy(self, work: Work, command: commands.Tidy) -> Done:
+        return Done(self.tidy())
 
     def tidy(self) -> bool:
         """Gives memory back where something finished: a bounded piece. True if there is more."""

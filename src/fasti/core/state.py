@@ -30,6 +30,7 @@ from fasti.model import State, TopicSettings
 if TYPE_CHECKING:
     from fasti.core.kind import Kind
     from fasti.core.routing.matching import Matcher
+    from fasti.core.sinks.claims import Claim
 
 Int64s = NDArray[np.int64]
 
@@ -97,6 +98,9 @@ class ShardState:
         # When the next one is too old; None: to be worked out. No durable state.
         self.stage_expiry_us: int | None = None
         self.sinks = SinkBook(self)
+        # By the numbers that publishers name them by: no durable state.
+        self.claims: dict[int, Claim] = {}
+        self.last_claim = 0
         self.next_frame = 1
         self.last_at_us = 0
         self._tick = 0

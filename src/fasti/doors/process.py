@@ -135,8 +135,7 @@ class Broker:
 
     def _wake(self) -> None:
         self.shard.clock.now_us()
-        with suppress(FastiError):
-            self.shard.run(lambda: None)
+        self.shard.wake()
 
     def _open_door(
         self,

@@ -1,13 +1,13 @@
 """Checkpoints: what the journal's tail brought goes into a new run, and a new manifest says so.
 
-A checkpoint begins in the sequencer, between two steps: `begin` takes a snapshot and closes an
+A checkpoint begins in the engine (core/checkpoint.py), which takes a snapshot and closes an
 epoch. `write` then works beside the traffic, at a byte rate: the rows whose payloads lie in the
 journal go into a new run, together with those of older blocks that are worth rewriting (more than
 half dead, or one small run of too many: that is all that compaction is); rows that changed but
 whose payloads stay go into delta blocks; rows of logs go into log blocks (log_blocks.py);
 the rest of the state goes into one block. When all of it
-is durable and so is the journal up to the snapshot, the manifest is switched. Last, the sequencer
-learns the new places (`installs`), and what is no longer named can be deleted.
+is durable and so is the journal up to the snapshot, the manifest is switched. Last, the engine
+learns the new places (`inputs`), and what is no longer named can be deleted.
 
 A checkpoint that fails leaves nothing behind, and the next one also takes what it would have.
 """
@@ -24,20 +24,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core.agenda import FOREVER
-from fasti.core.capsule import Capsule, capture, dead_rows
+from fasti.core.capsule import dead_rows
+from fasti.core.checkpoint import BlocksAdded, Plan
 from fasti.core.columns.hashing import hash_keys
 from fasti.core.commands import RowsInstalled, RunsInstalled
 from fasti.core.engine import Engine
 from fasti.core.log.commands import LogsInstalled
 from fasti.core.rows.arena import CHANGED, EXPIRES, STATE_MASK
 from fasti.core.rows.location import in_block, is_in_run, number_of
-from fasti.core.rows.snapshot import Snapshot
 from fasti.core.timeline.corrupt import GiveUp
 from fasti.errors import FastiError
 from fasti.model import SEQUENCE_BITS, State
 from fasti.storage.blocks import BlockStore
-from fasti.storage.log_blocks import LogWriter, Tails, log_kind
+from fasti.storage.log_blocks import LogWriter
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
 from fasti.storage.runs import (
@@ -64,20 +63,6 @@ _KEPT = ("sequence", "due", "location", "version", "owner", "attempts", "priorit
 
 
 @dataclass(slots=True)
-class Plan:
-    """A checkpoint that has begun: the state at one position."""
-
-    snapshot: Snapshot
-    capsule: Capsule
-    epoch: int
-    # Epochs whose changes are not in any run or delta yet: this one, and those that failed.
-    unwritten: list[int]
-    # Rows of logs that lie in the journal only, and what retention dropped since the last one.
-    logs: Tails
-    trimmed_bytes: int
-
-
-@dataclass(slots=True)
 class LostRows:
     """Messages of one partition whose payloads are lost."""
 
@@ -89,7 +74,7 @@ class LostRows:
 
 @dataclass(slots=True)
 class Written:
-    """A checkpoint whose blocks are durable. `installs` go to the engine, in order."""
+    """A checkpoint whose blocks are durable."""
 
     manifest: Manifest
     new_blocks: list[Block] = field(default_factory=list)
@@ -103,8 +88,13 @@ class Written:
     # Messages of the new blocks whose payload could not be read, and where that is told now.
     lost: list[LostRows] = field(default_factory=list)
 
+    def inputs(self) -> list[BlocksAdded | RowsInstalled | LogsInstalled]:
+        """What the engine is told, in this order, before `finished`."""
+        blocks = [(block.number, block.rows) for block in self.new_blocks if not block.delta]
+        return [BlocksAdded(blocks, self.trimmed_bytes), *self.installs, *self.log_installs]
+
     def losses(self, engine: Engine) -> list[GiveUp]:
-        """What the engine is told of messages that have no payload any more, after `installs`."""
+        """What the engine is told of messages that have no payload any more, after `inputs`."""
         return [
             GiveUp(topic.name, rows.sequences | rows.partition << SEQUENCE_BITS, rows.locations)
             for rows in self.lost
@@ -116,20 +106,6 @@ class Written:
         """The input that completes the checkpoint, once the manifest has its version."""
         runs = frozenset(block.number for block in self.manifest.blocks if not block.delta)
         return RunsInstalled(version, self.manifest.checkpoint, self.first_due_us, runs)
-
-
-def begin(engine: Engine, unwritten: list[int], now_us: int) -> Plan:
-    """Closes an epoch. Called by the sequencer, between two steps."""
-    memory = engine.memory
-    epoch = memory.epoch
-    capsule = capture(engine.state)
-    logs = log_kind(engine)
-    snapshot = engine.snapshot(now_us, FOREVER)
-    memory.epoch = epoch + 1
-    for topic in engine.state.topics.values():
-        for partition in topic.partitions.made():
-            partition.calendar.generation = epoch + 1
-    return Plan(snapshot, capsule, epoch, [*unwritten, epoch], logs.tails(), logs.trimmed_bytes)
 
 
 class CheckpointWriter:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fasti.config import ShardSettings
+from fasti.core.checkpoint import Plan
+from fasti.core.commands import DropSnapshot
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked, Step
 from fasti.storage.storage_engine import StorageEngine
@@ -60,14 +62,18 @@ class LocalShard:
 
     def checkpoint(self, now_us: int, tick: int) -> None:
         """A whole checkpoint, at once."""
-        plan = self.store.begin_checkpoint(self.engine, now_us)
+        plan = self.begin_checkpoint(now_us, tick)
         try:
             written, finished = self.store.write_checkpoint(plan, lambda _: None, lambda _: None)
-            inputs = self.store.install(self.engine, written)
-            self.step([*inputs, finished, *written.losses(self.engine)], now_us, tick)
+            inputs = [*written.inputs(), finished, *written.losses(self.engine)]
+            self.step(inputs, now_us, tick)
         finally:
-            self.engine.release_snapshot(plan.snapshot.number)
-        self.store.clean_up(self.engine.snapshots, now_us)
+            snapshots = self.call(DropSnapshot(plan.snapshot.number), now_us, tick).value
+        self.store.clean_up(snapshots, now_us)
+
+    def begin_checkpoint(self, now_us: int, tick: int) -> Plan:
+        """The first part of a checkpoint, for a caller who writes and installs it by hand."""
+        return self.store.begin_checkpoint(lambda command: self.call(command, now_us, tick).value)
 
     def close(self) -> None:
         """Everything is durable already."""

@@ -26,7 +26,6 @@ from fasti.core.capsule import Capsule
 from fasti.core.engine import Engine
 from fasti.core.log.body import log_of
 from fasti.core.log.commands import LogPiece, LogsInstalled
-from fasti.core.log.kind import LogKind
 from fasti.core.log.partition import LogTail
 from fasti.core.rows.location import in_block
 from fasti.errors import Corruption
@@ -187,13 +186,6 @@ class LogWriter:
         times_us = times[0].as_py(), times[len(batch) - 1].as_py()
         block = LogBlock(self._take_number(), self._epoch, *place, first, len(batch), 0, *times_us)
         return replace(block, size_bytes=self._store(block.name, seal(batch.select(used))))
-
-
-def log_kind(engine: Engine) -> LogKind:
-    """What an engine knows of logs."""
-    kind = engine.kind("log")
-    assert isinstance(kind, LogKind)
-    return kind
 
 
 def earliest_offsets(capsule: Capsule) -> dict[Place, int]:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import secrets
 
+from fasti.core import checkpoint
+from fasti.core.checkpoint import BeginCheckpoint
 from fasti.core.engine import Engine
 from fasti.errors import Corruption
-from fasti.storage import checkpoint
 from fasti.storage.blocks import BlockStore
 from fasti.storage.checkpoint import CheckpointWriter
 from fasti.storage.file_blocks import FileBlocks
@@ -84,8 +85,8 @@ def rebase(
     The old journal goes to ``lost+found/``, unless the caller has another copy of it.
     """
     blocks: BlockStore = FileBlocks(files)
-    engine.state.directory.prune(engine.state.next_frame)
-    plan = checkpoint.begin(engine, [], engine.state.last_at_us)
+    whole = BeginCheckpoint(engine.state.next_frame, [])
+    plan = checkpoint.begin(engine, whole, engine.state.last_at_us)
     writer = CheckpointWriter(blocks, payloads, manifest, plan, lambda _: None, epoch)
     try:
         written = writer.write().manifest

@@ -20,20 +20,18 @@ import pyarrow as pa
 
 from fasti.config import ShardSettings
 from fasti.core.agenda import FOREVER
-from fasti.core.commands import RowsInstalled, RunsInstalled, SliceLoaded
+from fasti.core.checkpoint import BeginCheckpoint, Plan
+from fasti.core.commands import RunsInstalled, SliceLoaded
 from fasti.core.engine import Engine
 from fasti.core.keys import Rows
 from fasti.core.kv.commands import KvExpire, LoadRemoved
-from fasti.core.log.commands import LogsInstalled
 from fasti.core.log.order import LoadKeys
 from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
 from fasti.errors import Corruption, FastiError, NotFound
-from fasti.storage import checkpoint as checkpoints
-from fasti.storage.checkpoint import CheckpointWriter, Plan, Written
+from fasti.storage.checkpoint import CheckpointWriter, Written
 from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame, StoredFrame, body_bytes
-from fasti.storage.log_blocks import log_kind
 from fasti.storage.log_keys import load_keys
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import delete_leftovers, recover, replay
@@ -128,10 +126,9 @@ class ShardStore:
 
     # Checkpoints
 
-    def begin_checkpoint(self, engine: Engine, now_us: int) -> Plan:
-        """In the sequencer, between two steps."""
-        engine.state.directory.prune(self.journal.first_sequence)
-        plan = checkpoints.begin(engine, self._unwritten, now_us)
+    def begin_checkpoint(self, decide: Callable[[BeginCheckpoint], Plan]) -> Plan:
+        """`decide` has the engine decide the input, in a step."""
+        plan = decide(BeginCheckpoint(self.journal.first_sequence, self._unwritten))
         self._unwritten = plan.unwritten
         return plan
 
@@ -188,14 +185,6 @@ class ShardStore:
     def _stored_version(self) -> int:
         found = self.blocks.read_manifest()
         return 0 if found is None else found[0]
-
-    def install(self, engine: Engine, written: Written) -> list[RowsInstalled | LogsInstalled]:
-        """In the sequencer: makes the new blocks known; the inputs to step follow."""
-        for block in written.new_blocks:
-            if not block.delta:
-                engine.memory.marks.add_block(block.number, block.rows)
-        log_kind(engine).trimmed_bytes -= written.trimmed_bytes
-        return [*written.installs, *written.log_installs]
 
     def clean_up(
         self, snapshots: Collection[int] = (), now_us: int = 0, is_held: bool = False

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,8 @@ from fasti.broker.shard import Shard
 from fasti.client.durations import Duration, aware_us, duration_us
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import Durability, ShardSettings
-from fasti.errors import InvalidArgument, TimedOut
+from fasti.core.log.commands import GroupBacklog, ReadBacklog
+from fasti.errors import InvalidArgument, NotFound, TimedOut
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
@@ -53,6 +54,7 @@ _SETTINGS = ShardSettings(
     leases_max=1 << 16,
 )
 _PATIENCE_S = 30.0
+_STEPS_TO_SETTLE = 4
 _ENDING = ("ack", "nack", "release", "reject", "reply")
 
 
@@ -244,7 +246,7 @@ class VirtualBroker:
                 continue
             if topic["settings"]["kind"] == "log":
                 # Its rows stay; what its groups have to do is work.
-                left = self.shard.run(partial(self._open_rows, name)).result()
+                left = {group: backlog.rows for group, backlog in self._backlog(name).items()}
             else:
                 left = {state: counts[state] for state in ("ready", "leased")}
                 if left["leased"]:
@@ -276,36 +278,20 @@ class VirtualBroker:
             if topic.name not in names:
                 continue
             if topic.settings.kind == "log":
-                found += self.shard.run(partial(self._retries_us, topic.name)).result()
+                backlogs = self._backlog(topic.name).values()
+                found += [backlog.retry_us for backlog in backlogs if backlog.retry_us is not None]
             else:
                 due = self._messages(topic.name, due_from=now_us + 1)["due_us"]
                 found += [pc.min(due).as_py()] if len(due) else []
         return min(found, default=None)
 
-    def _retries_us(self, name: str) -> list[int]:
-        """In the sequencer: when a group of a log tries rows again, the next of each."""
-        groups = self.shard.engine.state.by_name[name].body.groups.by_name.values()
-        found = []
-        for place in (each for group in groups for each in group.partitions.made()):
-            due_us, _ = place.again.pairs()
-            later = due_us[due_us > self.clock.now_us()]
-            found += [int(later.min())] if len(later) else []
-        return found
-
-    def _open_rows(self, name: str) -> dict[str, int]:
-        """In the sequencer: of each group, the rows that it could have now, or has."""
-        topic = self.shard.engine.state.by_name.get(name)
-        found: dict[str, int] = {}
-        if topic is not None:
-            for group in topic.body.groups.by_name.values():
-                for rows in topic.body.partitions.made():
-                    place = group.partitions.look(rows.number)
-                    due_us, _ = place.again.pairs()
-                    later = int((due_us > self.clock.now_us()).sum())
-                    unseen = rows.next_offset - place.next
-                    left = unseen + place.leased + max(0, place.waiting - later)
-                    found[group.name] = found.get(group.name, 0) + left
-        return found
+    def _backlog(self, name: str) -> dict[str, GroupBacklog]:
+        """What the groups of a log have to do; nothing if the log is gone."""
+        try:
+            backlog: dict[str, GroupBacklog] = self.shard.ask(ReadBacklog(name)).result()
+        except NotFound:
+            return {}
+        return backlog
 
     def _move(self, wall_us: int, tick_us: int) -> None:
         """In pieces, so that schedules find the moments at which they are due."""
@@ -323,9 +309,8 @@ class VirtualBroker:
         self._serve_due()
 
     def _serve_due(self) -> None:
-        # Wakes the sequencer, which hands out what is due; the second turn is behind it.
-        for _ in range(2):
-            self.shard.run(lambda: None).result(_PATIENCE_S)
+        # The first step hands out what is due; those behind it what that left to be done.
+        for _ in range(_STEPS_TO_SETTLE):
             self.shard.submit([]).result(_PATIENCE_S)
 
     def close(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from fasti.broker import health
@@ -12,7 +10,14 @@ from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.errors import OutcomeUnknown, StorageFailed
 from fasti.storage.file_journal import FileJournal
-from tests.integration.shard_rig import FakeClock, SharedFiles, make_topic, produce, serving
+from tests.integration.shard_rig import (
+    FakeClock,
+    SharedFiles,
+    held_up,
+    make_topic,
+    produce,
+    serving,
+)
 
 
 def test_a_shard_that_fails_again_and_again_is_not_ready_until_something_is_written(
@@ -41,18 +46,9 @@ def test_a_shard_that_fails_again_and_again_is_not_ready_until_something_is_writ
 def test_a_step_that_does_not_come_back_is_asked_for_once() -> None:
     with serving(SharedFiles(), clock=FakeClock()) as shard:
         service = Service(OneShard(shard), Metrics())
-        go_on, began = threading.Event(), threading.Event()
-
-        def hold_up() -> None:
-            began.set()
-            go_on.wait(60)
-
-        held = shard.run(hold_up)
-        assert began.wait(60)
-        assert not any(shard.pulse.beats(0.01) for _ in range(5))
-        assert len(shard._urgent) == 1
-        go_on.set()
-        held.result(60)
+        with held_up(shard):
+            assert not any(shard.pulse.beats(0.01) for _ in range(5))
+            assert len(shard._urgent) == 1
         assert shard.pulse.beats(60)
         assert health.report(service)["ready"]
         service.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -11,10 +9,12 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core.commands import Cancel, Count, CreateTopic, Produce, Target
 from fasti.core.keys import Rows
+from fasti.core.queries import ReadTopics
 from fasti.errors import Overloaded
 from fasti.model import Limits
 from fasti.storage.file_storage import FileStorage
 from fasti.testing.disk import SimulatedFiles
+from tests.integration.shard_rig import held_up
 
 
 def test_a_full_inbox_refuses_bulk_first_and_then_everything() -> None:
@@ -26,19 +26,21 @@ def test_a_full_inbox_refuses_bulk_first_and_then_everything() -> None:
     )
     shard = Shard(FileStorage(SimulatedFiles()), settings)
     shard.call(CreateTopic("t"))
-    held = threading.Event()
-    blocked = shard.run(held.wait)
     produce = Produce("t", Rows.of([b"x"] * 60))
     cancel = Cancel("t", Target(ids=np.arange(1, 41)))
-    answers = [shard.submit([produce])]
-    with pytest.raises(Overloaded) as refused:
-        shard.submit([produce])
-    assert refused.value.retry_after_us
-    answers += [shard.submit([cancel]) for _ in range(3)]
-    with pytest.raises(Overloaded):
-        shard.submit([cancel])
-    held.set()
-    blocked.result(timeout=30)
+    with held_up(shard):
+        answers = [shard.submit([produce])]
+        with pytest.raises(Overloaded) as refused:
+            shard.submit([produce])
+        assert refused.value.retry_after_us
+        answers += [shard.submit([cancel]) for _ in range(3)]
+        with pytest.raises(Overloaded):
+            shard.submit([cancel])
+        # Queries are bounded like the rest.
+        queries = [shard.ask(ReadTopics(name="t")) for _ in range(20)]
+        with pytest.raises(Overloaded):
+            shard.ask(ReadTopics())
+    assert [topic.name for query in queries for topic in query.result(30)] == ["t"] * 20
     for answer in answers:
         assert answer.result(timeout=30)[0].error is None
     assert shard.call(Count("t")).states["ready"] == 60

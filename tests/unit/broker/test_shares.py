@@ -18,6 +18,7 @@ from fasti.broker.shares import Bound, CountedShare, NameShare
 from fasti.errors import Closed, Overloaded
 from fasti.testing import VirtualBroker
 from fasti.testing.virtual import _SETTINGS
+from tests.integration.shard_rig import held_up
 
 ANNA, BERT, CARL = (Caller(name, authenticated=True) for name in ("anna", "bert", "carl"))
 
@@ -163,13 +164,11 @@ def test_one_caller_does_not_fill_the_inbox() -> None:
         # The topic's bindings are asked for once.
         bert.put({}, batch)
         assert bert.next_receipt() is not None
-        go_on = threading.Event()
-        broker.shard.run(lambda: go_on.wait(60))
-        for _ in range(8):
-            anna.put({}, batch)
-        bert.put({}, batch)
-        assert broker.service.shares.inbox_rows.held() == {"anna": 500, "bert": 100}
-        go_on.set()
+        with held_up(broker.shard):
+            for _ in range(8):
+                anna.put({}, batch)
+            bert.put({}, batch)
+            assert broker.service.shares.inbox_rows.held() == {"anna": 500, "bert": 100}
         receipts = [anna.next_receipt() for _ in range(8)]
         refused = [each["error"] for each in receipts if each is not None and "error" in each]
         assert len(refused) == 3

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pytest
 
 from fasti.core import commands as co
+from fasti.core.checkpoint import BeginCheckpoint, BlocksAdded
 from fasti.core.cron.commands import Fire
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.kv.commands import KvExpire
 from fasti.core.log.commands import KeysLoaded, LogsInstalled
-from fasti.core.sinks.commands import Carry, PublishBatch
+from fasti.core.sinks.commands import Carry, ClaimKeys, ClaimStages, PublishBatch, ReleaseKeys
 from fasti.errors import FastiError, InternalError
 from fasti.model import DUE_MAX_US, OnConflict, TopicSettings
 
@@ -33,10 +34,12 @@ SCHEDULE = '{"cron": "0 9 * * *", "target": "timeline"}'
 # What storage answers: it knows what it was asked, and no client can send it.
 OF_STORAGE = {
     *(co.SliceLoaded, co.RowsInstalled, co.RunsInstalled, LogsInstalled, KeysLoaded, KvExpire),
+    *(BeginCheckpoint, BlocksAdded),
 }
 # Besides those, what changes sessions, snapshots or claims, which no event tells of.
 NOT_REFUSED = {*OF_STORAGE, co.Detach, co.Withdraw, co.TakeSnapshot, co.DropSnapshot}
-NOT_REFUSED |= {co.Publish, PublishBatch}
+NOT_REFUSED |= {co.Publish, PublishBatch, ClaimStages, ClaimKeys, ReleaseKeys}
+NOT_REFUSED |= {co.KeepSnapshot, co.Tidy}
 
 
 def make_engine() -> Engine:
@@ -101,6 +104,7 @@ class Maker:
             "int": lambda: rng.choice([1, 5_000_000, *INTEGERS]),
             "str": lambda: rng.choice(TEXTS),
             "list[str]": lambda: [rng.choice(TEXTS)] * count,
+            "list[tuple[str, str]]": lambda: [(topic, rng.choice(TEXTS))] * count,
             "dict[str, int]": dict,
         }
         choices = [word.strip() for word in kind.split("|") if word.strip() != "None"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fasti.core.commands import DropSnapshot
 from fasti.core.log.commands import Truncate
 from fasti.errors import Corruption, FastiError
 from fasti.model import SECOND_US
@@ -132,15 +133,15 @@ def test_a_checkpoint_beside_appends_and_trims() -> None:
     rig.produce([b"0", b"1", b"2"])
     rig.produce([b"3", b"4"])
     store, engine = rig.shard.store, rig.shard.engine
-    plan = store.begin_checkpoint(engine, rig.now_us)
+    plan = rig.shard.begin_checkpoint(rig.now_us, 0)
     rig.produce([b"5"])
     rig.call(Truncate("events", 0, 2))
     written, finished = store.write_checkpoint(plan, lambda _: None, lambda _: None)
     rig.produce([b"6"])
     rig.call(Truncate("events", 0, 4))
-    for each in [*store.install(engine, written), finished]:
+    for each in [*written.inputs(), finished]:
         assert rig.call(each).error is None
-    engine.release_snapshot(plan.snapshot.number)
+    rig.call(DropSnapshot(plan.snapshot.number))
     store.clean_up(engine.snapshots)
     assert rig.payloads() == [b"4", b"5", b"6"]
     rig.restart()

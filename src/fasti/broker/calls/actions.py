@@ -91,7 +91,7 @@ def _accept_clock(service: Service, caller: Caller, header: Header, parts: Parts
     for shard in service.placement.shards():
         shard.record_clock()
         # What is due by it is due now.
-        shard.run(lambda: None)
+        shard.wake()
     return {"changed": changed, "now_us": service.clock.now_us()}, []
 
 
@@ -148,7 +148,7 @@ def _create_topic(service: Service, caller: Caller, header: Header, parts: Parts
     settings = requests.settings(fields["settings"], TopicSettings())
     shares = service.shares
     with service.topic_lock:
-        created = name not in service.topics()
+        created = not service.topics_of(service.placement.shard_of(name), name)
         with (shares.inboxes if name.startswith(INBOX) else shares.topics).making(caller, name):
             service.command(co.CreateTopic(name, settings))
     return {"created": created, "settings": settings.to_dict()}, []
@@ -180,30 +180,28 @@ def _delete_topic(service: Service, caller: Caller, header: Header, parts: Parts
 def _topic(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     none(parts)
     fields = requests.checked(header, topic=str)
-    settings = service.require_topic(fields["topic"])
-    paused = fields["topic"] in service.paused_topics()
-    told = {"settings": settings.to_dict(), "paused": paused}
-    return told | _counted(service, fields["topic"]), []
+    topic = service.topic(fields["topic"])
+    described = {"settings": topic.settings.to_dict(), "paused": topic.paused}
+    return described | _counted(service, fields["topic"]), []
 
 
 def _topics(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     requests.checked(header)
     none(parts)
-    paused = service.paused_topics()
     described: list[Header] = []
     for shard in service.placement.shards():
-        settings = service.topics_of(shard)
-        names = sorted(settings)
-        replies = shard.submit([co.Count(name) for name in names]).result() if names else []
+        topics = sorted(service.topics_of(shard), key=lambda topic: topic.name)
+        counts = [co.Count(topic.name) for topic in topics]
+        replies = shard.submit(counts).result() if counts else []
         described += [
             {
-                "topic": name,
-                "settings": settings[name].to_dict(),
-                "paused": name in paused,
+                "topic": topic.name,
+                "settings": topic.settings.to_dict(),
+                "paused": topic.paused,
                 "counts": reply.states,
                 "position": reply.position,
             }
-            for name, reply in zip(names, replies, strict=True)
+            for topic, reply in zip(topics, replies, strict=True)
             # One that was deleted in between is not there.
             if reply.error is None
         ]

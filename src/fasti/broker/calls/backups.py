@@ -21,6 +21,7 @@ from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.shares import SeenShare
+from fasti.core.queries import ReadPosition
 from fasti.errors import FastiError, Gone, InvalidArgument, NotFound
 from fasti.protocol.schemas import BACKUP_CHUNKS
 from fasti.storage.backup import JOURNAL, StoredSource
@@ -49,7 +50,7 @@ class Backups:
         number = shard.holds.take(caller.name)
         try:
             # With durability `interval` what was answered may not be synced yet.
-            decided = shard.run(lambda: shard.engine.state.next_frame - 1).result()
+            decided = shard.ask(ReadPosition()).result()
             shard.committer.wait_durable(decided)
             # The manifest's files stay from here on, if it was in force when it was held.
             store = shard.store

@@ -122,9 +122,9 @@ def _known(fields: Header) -> list[tuple[str, int]]:
 def _living(service: Service, key: str, topics: list[str]) -> list[tuple[str, int]]:
     """The messages that have the key now."""
     names = [
-        name
-        for name, settings in service.topics().items()
-        if KINDS[settings.kind].is_queue and (not topics or name in topics)
+        topic.name
+        for topic in service.topics().values()
+        if KINDS[topic.settings.kind].is_queue and (not topics or topic.name in topics)
     ]
     names_of: dict[Shard, list[str]] = {}
     for name in names:

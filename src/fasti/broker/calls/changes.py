@@ -18,6 +18,7 @@ from fasti.broker.calls.follower import IDLE_S, Follower, Written
 from fasti.broker.calls.listed import columns_of, words
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.feed import EVERYTHING
+from fasti.core.queries import ReadTopicNames
 from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.protocol.schemas import VERSION
 from fasti.storage.change_feed import ChangeFeed, DirectoryNames
@@ -99,8 +100,7 @@ class Span:
 
 def _numbers(service: Service, topics: list[str]) -> frozenset[int]:
     """All topics that ever had one of the names, as far as anybody remembers."""
-    shard = service.placement.catalogue
-    known: dict[int, str] = shard.run(lambda: dict(shard.engine.state.directory.topics)).result()
+    known: dict[int, str] = service.placement.catalogue.ask(ReadTopicNames()).result()
     return frozenset(number for number, name in known.items() if name in topics)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fasti.broker.caller import Caller
@@ -21,7 +20,6 @@ from fasti.errors import FastiError, NotFound
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
-    from fasti.broker.shard import Shard
 
 _log = logging.getLogger("fasti.broker.topics")
 
@@ -56,26 +54,16 @@ def references_to(service: Service, target: str) -> References:
     if target.startswith("_"):
         # An inbox, or another of the broker's own: they come and go, and nothing points to them.
         return found
-    topics = service.topics()
-    bound: list[tuple[str, str]] = []
-    for shard in service.placement.shards():
-        bound += shard.run(partial(_bindings_to, shard, target)).result()
-    found.bindings, found.bindings_count = bound[:_NAMED_MAX], len(bound)
-    for name, settings in topics.items():
-        # Those of the topic itself go with it.
-        if KINDS[settings.kind].has_schedules and name != target:
-            _read_schedules(service, name, target, found)
-    return found
-
-
-def _bindings_to(shard: Shard, target: str) -> list[tuple[str, str]]:
-    """In the sequencer: topic and pattern of each."""
-    return [
-        (topic.name, pattern)
-        for topic in shard.engine.state.topics.values()
-        for pattern, to in topic.bindings
-        if to == target
+    topics = service.topics().values()
+    bound = [
+        (topic.name, pattern) for topic in topics for pattern, to in topic.bindings if to == target
     ]
+    found.bindings, found.bindings_count = bound[:_NAMED_MAX], len(bound)
+    for topic in topics:
+        # Those of the topic itself go with it.
+        if KINDS[topic.settings.kind].has_schedules and topic.name != target:
+            _read_schedules(service, topic.name, target, found)
+    return found
 
 
 def _read_schedules(service: Service, topic: str, target: str, found: References) -> None:

@@ -18,7 +18,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,9 @@ from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.shares import SeenShare
-from fasti.core.commands import DropSnapshot
-from fasti.core.engine import Engine
+from fasti.core.commands import DropSnapshot, KeepSnapshot, TakeSnapshot
 from fasti.core.rows.snapshot import Snapshot
-from fasti.errors import FastiError, Gone, InvalidArgument
+from fasti.errors import Gone, InvalidArgument
 from fasti.model import DAY_US, MINUTE_US, SECOND_US
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class Held:
     """A snapshot that readers use."""
 
     snapshot: Snapshot
-    engine: Engine
     shard: Shard
     keep_us: int
     # Of the caller that took it.
@@ -156,7 +154,8 @@ class Snapshots:
 
     def is_here(self, held: Held) -> bool:
         """Whether it can be read; after a recovery the engine is another one."""
-        return not held.snapshot.closed and held.engine is held.shard.engine
+        known = held.shard.engine.snapshots
+        return known.get(held.snapshot.number) is held.snapshot
 
     def used(self, held: Held) -> Held:
         """It is kept for longer, as somebody uses it."""
@@ -169,10 +168,7 @@ class Snapshots:
         return held
 
     def _keep_until(self, held: Held, until_us: int) -> None:
-        def keep() -> None:
-            held.snapshot.deadline_us = until_us
-
-        held.shard.run(keep)
+        held.shard.ask(KeepSnapshot(held.snapshot.number, until_us))
 
     def reading(
         self,
@@ -227,22 +223,13 @@ class Snapshots:
         return held
 
     def _taken(self, caller: Caller, shard: Shard, keep_us: int, name: str) -> Held:
-        """Between two steps, so that it holds whole frames; told when all in it is durable."""
+        """Its position is told, like any reply, when all in it is durable."""
         if self._service.stopping:
             raise self._service.unavailable()
-
-        def take() -> tuple[Engine, Snapshot]:
-            engine, now_us = shard.engine, shard.clock.now_us()
-            return engine, engine.snapshot(now_us, now_us + keep_us)
-
-        engine, snapshot = shard.run(take).result()
-        try:
-            shard.submit([]).result()
-        except BaseException:
-            with suppress(FastiError):
-                shard.run(lambda: engine.release_snapshot(snapshot.number))
-            raise
-        return Held(snapshot, engine, shard, keep_us, caller.name, name)
+        reply = shard.call(TakeSnapshot(shard.clock.now_us() + keep_us))
+        if reply.error is not None:
+            raise reply.error
+        return Held(reply.value, shard, keep_us, caller.name, name)
 
     def _make_room(self, caller: Caller) -> None:
         """One that has a name and that nobody reads, the longest unused, goes: the caller's own,

@@ -12,7 +12,8 @@ from prometheus_client.core import (
     Metric,
 )
 
-from fasti.broker.cron.scheduler import cron_kind
+from fasti.core.cron.commands import ScheduleSums, SumSchedules
+from fasti.core.queries import ReadTopics
 from fasti.errors import FastiError
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ _TIMEOUT_S = 10.0
 def collect(shard: Shard) -> Iterator[Metric]:
     """All that there are."""
     try:
-        totals = shard.run(lambda: cron_kind(shard).totals()).result(_TIMEOUT_S)
+        topics = shard.ask(ReadTopics(kind="cron")).result(_TIMEOUT_S)
+        names = sorted(topic.name for topic in topics)[:_TOPICS_MAX]
+        replies = shard.submit([SumSchedules(name) for name in names]).result(_TIMEOUT_S)
     except (FastiError, TimeoutError):
         return
     there = GaugeMetricFamily(
@@ -38,11 +41,14 @@ def collect(shard: Shard) -> Iterator[Metric]:
     skipped = CounterMetricFamily(
         "fasti_schedule_skipped", "Occurrences that a policy passed over.", labels=["topic"]
     )
-    for name, (count, paused, emitted, passed) in sorted(totals.items())[:_TOPICS_MAX]:
-        there.add_metric([name, "active"], count - paused)
-        there.add_metric([name, "paused"], paused)
-        fired.add_metric([name], emitted)
-        skipped.add_metric([name], passed)
+    for name, reply in zip(names, replies, strict=True):
+        # One that was deleted since is left out.
+        if reply.error is None:
+            sums: ScheduleSums = reply.value
+            there.add_metric([name, "active"], sums.schedules - sums.paused)
+            there.add_metric([name, "paused"], sums.paused)
+            fired.add_metric([name], sums.emitted)
+            skipped.add_metric([name], sums.skipped)
     yield there
     yield fired
     yield skipped

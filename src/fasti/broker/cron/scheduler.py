@@ -31,8 +31,8 @@ from fasti.broker.cron.occurrences import Occurrences, Timing
 from fasti.broker.cron.parcels import Parcel, Piece
 from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
-from fasti.core.cron.kind import CronKind
 from fasti.core.cron.schedule import Schedule
+from fasti.core.queries import ReadTopics, TopicView
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound
 from fasti.model import MINUTE_US, SECOND_US, Outcome
 
@@ -48,13 +48,6 @@ _PAGE_ROWS = 2_000
 _NAP_S_MAX = 1.0
 _RETRY_US = SECOND_US // 5
 _TARGET_RETRY_US = 10 * SECOND_US
-
-
-def cron_kind(shard: Shard) -> CronKind:
-    """The engine's part of schedules; in the sequencer's thread."""
-    kind = shard.engine.kind("cron")
-    assert isinstance(kind, CronKind)
-    return kind
 
 
 class _Topic:
@@ -179,7 +172,8 @@ class Scheduler:
             return
         self._changed = False
         try:
-            known: dict[int, str] = shard.run(lambda: cron_kind(shard).topics()).result()
+            topics: list[TopicView] = shard.ask(ReadTopics(kind="cron")).result()
+            known = {topic.number: topic.name for topic in topics}
             for number in [number for number in self._topics if number not in known]:
                 for schedule in list(self._topics[number].groups):
                     self._remove(self._topics[number], schedule)

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fasti.broker.metrics.counts import TOPICS_MAX
 from fasti.core.kv.commands import KvDescribe
+from fasti.core.queries import ReadTopics
 from fasti.errors import FastiError
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def collect(shard: Shard) -> Iterator[Metric]:
         "removed": removed,
     }
     try:
-        for topic in _topics(shard):
+        topics = shard.ask(ReadTopics(kind="kv")).result(_TIMEOUT_S)
+        for topic in sorted(topic.name for topic in topics)[:TOPICS_MAX]:
             reply = shard.call(KvDescribe(topic), _TIMEOUT_S)
             # One that was deleted since is left out.
             if reply.error is None:
@@ -43,15 +45,3 @@ def collect(shard: Shard) -> Iterator[Metric]:
     except (FastiError, TimeoutError):
         pass  # `fasti_up` says so.
     yield from families.values()
-
-
-def _topics(shard: Shard) -> list[str]:
-    names = shard.run(
-        lambda: sorted(
-            topic.name
-            for topic in shard.engine.state.topics.values()
-            if topic.settings.kind == "kv"
-        )[:TOPICS_MAX]
-    )
-    found: list[str] = names.result(_TIMEOUT_S)
-    return found

@@ -40,9 +40,7 @@ class LogFollower(Follower):
         self._topic: str = fields["topic"]
         super().__init__(service, caller, service.placement.shard_of(self._topic))
         self._cursors = Begin(service, fields).cursors()
-        shard = self.shard
-        number = shard.run(lambda: shard.engine.state.by_name[self._topic].number).result()
-        self._followed = shard.feed.follow(number)
+        self._followed = self.shard.feed.follow(service.topic(self._topic).number)
 
     @property
     def topic(self) -> str:

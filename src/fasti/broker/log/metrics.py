@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from fasti.broker.metrics.series import SeriesBound
 from fasti.core.log.commands import DescribeGroups, DescribeLog, LogSums, SumLog
 from fasti.core.log.retention import REASONS
+from fasti.core.queries import ReadTopics
 from fasti.errors import FastiError
 
 if TYPE_CHECKING:
@@ -97,15 +98,9 @@ class _Page:
             self._add(topic, sums[topic], groups.get(topic, []))
 
     def _sums(self) -> dict[str, LogSums]:
-        names = self._shard.run(
-            lambda: [
-                topic.name
-                for topic in self._shard.engine.state.topics.values()
-                if topic.settings.kind == "log"
-            ]
-        )
+        logs = self._shard.ask(ReadTopics(kind="log")).result(_TIMEOUT_S)
         found: dict[str, LogSums] = {}
-        for topic in sorted(names.result(_TIMEOUT_S)):
+        for topic in sorted(log.name for log in logs):
             sums = self._asked(SumLog(topic))
             if sums is not None:
                 found[topic] = sums

@@ -38,6 +38,7 @@ from fasti.broker.metrics.series import SeriesBound
 from fasti.broker.routing import metrics as routing_metrics
 from fasti.broker.sinks import metrics as sink_metrics
 from fasti.core.commands import Count
+from fasti.core.queries import ReadTopics, TopicView
 from fasti.core.traits import KINDS
 from fasti.errors import FastiError, Overloaded
 from fasti.model import SECOND_US, Outcome
@@ -130,18 +131,16 @@ class _BrokerCollector(Collector):
 
 def _count_states(shard: Shard) -> tuple[States, dict[str, int | None]]:
     """Messages by state of every topic, a piece at a time; and since when the oldest is ready."""
-    topics = shard.run(
-        lambda: [(topic.name, topic.settings) for topic in shard.engine.state.topics.values()]
-    ).result(_COUNT_TIMEOUT_S)
+    topics: list[TopicView] = shard.ask(ReadTopics()).result(_COUNT_TIMEOUT_S)
     states: States = {}
     oldest: dict[str, int | None] = {}
     waiting: list[str] = []
     partitions = 0
-    logs = {name for name, settings in topics if KINDS[settings.kind].has_groups}
-    queues = {name for name, settings in topics if KINDS[settings.kind].is_queue}
-    for place, (name, settings) in enumerate(topics, 1):
-        waiting.append(name)
-        partitions += settings.partitions
+    logs = {topic.name for topic in topics if KINDS[topic.settings.kind].has_groups}
+    queues = {topic.name for topic in topics if KINDS[topic.settings.kind].is_queue}
+    for place, view in enumerate(topics, 1):
+        waiting.append(view.name)
+        partitions += view.settings.partitions
         if partitions >= _PARTITIONS_PER_CALL or place == len(topics):
             replies = shard.submit([Count(topic) for topic in waiting]).result(_COUNT_TIMEOUT_S)
             for topic, reply in zip(waiting, replies, strict=True):

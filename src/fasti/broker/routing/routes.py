@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fasti.broker.placement import shard_for
 from fasti.core.command import Command
+from fasti.core.queries import ReadTopics
 from fasti.core.routing.commands import ReadBindings
 from fasti.core.routing.matching import Matcher, routes_of
 from fasti.errors import FastiError, NotFound, Overloaded
 
 if TYPE_CHECKING:
     from fasti.broker.placement import Placement
-    from fasti.broker.shard import Shard
 
 _TRIES = 4
 
@@ -51,8 +50,9 @@ class RouteBook:
         # If the engine can't be asked now, batches are refused, and what they lack is learnt.
         with suppress(FastiError):
             for shard in self._placement.shards():
-                for topic in shard.run(partial(_bound, shard)).result():
-                    self.refresh(topic)
+                for topic in shard.ask(ReadTopics()).result():
+                    if topic.bindings:
+                        self.refresh(topic.name)
             self._is_read = True
 
     def refresh(self, topic: str) -> None:
@@ -105,8 +105,3 @@ class RouteBook:
             reply = shard.call(command)
             if not produces or tries == _TRIES or not self.learn(reply.error):
                 return reply
-
-
-def _bound(shard: Shard) -> list[str]:
-    """In the sequencer: the topics that have bindings."""
-    return [topic.name for topic in shard.engine.state.topics.values() if topic.bindings]

@@ -15,7 +15,6 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +22,7 @@ import numpy as np
 from fasti.broker.reading import MOVED
 from fasti.broker.sinks import rows
 from fasti.broker.sinks.rows import Meant
-from fasti.core.sinks.commands import Carry, DescribeSinks, SinkView
-from fasti.core.state import ShardState
+from fasti.core.sinks.commands import Carry, DescribeSinks, ParcelView, ReadParcels, SinkView
 from fasti.errors import Closed, Corruption, FastiError, InternalError
 
 if TYPE_CHECKING:
@@ -36,15 +34,6 @@ _log = logging.getLogger("fasti.broker.sinks")
 _TOGETHER = 8
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 1.0
 _LOOK_S = 1.0
-
-
-@dataclass(slots=True)
-class _Parcel:
-    stage: str
-    sequence: int
-    location: int
-    count: int
-    meant: Meant
 
 
 class Carrier:
@@ -65,7 +54,7 @@ class Carrier:
         shard = self._shard
         shard.on_sinks = self._note
         with suppress(FastiError):
-            if shard.run(lambda: _next(shard.engine.state)).result():
+            if shard.ask(ReadParcels(1)).result():
                 self.begin()
 
     def begin(self) -> None:
@@ -145,7 +134,7 @@ class Carrier:
     def _carry_some(self) -> bool:
         """The next parcels; False if there are none."""
         shard = self._shard
-        parcels: list[_Parcel] = shard.run(lambda: _next(shard.engine.state)).result()
+        parcels: list[ParcelView] = shard.ask(ReadParcels(_TOGETHER)).result()
         if not parcels:
             return False
         try:
@@ -154,13 +143,13 @@ class Carrier:
             payloads = contents.column("payload")
         except MOVED:
             return True  # They lie somewhere else by now.
-        sent: list[tuple[_Parcel, Future[list[Any]]]] = []
+        sent: list[tuple[ParcelView, Future[list[Any]]]] = []
         for parcel, payload in zip(parcels, payloads, strict=True):
             if payload.is_valid:
                 command = self._command(parcel, payload.as_buffer())
             else:
                 # It will never be readable: the others behind it go on.
-                command = Carry(parcel.stage, parcel.sequence, [], {Corruption.code: parcel.count})
+                command = Carry(parcel.stage, parcel.sequence, [], {Corruption.code: parcel.rows})
             sent.append((parcel, shard.submit([command])))
         refused = [self._refusal(parcel, answer) for parcel, answer in sent]
         first = next((each for each in refused if each is not None), None)
@@ -168,18 +157,19 @@ class Carrier:
             raise first
         return True
 
-    def _command(self, parcel: _Parcel, payload: Any) -> Carry:
+    def _command(self, parcel: ParcelView, payload: Any) -> Carry:
         """What carries a parcel out; if it can't be any more, what says so."""
         batch = rows.unwrapped(payload)
+        meant = Meant(parcel.operation, parcel.topic, parcel.kind, parcel.owner)
         try:
-            parts, outcomes = rows.commands(self._service, parcel.meant, batch)
+            parts, outcomes = rows.commands(self._service, meant, batch)
         except FastiError as error:
             if error.retryable or isinstance(error, Closed):
                 raise
-            return Carry(parcel.stage, parcel.sequence, [], {error.code: parcel.count})
+            return Carry(parcel.stage, parcel.sequence, [], {error.code: parcel.rows})
         return Carry(parcel.stage, parcel.sequence, parts, outcomes)
 
-    def _refusal(self, parcel: _Parcel, answer: Future[list[Any]]) -> FastiError | None:
+    def _refusal(self, parcel: ParcelView, answer: Future[list[Any]]) -> FastiError | None:
         """Hears how a parcel came out; what is to be tried again."""
         error: FastiError | None
         try:
@@ -195,31 +185,6 @@ class Carrier:
         if error.retryable:
             return error
         # It will never be possible: the parcel ends, and its rows say why.
-        ended = Carry(parcel.stage, parcel.sequence, [], {error.code: parcel.count})
+        ended = Carry(parcel.stage, parcel.sequence, [], {error.code: parcel.rows})
         self._service.command(ended)
         return None
-
-
-def _next(state: ShardState) -> list[_Parcel]:
-    """In the sequencer: the next parcels of a stage that is published."""
-    for name, stage in state.publishing.items():
-        if not stage.is_parcels or not stage.batches:
-            continue
-        batch = stage.batches[0]
-        sequences = batch.sequences[:_TOGETHER]
-        partition = state.topics[stage.topic].partitions[batch.partition]
-        slots = partition.ledger.slots(sequences)
-        target = state.topics.get(stage.target)
-        named = target.name if target is not None else state.directory.topics.get(stage.target, "")
-        kind = target.settings.kind if target is not None else ""
-        meant = Meant(stage.operation, named, kind, stage.owner)
-        columns = (
-            sequences.tolist(),
-            partition.arena.location.take(slots).tolist(),
-            partition.arena.due.take(slots).tolist(),
-        )
-        return [
-            _Parcel(name, sequence, location, count, meant)
-            for sequence, location, count in zip(*columns, strict=True)
-        ]
-    return []

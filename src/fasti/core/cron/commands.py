@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,22 @@ class SchedulesPage:
     # Ask again from here; and whether there is more.
     changes: int
     more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SumSchedules(Command):
+    """All schedules of a topic together. Done(value=`ScheduleSums`)."""
+
+    topic: str
+
+
+class ScheduleSums(NamedTuple):
+    """Schedules, those that are paused, messages emitted, and occurrences passed over."""
+
+    schedules: int
+    paused: int
+    emitted: int
+    skipped: int
 
 
 @dataclass(slots=True)

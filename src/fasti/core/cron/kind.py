@@ -68,6 +68,7 @@ class CronKind(Kind):
             co.PauseSchedule: self._pause,
             co.RunSchedule: self._run,
             co.ReadSchedules: self._read,
+            co.SumSchedules: self._sum,
             co.Fire: self._fire,
             commands.Count: reads.count,
         }
@@ -98,21 +99,11 @@ class CronKind(Kind):
         self._take_back(work, topic, np.flatnonzero(book.exists[: book.size]))
         work.effects.append(SchedulesChanged(topic.number))
 
-    def topics(self) -> dict[int, str]:
-        """Cron topics by number."""
-        return {number: topic.name for number, topic in self.all_topics.items()}
-
-    def totals(self) -> dict[str, tuple[int, int, int, int]]:
-        """Of each topic: schedules, those that rest, messages emitted, occurrences passed over."""
-        return {
-            topic.name: (
-                len(book),
-                int((book.paused[: book.size] & book.exists[: book.size]).sum()),
-                int(book.fired.sum()),
-                int(book.skipped.sum()),
-            )
-            for topic, book in self._books()
-        }
+    def _sum(self, work: Work, query: co.SumSchedules) -> Done:
+        book: CronBook = work.topic(query.topic).body
+        paused = int((book.paused[: book.size] & book.exists[: book.size]).sum())
+        emitted, skipped = int(book.fired.sum()), int(book.skipped.sum())
+        return Done(co.ScheduleSums(len(book), paused, emitted, skipped))
 
     def _books(self) -> list[tuple[Topic, CronBook]]:
         return [(topic, topic.body) for topic in self.all_topics.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,6 +140,20 @@ class LogSums:
     size_bytes: int
     dropped: dict[str, int]
     groups: dict[str, tuple[int, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBacklog(Command):
+    """What each group of a log has to do. Done(value=`GroupBacklog` by name)."""
+
+    topic: str
+
+
+class GroupBacklog(NamedTuple):
+    """Rows that the group could have now, or has; and when it next tries one again."""
+
+    rows: int
+    retry_us: int | None
 
 
 @dataclass(slots=True)

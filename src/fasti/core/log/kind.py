@@ -25,11 +25,13 @@ from fasti.core.events import Event
 from fasti.core.keys import Keys, Rows
 from fasti.core.kind import Apply, Columns, Handler, Kind
 from fasti.core.log import append, reading
+from fasti.core.log.backlog import read_backlog
 from fasti.core.log.body import Log, log_of, partition_of
 from fasti.core.log.commands import (
     DescribeLog,
     FindOffset,
     LogsInstalled,
+    ReadBacklog,
     ReadLog,
     SumLog,
     Truncate,
@@ -72,6 +74,7 @@ class LogKind(Kind):
             FindOffset: reading.find,
             DescribeLog: reading.describe,
             SumLog: reading.sum_up,
+            ReadBacklog: read_backlog,
             **self.groups.handlers(),
         }
 

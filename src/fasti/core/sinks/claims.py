@@ -9,7 +9,8 @@ in the batch twice, the claims are taken back, some thousand at a time.
 Nothing of this is durable: keys are an index, which a restart makes anew from events. While a stage is
 claimed it stays as it is: nobody writes to it, drops it or lets it expire.
 
-The sequencer's thread only, between two steps.
+A publisher's inputs are `ClaimStages`, `ClaimKeys` until there are no more, the publication, which
+names the claim, and `ReleaseKeys`. An engine that is loaded after a failure knows no claims.
 """
 
 from __future__ import annotations
@@ -21,17 +22,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.columns.hashing import UInt64s, repeated_keys
+from fasti.core.replies import Done
+from fasti.core.sinks.commands import (
+    CLAIMED_PER_CALL,
+    ClaimKeys,
+    ClaimProgress,
+    ClaimStages,
+    ReleaseKeys,
+)
 from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.stages import Stage
-from fasti.errors import IllegalTransition, Overloaded
+from fasti.errors import AlreadyExists, IllegalTransition, Overloaded
 from fasti.model import SEQUENCE_BITS
 
 if TYPE_CHECKING:
     from fasti.core.state import ShardState
+    from fasti.core.work import Work
 
 Int64s = NDArray[np.int64]
 
-CLAIMED_PER_CALL = 4_096
+# Fewer keys than this are looked up in the step that decides.
+_FEW_KEYS = 8_192
 # Of so many rows whose key is taken it is said which.
 NAMED_MAX = 100
 
@@ -68,10 +79,78 @@ class Claim:
         """
         same = all(stages.get(name) is stage for name, stage in self.stages.items())
         if not self.done or not same or len(stages) != len(self.stages):
-            raise Overloaded(
-                "the keys that were claimed are not those of the batch: publish it again",
-                retry_after_us=20_000,
-            )
+            raise _not_claimed()
+
+
+def _not_claimed() -> Overloaded:
+    return Overloaded(
+        "the keys that were claimed are not those of the batch: publish it again",
+        retry_after_us=20_000,
+    )
+
+
+def claim_stages(work: Work, command: ClaimStages) -> Done:
+    """The value is the claim's number; 0 if there is nothing to claim beforehand."""
+    state = work.state
+    stages = {name: state.stages.get(name) for name in command.stages}
+    if command.sink:
+        known = state.sinks.all.get(command.sink)
+        if known is not None and (command.batch <= known.batch or not known.done):
+            return Done(0)
+        if any(stage is None or stage.sink != command.sink for stage in stages.values()):
+            return Done(0)
+    keyed = {}
+    for name, stage in stages.items():
+        if stage is None or stage.published or stage.dropping or stage.claimed:
+            return Done(0)
+        if stage.has_keys and not stage.is_parcels:
+            keyed[name] = stage.rows
+    if sum(keyed.values()) <= _FEW_KEYS:
+        return Done(0)
+    return Done(register(state, begin(state, list(keyed))))
+
+
+def register(state: ShardState, claim: Claim) -> int:
+    """The number that inputs name the claim by."""
+    state.last_claim += 1
+    state.claims[state.last_claim] = claim
+    return state.last_claim
+
+
+def find(state: ShardState, number: int) -> Claim | None:
+    """The claim of that number; 0: none. Raises `overloaded` if an earlier engine had it."""
+    if not number:
+        return None
+    claim = state.claims.get(number)
+    if claim is None:
+        raise _not_claimed()
+    return claim
+
+
+def claim_keys(work: Work, command: ClaimKeys) -> Done:
+    """Some thousand keys are claimed. The value is a `ClaimProgress`."""
+    claim = find(work.state, command.claim)
+    if claim is None:
+        raise _not_claimed()
+    more = go_on(work.state, claim)
+    return Done(ClaimProgress(more, refusal(claim) if claim.conflicts else None))
+
+
+def release_keys(work: Work, command: ReleaseKeys) -> Done:
+    """Some thousand keys are given back. A claim that has ended is fine."""
+    claim = work.state.claims.get(command.claim)
+    more = claim is not None and take_back(work.state, claim)
+    if not more:
+        work.state.claims.pop(command.claim, None)
+    return Done(ClaimProgress(more, None))
+
+
+def refusal(claim: Claim) -> AlreadyExists:
+    """Why a batch is not published."""
+    return AlreadyExists(
+        f"{claim.conflicts} of the batch's keys are taken by live messages, or stand in it twice",
+        details={"conflicts": claim.conflicts, "locations": claim.locations},
+    )
 
 
 def begin(state: ShardState, names: list[str]) -> Claim:

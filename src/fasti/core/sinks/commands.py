@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from fasti.core.command import Command, Compound
 from fasti.errors import FastiError
 
-if TYPE_CHECKING:
-    from fasti.core.sinks.claims import Claim
-
-
 # Where parcels lie: a topic that nobody else uses.
 PARCELS = "_sinks"
+CLAIMED_PER_CALL = 4_096
 
 
 @dataclass(slots=True)
 class PublishBatch(Command):
     """A batch has happened, by one event; not above the last one: nothing happens (`SinkAnswer`).
 
-    Without `skip` all keys of the batch must be free. `claim` has claimed them piece by piece;
-    without it the engine looks at all of them at once.
+    Without `skip` all keys of the batch must be free. The claim of that number has claimed them piece
+    by piece; without one the engine looks at all of them at once.
     """
 
     sink: str
@@ -29,7 +26,46 @@ class PublishBatch(Command):
     operation: str
     stages: list[str]
     skip: bool = False
-    claim: Claim | None = None
+    claim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimStages(Command):
+    """Begins to claim the keys of stages: of one, or of a sink's batch.
+
+    The value is the claim's number; 0 if there are few keys, or none that could be claimed.
+    """
+
+    stages: list[str]
+    sink: str = ""
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimKeys(Command):
+    """Claims the next keys. The value is a `ClaimProgress`."""
+
+    claim: int
+
+    def count_rows(self) -> int:
+        return CLAIMED_PER_CALL
+
+
+class ClaimProgress(NamedTuple):
+    """Whether there are more keys; and why the batch can't be published, if it can't."""
+
+    more: bool
+    refusal: FastiError | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseKeys(Command):
+    """Gives the next keys back, and ends the claim. The value is a `ClaimProgress`."""
+
+    claim: int
+
+    def count_rows(self) -> int:
+        return CLAIMED_PER_CALL
 
 
 @dataclass(slots=True)
@@ -54,6 +90,43 @@ class DescribeSinks(Command):
     sink: str = ""
     after: str = ""
     limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SumSinks(Command):
+    """All sinks and stages together, and the sinks that published last: a `SinkSums`."""
+
+    named: int
+
+
+class SinkSums(NamedTuple):
+    """`latest` has the name of a sink, its last batch, and whether that is carried out."""
+
+    stages: int
+    rows: int
+    publishing: int
+    sinks: int
+    latest: list[tuple[str, int, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadParcels(Command):
+    """The next parcels of a stage that is published: a list of `ParcelView`."""
+
+    limit: int
+
+
+class ParcelView(NamedTuple):
+    """A parcel, where its contents lie, and what is to be done with them."""
+
+    stage: str
+    sequence: int
+    location: int
+    rows: int
+    operation: str
+    topic: str
+    kind: str
+    owner: str
 
 
 @dataclass(slots=True)

@@ -16,16 +16,19 @@ from fasti.core.sinks.commands import (
     DescribeSinks,
     DropStages,
     ForgetSink,
+    ParcelView,
     PublishBatch,
+    ReadParcels,
     SinkAnswer,
     SinkChanged,
+    SinkSums,
     SinkView,
+    SumSinks,
 )
 from fasti.core.sinks.events import SinkCarried, SinkForgotten, SinkPublished
 from fasti.core.timeline.stages import Stage
 from fasti.core.work import Work
 from fasti.errors import (
-    AlreadyExists,
     FastiError,
     IllegalTransition,
     InvalidArgument,
@@ -55,12 +58,13 @@ def publish_batch(work: Work, command: PublishBatch) -> Done:
         raise Overloaded(
             f"batch {known.batch} of {command.sink!r} is still carried out", retry_after_us=_BUSY_US
         )
-    stages = _stages(work, command)
-    claimed = _claim(work, command, stages)
+    claim = claims.find(state, command.claim)
+    stages = _stages(work, command, claim)
+    claimed = _claim(work, command, claim, stages)
     place = (work.now_us, command.sink, command.batch, command.operation)
     work.emit(SinkPublished(*place, int(command.skip), list(stages), claimed))
-    if command.claim is not None:
-        claims.settle(command.claim)
+    if claim is not None:
+        claims.settle(claim)
     return Done(_answer(state.sinks.all[command.sink], command.batch, repeated=False))
 
 
@@ -81,7 +85,7 @@ def _answer(sink: Sink, batch: int, repeated: bool) -> SinkAnswer:
     return SinkAnswer(batch, repeated, sink.done, dict(sink.outcomes))
 
 
-def _stages(work: Work, command: PublishBatch) -> dict[str, Stage]:
+def _stages(work: Work, command: PublishBatch, claim: claims.Claim | None) -> dict[str, Stage]:
     """The stages that are named, each once. Raises unless all may be published."""
     found: dict[str, Stage] = {}
     missing = []
@@ -99,7 +103,7 @@ def _stages(work: Work, command: PublishBatch) -> dict[str, Stage]:
                 f"the stage {name!r} is for {stage.operation!r}, not {command.operation!r}",
                 field="operation",
             )
-        elif stage.claimed and (command.claim is None or name not in command.claim.stages):
+        elif stage.claimed and (claim is None or name not in claim.stages):
             raise Overloaded(
                 f"another call is publishing the stage {name!r}", retry_after_us=_BUSY_US
             )
@@ -124,9 +128,10 @@ def _check_bindings(work: Work, stage: Stage) -> None:
         )
 
 
-def _claim(work: Work, command: PublishBatch, stages: dict[str, Stage]) -> bool:
+def _claim(
+    work: Work, command: PublishBatch, claim: claims.Claim | None, stages: dict[str, Stage]
+) -> bool:
     """Whether the keys of the batch are claimed. Raises if one is not free."""
-    claim = command.claim
     keyed = {n: s for n, s in stages.items() if s.has_keys and not s.is_parcels}
     if command.skip or not keyed:
         return False
@@ -142,16 +147,8 @@ def _claim(work: Work, command: PublishBatch, stages: dict[str, Stage]) -> bool:
     else:
         claim.check(keyed)
     if claim.conflicts:
-        raise refusal(claim)
+        raise claims.refusal(claim)
     return True
-
-
-def refusal(claim: claims.Claim) -> AlreadyExists:
-    """Why a batch is not published."""
-    return AlreadyExists(
-        f"{claim.conflicts} of the batch's keys are taken by live messages, or stand in it twice",
-        details={"conflicts": claim.conflicts, "locations": claim.locations},
-    )
 
 
 def drop_stages(work: Work, command: DropStages) -> Done:
@@ -214,6 +211,43 @@ def describe_sinks(work: Work, command: DescribeSinks) -> Done:
             )
         )
     return Done(views)
+
+
+def sum_sinks(work: Work, query: SumSinks) -> Done:
+    """The value is a `SinkSums`."""
+    state = work.state
+    waiting = [stage for stage in state.stages.values() if not stage.published]
+    sinks = sorted(state.sinks.all.values(), key=lambda sink: -sink.published_us)
+    latest = [(sink.name, sink.batch, sink.done) for sink in sinks[: max(query.named, 0)]]
+    rows = sum(stage.total for stage in waiting)
+    return Done(SinkSums(len(waiting), rows, len(state.publishing), len(sinks), latest))
+
+
+def read_parcels(work: Work, query: ReadParcels) -> Done:
+    """The value is a list of `ParcelView`, of one stage."""
+    state = work.state
+    for name, stage in state.publishing.items():
+        if not stage.is_parcels or not stage.batches:
+            continue
+        batch = stage.batches[0]
+        sequences = batch.sequences[: max(query.limit, 0)]
+        partition = state.topics[stage.topic].partitions[batch.partition]
+        slots = partition.ledger.slots(sequences)
+        target = state.topics.get(stage.target)
+        named = target.name if target is not None else state.directory.topics.get(stage.target, "")
+        kind = target.settings.kind if target is not None else ""
+        columns = (
+            sequences.tolist(),
+            partition.arena.location.take(slots).tolist(),
+            partition.arena.due.take(slots).tolist(),
+        )
+        return Done(
+            [
+                ParcelView(name, *parcel, stage.operation, named, kind, stage.owner)
+                for parcel in zip(*columns, strict=True)
+            ]
+        )
+    return Done([])
 
 
 def carry(work: Work, command: Carry, handle: Handle) -> Done:

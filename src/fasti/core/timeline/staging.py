@@ -32,8 +32,8 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 def publish(work: Work, command: Publish) -> Done:
     """One event makes a stage's messages live. The value is (rows, ids whose key was taken)."""
-    stage = _stage(work, command.stage, command.claim)
-    claim = command.claim
+    claim = claims.find(work.state, command.claim)
+    stage = _stage(work, command.stage, claim)
     if claim is None:
         taken = _taken(work, stage)
     else:

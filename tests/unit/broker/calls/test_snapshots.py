@@ -11,6 +11,7 @@ import pytest
 import fasti
 from fasti.client.client import Client
 from fasti.client.embedded_transport import EmbeddedTransport
+from fasti.core.commands import KeepSnapshot, Tidy
 from fasti.core.rows import ledger
 from fasti.core.rows.scan import Scan
 from fasti.errors import FastiError, Gone
@@ -51,7 +52,7 @@ def test_rows_of_pages_and_leftovers_come_once(
     for begin in range(0, len(gone), 5_000):
         client.messages("t").cancel(id=gone[begin : begin + 5_000])
     shard = transport_of(client).service.placement.catalogue
-    while shard.run(shard.engine.tidy).result():
+    while shard.ask(Tidy()).result():
         pass
     held, _ = client.transport.call("take_snapshot", {})
     snapshot = shard.engine.snapshots[held["snapshot"]]
@@ -63,7 +64,7 @@ def test_rows_of_pages_and_leftovers_come_once(
     # All of this is behind the snapshot.
     client.messages("t").cancel(id=expected[::2])
     client.producer("t").send_batch([b"new"] * 10_000, due=[FAR_US] * 10_000)
-    while shard.run(shard.engine.tidy).result():
+    while shard.ask(Tidy()).result():
         pass
     assert sorted(ids_of(client, tickets)) == expected
     # Whoever reads all of it gets it in order.
@@ -95,13 +96,12 @@ def test_a_deadline_moves_on_with_every_use_and_then_comes(client: Client) -> No
     held, _ = client.transport.call("take_snapshot", {"keep_us": 600_000_000, "name": "q"})
     snapshot = shard.engine.snapshots[held["snapshot"]]
     # As if most of the time were over.
-    shard.run(lambda: setattr(snapshot, "deadline_us", snapshot.deadline_us - 540_000_000)).result()
+    shard.call(KeepSnapshot(snapshot.number, snapshot.deadline_us - 540_000_000))
     again, _ = client.transport.call("take_snapshot", {"name": "q"})
     assert again["snapshot"] == held["snapshot"]
-    shard.run(lambda: None).result()
-    assert snapshot.deadline_us > held["deadline_us"] - 540_000_000
-    shard.run(lambda: setattr(snapshot, "deadline_us", 1)).result()
     shard.submit([]).result()
+    assert snapshot.deadline_us > held["deadline_us"] - 540_000_000
+    shard.call(KeepSnapshot(snapshot.number, 1))
     for ask in (
         lambda: client.transport.call("take_snapshot", {"name": "q"}),
         lambda: list(client.transport.read({"topic": "t", "snapshot": held["snapshot"]})),
@@ -121,10 +121,10 @@ def test_what_was_read_by_all_is_kept_for_less(client: Client) -> None:
     # One that is read twice is one part all the same.
     for _ in range(2):
         assert ids_of(client, [{**ticket, "part": 0}])
-    shard.run(lambda: None).result()
+    shard.submit([]).result()
     assert snapshot.deadline_us >= held["deadline_us"]
     assert ids_of(client, [{**ticket, "part": 1}])
-    shard.run(lambda: None).result()
+    shard.submit([]).result()
     assert snapshot.deadline_us < held["deadline_us"] - 400_000_000
     assert ids_of(client, [{**ticket, "part": 1}]) == list(range(1, 11))
 
@@ -135,4 +135,5 @@ def test_a_plan_that_is_refused_leaves_no_snapshot(client: Client) -> None:
     for wrong in ({"splits": 0}, {"splits": 5000}, {"columns": ["nothing"], "splits": 2}):
         with pytest.raises(FastiError):
             client.transport.plan({"call": "list", "topic": "t", **wrong})
-    assert not shard.run(lambda: dict(shard.engine.snapshots)).result()
+    shard.submit([]).result()
+    assert not shard.engine.snapshots

@@ -15,11 +15,12 @@ from fasti.broker.routing.routes import RouteBook
 from fasti.config import ShardSettings
 from fasti.core.commands import Produce, Transaction
 from fasti.core.keys import Rows
+from fasti.core.queries import ReadTopics, TopicView
 from fasti.core.replies import Done
 from fasti.core.routing.commands import ReadBindings
 from fasti.core.routing.matching import COPIES_PER_ROW_MAX, Matcher
 from fasti.errors import InvalidArgument, NotFound, Overloaded
-from fasti.model import Limits
+from fasti.model import Limits, TopicSettings
 from tests.models.fanout import fits
 
 WORDS = ("a", "b", "c", "orders", "eu")
@@ -119,10 +120,10 @@ class OneTopic:
         self.refused = 0
         self.seen: list[Any] = []
 
-    def run(self, _: Any) -> Future[list[str]]:
-        names: Future[list[str]] = Future()
-        names.set_result(["s"])
-        return names
+    def ask(self, _: ReadTopics) -> Future[list[TopicView]]:
+        topics: Future[list[TopicView]] = Future()
+        topics.set_result([TopicView(1, "s", TopicSettings(), False, ((">", "t"),), 0)])
+        return topics
 
     def call(self, command: Any) -> Any:
         if isinstance(command, ReadBindings):

@@ -19,11 +19,11 @@ def rig() -> SinksRig:
 STAGE = "nightly/line/1/0/0"
 
 
-def claimed(rig: SinksRig) -> claims.Claim:
-    claim = claims.begin(rig.state, [STAGE])
+def claimed(rig: SinksRig, stage: str = STAGE) -> int:
+    claim = claims.begin(rig.state, [stage])
     while claims.go_on(rig.state, claim):
         pass
-    return claim
+    return claims.register(rig.state, claim)
 
 
 def test_what_a_dropped_engine_claimed_decides_nothing(rig: SinksRig) -> None:
@@ -46,9 +46,7 @@ def test_nor_of_a_stage_that_is_no_sinks(rig: SinksRig) -> None:
     command = rig._produce("line", [("c", b"3")])
     command.stage = "plain"
     assert rig.call(command).error is None
-    claim = claims.begin(rig.state, ["plain"])
-    while claims.go_on(rig.state, claim):
-        pass
+    claim = claimed(rig, "plain")
     rig.restart()
     assert isinstance(rig.call(co.Publish("plain", False, claim)).error, Overloaded)
     assert rig.call(co.Publish("plain", False)).value[0] == 1

@@ -116,7 +116,10 @@ def test_a_claimed_key_is_taken_until_it_is_given_back(shard: Shard) -> None:
     assert (claim.conflicts, len(claim.locations)) == (1, 1)
     for key in ("was", "new"):
         assert shard.call(shard.rows(key)).status[0] == Outcome.CONFLICT
-    assert isinstance(refused(lambda: shard.publish("s", 0, stage, claim=claim)), AlreadyExists)
+    assert isinstance(
+        refused(lambda: shard.publish("s", 0, stage, claim=claims.register(shard.state, claim))),
+        AlreadyExists,
+    )
     while claims.take_back(shard.state, claim, 1):
         shard.step()
     by_key = co.Target(keys=Keys(pa.array(["was", "new"]), SEED))
@@ -145,7 +148,7 @@ def test_what_is_being_claimed_stays_as_it_is(shard: Shard) -> None:
     shard.step()
     assert stage in shard.state.stages
     assert not claims.go_on(shard.state, claim)
-    assert shard.publish("s", 0, stage, claim=claim).done is False
+    assert shard.publish("s", 0, stage, claim=claims.register(shard.state, claim)).done is False
     assert not claims.take_back(shard.state, claim)
     assert shard.has("a")
 
@@ -155,7 +158,7 @@ def test_a_claim_of_another_engine_decides_nothing(shard: Shard) -> None:
     claim = claims.begin(other.state, [other.stage("s", 0, "a")])
     assert not claims.go_on(other.state, claim)
     stage = shard.stage("s", 0, "a")
-    error = refused(lambda: shard.publish("s", 0, stage, claim=claim))
+    error = refused(lambda: shard.publish("s", 0, stage, claim=claims.register(other.state, claim)))
     assert isinstance(error, Overloaded)
     assert error.retryable
 

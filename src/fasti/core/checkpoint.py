@@ -1,0 +1,84 @@
+"""The engine's part of a checkpoint: its begin, and what it is told when one is written.
+
+`BeginCheckpoint` takes a snapshot of the rows and a capsule of the rest, and closes an epoch: what
+changes from here on is left to the next checkpoint. Storage writes the plan beside the traffic, and
+tells the engine where things lie now: `BlocksAdded`, then `RowsInstalled` and the like, then
+`RunsInstalled`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fasti.core.agenda import FOREVER
+from fasti.core.capsule import Capsule, capture
+from fasti.core.command import Command
+from fasti.core.log.kind import LogKind
+from fasti.core.log.partition import LogTail
+from fasti.core.rows.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from fasti.core.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint(Command):
+    """Done(value=`Plan`). The journal begins at `first_frame`; these epochs' checkpoints failed."""
+
+    first_frame: int
+    unwritten: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAdded(Command):
+    """A checkpoint wrote blocks: the number of each, and its rows.
+
+    It gave back `trimmed_bytes` of what retention of logs had dropped.
+    """
+
+    blocks: list[tuple[int, int]]
+    trimmed_bytes: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """A checkpoint that has begun: the state at one position."""
+
+    snapshot: Snapshot
+    capsule: Capsule
+    epoch: int
+    # Epochs whose changes are not in any run or delta yet: this one, and those that failed.
+    unwritten: list[int]
+    # Rows of logs that lie in the journal only, and what retention dropped since the last one.
+    logs: dict[tuple[int, int], LogTail]
+    trimmed_bytes: int
+
+
+def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
+    """Closes an epoch. Called by the engine in a step, and by tools that have an engine at rest."""
+    state, memory, logs = engine.state, engine.memory, log_kind(engine)
+    state.directory.prune(command.first_frame)
+    epoch = memory.epoch
+    capsule = capture(state)
+    snapshot = engine.snapshot(now_us, FOREVER)
+    memory.epoch = epoch + 1
+    for topic in state.topics.values():
+        for partition in topic.partitions.made():
+            partition.calendar.generation = epoch + 1
+    unwritten = [*command.unwritten, epoch]
+    return Plan(snapshot, capsule, epoch, unwritten, logs.tails(), logs.trimmed_bytes)
+
+
+def add_blocks(engine: Engine, command: BlocksAdded) -> None:
+    """Rows of the new blocks may be told to be dead from here on."""
+    for number, rows in command.blocks:
+        engine.memory.marks.add_block(number, rows)
+    log_kind(engine).trimmed_bytes -= command.trimmed_bytes
+
+
+def log_kind(engine: Engine) -> LogKind:
+    """What an engine knows of logs."""
+    kind = engine.kind("log")
+    assert isinstance(kind, LogKind)
+    return kind

@@ -1,0 +1,120 @@
+"""Questions about a shard as a whole, and how they are answered.
+
+A query is an input of a step like a command, and changes nothing. What it tells is as of its step,
+and may not be durable yet: a caller who must not see that submits the query like a command, and has
+its reply when all of it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasti.core.command import Command
+from fasti.core.kind import Handler
+from fasti.core.replies import Done
+from fasti.core.state import Topic
+from fasti.core.work import Work
+from fasti.model import TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopics(Command):
+    """All topics, or those of one kind, or the one of a name: a list of `TopicView`."""
+
+    kind: str = ""
+    name: str = ""
+
+
+class TopicView(NamedTuple):
+    """A topic as it is now. `unrouted`: rows that a relay passed on to no topic, since the start."""
+
+    number: int
+    name: str
+    settings: TopicSettings
+    paused: bool
+    bindings: tuple[tuple[str, str], ...]
+    unrouted: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopicNames(Command):
+    """The name of every topic by its number, deleted ones too while the change feed has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPosition(Command):
+    """The last frame that is decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeases(Command):
+    """Whose leases there are: a `LeaseHolders`, which names these pairs of topic and consumer."""
+
+    consumers: list[tuple[str, str]]
+
+
+class LeaseHolders(NamedTuple):
+    """Topic and consumer of every lease as one number, and the names that such numbers stand for."""
+
+    holders: NDArray[np.int64]
+    names: dict[int, tuple[str, str]]
+
+
+def read_topics(work: Work, query: ReadTopics) -> Done:
+    """The value is a list of `TopicView`."""
+    state = work.state
+    topics: Iterable[Topic] = state.topics.values()
+    if query.name:
+        topics = [state.by_name[query.name]] if query.name in state.by_name else []
+    wanted = query.kind
+    return Done(
+        [
+            TopicView(
+                topic.number,
+                topic.name,
+                topic.settings,
+                topic.paused,
+                tuple(topic.bindings),
+                topic.unrouted,
+            )
+            for topic in topics
+            if not wanted or topic.settings.kind == wanted
+        ]
+    )
+
+
+def read_topic_names(work: Work, query: ReadTopicNames) -> Done:
+    """The value is a dict."""
+    return Done(dict(work.state.directory.topics))
+
+
+def read_position(work: Work, query: ReadPosition) -> Done:
+    """The value is a number."""
+    return Done(work.state.next_frame - 1)
+
+
+def read_leases(work: Work, query: ReadLeases) -> Done:
+    """The value is a `LeaseHolders`; the caller counts them."""
+    state, memory = work.state, work.state.memory
+    names = {}
+    for topic, consumer in query.consumers:
+        number = memory.consumers.find(consumer)
+        if topic in state.by_name and number is not None:
+            names[state.by_name[topic].number << 32 | number] = (topic, consumer)
+    leases = memory.leases
+    live = leases.live()
+    holders = leases.topic[live].astype(np.int64) << 32 | leases.consumer[live]
+    return Done(LeaseHolders(holders, names))
+
+
+HANDLERS: dict[type, Handler] = {
+    ReadTopics: read_topics,
+    ReadTopicNames: read_topic_names,
+    ReadPosition: read_position,
+    ReadLeases: read_leases,
+}
