@@ -17,13 +17,13 @@ nobody grows silent.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fasti.broker.logs import fields
+from fasti.broker.threads import Poller
 from fasti.errors import Closed, FastiError
 
 if TYPE_CHECKING:
@@ -58,23 +58,19 @@ class Liveness:
         self._service, self._hang_up = service, hang_up
         self._silence_s = service.limits.session_silence_us / 1e6
         self._watched: dict[Subscription, _Watched] = {}
-        self._stopped = threading.Event()
-        self._worker = service.threads.worker("fasti-liveness", self._run)
+        self._poller = Poller(service.threads, "fasti-liveness", self._poll)
 
     def start(self) -> None:
         """Polls from now on."""
-        self._worker.start()
+        self._poller.start()
 
     def stop(self) -> None:
         """No session is ended any more."""
-        self._stopped.set()
-        self._worker.join()
+        self._poller.stop()
 
-    def _run(self) -> None:
-        while not self._stopped.wait(POLL_S):
-            self._worker.busy()
-            self.poll(POLL_S)
-            self._worker.idle()
+    def _poll(self) -> float:
+        self.poll(POLL_S)
+        return POLL_S
 
     def poll(self, elapsed_s: float) -> None:
         """Looks at all sessions, so long after the last time."""

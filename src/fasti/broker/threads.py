@@ -12,7 +12,7 @@ gap between two of them counts as one look: a process that was stopped, or a mac
 worker that stood still meanwhile.
 
 `troubles` is what health and metrics tell. Any thread may call anything here; `busy` and `idle` are the
-worker's own.
+worker's own. A service that is a step has a `Poller` around it, and no loop of its own.
 """
 
 from __future__ import annotations
@@ -204,6 +204,52 @@ class Worker(Watched):
         then = "is run again" if self._failed is None else "takes what depends on it along"
         told = fields(thread=self.name)
         _log.critical("a thread of the broker died and %s", then, exc_info=error, extra=told)
+
+
+class Poller:
+    """A thread around a service that is a step.
+
+    `poll` does what there is to do now and returns in how many seconds it wants to be called again;
+    None: when it is woken. Without the thread, in virtual time, a test calls it instead.
+    """
+
+    def __init__(self, threads: Threads, name: str, poll: Callable[[], float | None]) -> None:
+        self._poll = poll
+        self._changed = threading.Condition()
+        self._woken = False
+        self.stopping = False
+        self.worker = threads.worker(name, self._run)
+
+    def start(self) -> None:
+        """Polls from now on."""
+        self.worker.start()
+
+    def wake(self) -> None:
+        """There is something to do, however long the service wanted to wait. Any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Polls no more; returns when the thread has ended. Any thread but its own."""
+        with self._changed:
+            self.stopping = True
+            self._changed.notify()
+        self.worker.join()
+
+    def _run(self) -> None:
+        # One that died may have been in the middle of something: it begins with a poll.
+        wait_s: float | None = 0.0
+        while True:
+            self.worker.idle()
+            with self._changed:
+                if not (self._woken or self.stopping):
+                    self._changed.wait(wait_s)
+                if self.stopping:
+                    return
+                self._woken = False
+            self.worker.busy()
+            wait_s = self._poll()
 
 
 class Threads:

@@ -11,13 +11,13 @@ Messages of schedules that may overlap are emitted 10 seconds ahead, so that at 
 there is nothing to be done but to hand them out. Those that ask whether the last one is finished are
 emitted when they are due.
 
-Without a thread (in virtual time) `catch_up` does what is due in the caller's.
+Its thread is a `Poller` around `poll`. In virtual time there is none: `catch_up` does what is due in the
+caller's.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from fasti.broker.cron.emission import Chunk, Member
 from fasti.broker.cron.groups import Due, Group, GroupKey, waiting_for
 from fasti.broker.cron.occurrences import Occurrences, Timing
 from fasti.broker.cron.parcels import Parcel, Piece
+from fasti.broker.threads import Poller
 from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
 from fasti.core.cron.schedule import Schedule
@@ -65,10 +66,10 @@ class Scheduler:
     def __init__(self, shard: Shard, threaded: bool = True) -> None:
         self._shard, self._threaded = shard, threaded
         self._counts = shard.fire_counts
-        self._wakeup = threading.Condition()
         self._changed = True
-        self._stopping = False
-        self._worker = shard.threads.worker("fasti-cron", self._run)
+        # The tick before which nothing is tried again.
+        self._retry_at = 0
+        self._poller = Poller(shard.threads, "fasti-cron", self.poll)
         self._recoveries = -1
         self._topics: dict[int, _Topic] = {}
         self._groups: dict[GroupKey, Group] = {}
@@ -85,46 +86,35 @@ class Scheduler:
         """Begins to fire."""
         self._shard.on_schedules = self._note
         if self._threaded:
-            self._worker.start()
+            self._poller.start()
 
     def stop(self) -> None:
         """Fires nothing more; returns when its thread has ended."""
-        with self._wakeup:
-            self._stopping = True
-            self._wakeup.notify()
-        self._worker.join()
+        self._poller.stop()
 
     def _note(self, topic: int) -> None:
-        with self._wakeup:
-            self._changed = True
-            self._wakeup.notify()
+        self._changed = True
+        self._poller.wake()
 
     # Its thread
 
-    def _run(self) -> None:
-        retry_us = 0
-        while True:
-            self._worker.idle()
-            with self._wakeup:
-                if retry_us:
-                    self._wakeup.wait_for(lambda: self._stopping, retry_us / 1e6)
-                elif not self._stopping and not self._changed:
-                    self._wakeup.wait(self._seconds())
-                if self._stopping:
-                    return
-            retry_us = 0
-            self._worker.busy()
-            try:
-                self.catch_up()
-            except FastiError as error:
-                if isinstance(error, Closed) and self._shard.is_stopped:
-                    # There is nobody to fire for.
-                    return
-                _log.info("schedules are read again: %s", error)
-                retry_us = self._forget_all(error.retry_after_us or _RETRY_US)
-            except Exception:
-                _log.exception("the scheduler failed; schedules are read again")
-                retry_us = self._forget_all(_RETRY_US)
+    def poll(self) -> float | None:
+        """Fires what is due; in how many seconds there is something to do again, None: on a change."""
+        left_us = self._retry_at - self._shard.clock.tick()
+        if left_us > 0:
+            return left_us / 1e6
+        try:
+            self.catch_up()
+        except FastiError as error:
+            if isinstance(error, Closed) and self._shard.is_stopped:
+                # There is no shard to fire for.
+                return None
+            _log.info("schedules are read again: %s", error)
+            return self._retry_in(error.retry_after_us or _RETRY_US)
+        except Exception:
+            _log.exception("the scheduler failed; schedules are read again")
+            return self._retry_in(_RETRY_US)
+        return 0.0 if self._changed else self._seconds()
 
     def _seconds(self) -> float | None:
         first = self.next_us()
@@ -132,10 +122,11 @@ class Scheduler:
             return None
         return min(max((first - self._shard.clock.now_us()) / 1e6, 0.0), _NAP_S_MAX)
 
-    def _forget_all(self, retry_us: int) -> int:
+    def _retry_in(self, retry_us: int) -> float:
         self._counts.failed += 1
         self._recoveries = -1
-        return retry_us
+        self._retry_at = self._shard.clock.tick() + retry_us
+        return retry_us / 1e6
 
     def next_us(self) -> int | None:
         """When something is to be done next; None if nothing is."""
@@ -144,8 +135,8 @@ class Scheduler:
 
     def catch_up(self) -> None:
         """Reads what has changed, and fires all that is due by now."""
-        while not self._stopping:
-            self._worker.progress += 1
+        while not self._poller.stopping:
+            self._poller.worker.progress += 1
             self._refresh()
             now_us = self._shard.clock.now_us()
             group = self._agenda.pop(now_us)
@@ -251,7 +242,7 @@ class Scheduler:
                 if which is None or len(which):
                     self._send(group, chunk, which, due)
             # What a refused command took back waits for another time.
-            if self._changed or self._stopping or group.not_before_us > now_us:
+            if self._changed or self._poller.stopping or group.not_before_us > now_us:
                 break
         group.occurrences.forget(now_us - MINUTE_US)
 

@@ -22,6 +22,7 @@ import numpy as np
 from fasti.broker.reading import MOVED
 from fasti.broker.sinks import rows
 from fasti.broker.sinks.rows import Meant
+from fasti.broker.threads import Poller
 from fasti.core.sinks.commands import Carry, DescribeSinks, ParcelView, ReadParcels, SinkView
 from fasti.errors import Closed, Corruption, FastiError, InternalError
 
@@ -42,9 +43,10 @@ class Carrier:
     def __init__(self, service: Service) -> None:
         self._service, self._shard = service, service.placement.catalogue
         self._changed = threading.Condition()
-        self._wanted = self._stopping = False
+        self._stopping = False
         self._changes = 0
-        self._worker = service.threads.worker("fasti-sinks", self._run)
+        self._pause_s = _PAUSE_S
+        self._poller = Poller(service.threads, "fasti-sinks", self.poll)
         self._is_started = False
 
     # Any thread
@@ -60,18 +62,17 @@ class Carrier:
     def begin(self) -> None:
         """Something was published."""
         with self._changed:
-            self._wanted = True
-            self._changed.notify_all()
             if not self._is_started and not self._stopping:
                 self._is_started = True
-                self._worker.start()
+                self._poller.start()
+        self._poller.wake()
 
     def stop(self) -> None:
         """Carries out nothing more; returns when its thread has ended."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._worker.join()
+        self._poller.stop()
 
     def wait(self, sink: str, batch: int, seconds: float) -> SinkView | None:
         """Waits until a batch is done: what is known of its sink then, or after so long."""
@@ -96,40 +97,22 @@ class Carrier:
 
     # Its thread
 
-    def _run(self) -> None:
-        pause_s = _PAUSE_S
-        # One that died may have been in the middle of something.
-        self._wanted = True
-        while True:
-            self._worker.idle()
-            with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._stopping)
-                if self._stopping:
-                    return
-                self._wanted = False
-            self._worker.busy()
-            try:
-                while self._carry_some():
-                    self._worker.busy()
-                    pause_s = _PAUSE_S
-                    if self._stopping:
-                        return
-            except Closed:
-                if self._shard.failed:
-                    return
-                pause_s = self._rest(pause_s)
-            except FastiError as error:
-                _log.warning("sinks: %s; trying again", error)
-                pause_s = self._rest(pause_s)
-            except Exception as error:
-                self._service.faults.note_call("carry", error)
-                pause_s = self._rest(pause_s)
-
-    def _rest(self, pause_s: float) -> float:
-        with self._changed:
-            self._wanted = True
-            self._changed.wait_for(lambda: self._stopping, pause_s)
-        return min(pause_s * 2, _PAUSE_MAX_S)
+    def poll(self) -> float | None:
+        """Carries some parcels out; in how many seconds to come back, None: when there are more."""
+        try:
+            if not self._carry_some():
+                return None
+            self._pause_s = _PAUSE_S
+            return 0.0
+        except Closed:
+            if self._shard.failed:
+                return None
+        except FastiError as error:
+            _log.warning("sinks: %s; trying again", error)
+        except Exception as error:
+            self._service.faults.note_call("carry", error)
+        pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, _PAUSE_MAX_S)
+        return pause_s
 
     def _carry_some(self) -> bool:
         """The next parcels; False if there are none."""
