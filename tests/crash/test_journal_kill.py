@@ -16,7 +16,7 @@ from fasti.storage.files import LocalFiles
 WRITER = """
 import sys
 from fasti.storage.files import LocalFiles
-from fasti.storage.journal import FileJournal, Frame
+from fasti.storage.file_journal import FileJournal, Frame
 
 files = LocalFiles(sys.argv[1])
 lock = files.lock()
