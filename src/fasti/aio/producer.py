@@ -25,7 +25,7 @@ from fasti.client.columns import message_batch
 from fasti.client.durations import Duration
 from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcomes
-from fasti.client.receipts import Parcel
+from fasti.client.receipts import Shipment
 from fasti.errors import Closed, FastiError, Overloaded, TimedOut
 
 # So many rows are converted in less time than a thread takes to answer.
@@ -69,7 +69,9 @@ class Producer:
     def busy(self) -> bool:
         """Whether something has no receipt yet."""
         with self._box.lock:
-            return not self._box.answered(self._box.mark())
+            mark = self._box.machine.mark()
+            self._box.wake()
+            return not self._box.machine.answered(mark)
 
     async def send(
         self,
@@ -104,7 +106,7 @@ class Producer:
         if time.monotonic() >= home.breathe_at:
             await home.breathe()
         with box.lock:
-            full = box.full
+            full = box.machine.full
         if full:
             await self._room()
         receipt = self._producer.send(
@@ -137,7 +139,7 @@ class Producer:
 
     def _has_room(self) -> bool:
         with self._box.lock:
-            return not self._box.full
+            return not self._box.machine.full
 
     @overload
     async def send_batch(
@@ -225,7 +227,7 @@ class Producer:
         small = isinstance(payloads, Sized) and len(payloads) <= _ROWS_AT_ONCE
         await self._home.breathe()
         cuts = cut() if small else await self._home.run(cut)
-        parcels: list[Parcel] = []
+        parcels: list[Shipment] = []
         pending = PendingBatch(parcels, self._answers)
         for piece in cuts:
             if not self._has_room():
@@ -251,10 +253,11 @@ class Producer:
     async def settle(self, timeout: Duration | None = None) -> None:
         """Waits like `flush`, and leaves failures to the next `flush` or `close`."""
         with self._box.lock:
-            mark = self._box.mark()
+            mark = self._box.machine.mark()
+            self._box.wake()
         await within(
             timeout,
-            self._answers.until(lambda: self._box.answered(mark)),
+            self._answers.until(lambda: self._box.machine.answered(mark)),
             lambda: TimedOut(f"not everything sent to {self.topic!r} was answered in {timeout}"),
         )
 

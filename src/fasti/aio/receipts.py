@@ -16,7 +16,7 @@ from fasti.client import receipts as sync
 from fasti.client.durations import Duration, seconds
 from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.receipts import Parcel
+from fasti.client.receipts import Shipment
 from fasti.errors import TimedOut
 
 
@@ -25,23 +25,23 @@ class Answers:
 
     def __init__(self, home: Home, box: Outbox) -> None:
         self._home = home
-        self._awaited: dict[Parcel, list[asyncio.Future[None]]] = {}
+        self._awaited: dict[Shipment, list[asyncio.Future[None]]] = {}
         self._any: set[asyncio.Future[None]] = set()
         box.on_settled = self.settled
 
-    def settled(self, parcel: Parcel) -> None:
+    def settled(self, parcel: Shipment) -> None:
         """An answer came. Called by the producer's threads; wakes the loop if anybody waits."""
         if self._any or parcel in self._awaited:
             self._home.post(partial(self._tell, parcel))
 
-    def _tell(self, parcel: Parcel) -> None:
+    def _tell(self, parcel: Shipment) -> None:
         for each in self._awaited.pop(parcel, ()):
             settle(each)
         for each in self._any:
             settle(each)
         self._any.clear()
 
-    async def of(self, parcel: Parcel, limit_s: float | None = None) -> None:
+    async def of(self, parcel: Shipment, limit_s: float | None = None) -> None:
         """Waits until a parcel has its answer, or for so long: then it raises `timed_out`."""
         if parcel.answered.is_set():
             return
@@ -133,7 +133,7 @@ class PendingBatch:
 
     __slots__ = ("_answers", "_parcels", "_pending")
 
-    def __init__(self, parcels: list[Parcel], answers: Answers) -> None:
+    def __init__(self, parcels: list[Shipment], answers: Answers) -> None:
         self._parcels = parcels
         self._pending = sync.PendingBatch(parcels)
         self._answers = answers

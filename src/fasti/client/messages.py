@@ -30,8 +30,8 @@ from fasti.client.durations import (
     moment_us,
     optional_moment_us,
 )
+from fasti.client.machines.parcel import HEADERS
 from fasti.client.outcomes import Outcome, Outcomes
-from fasti.client.receipts import HEADERS
 from fasti.client.target import ROWS_MAX, Target, change_ids, outcomes_of
 from fasti.client.transport import Header, Transport
 from fasti.errors import Corruption, InvalidArgument

@@ -26,7 +26,8 @@ from fasti.client.durations import (
     seconds,
 )
 from fasti.client.failures import FailureReports, Failures, OnFailure
-from fasti.client.outbox import GATHER_BYTES, GATHER_ROWS, Outbox
+from fasti.client.machines.producer import GATHER_BYTES, GATHER_ROWS
+from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import PendingBatch, Receipt
 from fasti.client.transport import Transport
@@ -106,6 +107,7 @@ class Producer:
             bytes_max=buffer_bytes,
             failures=Failures(topic, on_failure, reports),
         )
+        self._machine = self._box.machine
 
     @property
     def failed(self) -> int:
@@ -176,9 +178,9 @@ class Producer:
             size_bytes += 64
             if headers is not None or content_type is not None or subject is not None:
                 size_bytes += len(str(extras))
-        box = self._box
+        box, machine = self._box, self._machine
         with box.lock:
-            parcel = box.open
+            parcel = machine.open
             if parcel is None or parcel.on_conflict != on_conflict or parcel.partition != partition:
                 if on_conflict not in _ON_CONFLICT:
                     self._refuse_conflict(on_conflict)
@@ -192,7 +194,7 @@ class Producer:
                     parcel.put(name, row, value)
             if row >= _PARCEL_ROWS or total_bytes >= _PARCEL_BYTES:
                 box.seal()
-            elif box.idle or row == GATHER_ROWS or total_bytes >= GATHER_BYTES:
+            elif machine.idle or row == GATHER_ROWS or total_bytes >= GATHER_BYTES:
                 box.wake()
         return Receipt(parcel, row)
 

@@ -1,6 +1,6 @@
 """Receipts: what a producer's `send` gives back at once, and the answer that comes to it later.
 
-A `Parcel` is a batch on its way: rows in columns, one answer for all of them. A `Receipt` is one row
+A `Shipment` is a batch on its way: rows in columns, one answer for all of them. A `Receipt` is one row
 of it and holds nothing else, because there are hundreds of thousands of them a second.
 """
 
@@ -14,28 +14,16 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import FailureReports, Failures, described
+from fasti.client.machines.parcel import Parcel
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.transport import TIMEOUT_S
 from fasti.errors import FastiError, IllegalTransition, TimedOut
 from fasti.model import Outcome as Code
 
 T = TypeVar("T")
-HEADERS = pa.map_(pa.string(), pa.string())
-_TYPES: dict[str, pa.DataType] = {
-    "due_us": pa.int64(),
-    "delay_us": pa.int64(),
-    "key": pa.string(),
-    "headers": HEADERS,
-    "content_type": pa.string(),
-    "priority": pa.int32(),
-    "subject": pa.string(),
-    "expires_us": pa.int64(),
-    "expires_after_us": pa.int64(),
-}
 
 
 def no_receipt(timeout_s: float | None) -> TimedOut:
@@ -46,51 +34,31 @@ def no_receipt(timeout_s: float | None) -> TimedOut:
     )
 
 
-class Parcel:
-    """A batch on its way. Filled under the producer's lock until it is sealed."""
+class Shipment(Parcel):
+    """A batch on its way, and what becomes of it."""
 
     __slots__ = (
         "_keys",
         "answered",
-        "atomic",
-        "batch",
-        "columns",
-        "deadline",
         "dropped",
         "error",
         "failures",
         "listeners",
-        "maybe",
-        "number",
-        "on_conflict",
         "outcomes",
-        "partition",
-        "payloads",
-        "rows",
-        "sequence",
-        "size_bytes",
-        "stage",
         "timeout_s",
     )
 
-    def __init__(self, on_conflict: str, failures: Failures, partition: int | None = None) -> None:
-        self.on_conflict = on_conflict
-        # Where all of it goes; None: by key, or where the broker likes.
-        self.partition = partition
-        self.atomic = False
-        self.stage = ""
+    def __init__(
+        self,
+        on_conflict: str,
+        failures: Failures,
+        partition: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        super().__init__(on_conflict, partition)
         self.failures = failures
-        self.payloads: list[bytes] = []
-        self.columns: dict[str, list[Any]] = {}
-        self.batch: pa.RecordBatch | None = None
-        self.rows = self.size_bytes = 0
-        # How many the producer had made with it; and its number among those that are under way.
-        self.number = self.sequence = 0
-        # Whether it was written to a connection that was lost: it may have been carried out.
-        self.maybe = False
-        self.deadline = 0.0
         # How long one waits for a single receipt who doesn't say how long.
-        self.timeout_s = TIMEOUT_S
+        self.timeout_s = timeout_s
         self.answered = threading.Event()
         self.outcomes: Outcomes | None = None
         self.error: FastiError | None = None
@@ -100,29 +68,6 @@ class Parcel:
         self.dropped: deque[int] | None = deque()
         # Of an answer with failures: the rows' keys, to name them.
         self._keys: Sequence[str | None] | None = None
-
-    def put(self, name: str, row: int, value: Any) -> None:
-        """A value of a column that most rows may not use."""
-        column = self.columns.get(name)
-        if column is None:
-            column = self.columns[name] = []
-        if len(column) < row:
-            column.extend([None] * (row - len(column)))
-        column.append(value)
-
-    def seal(self) -> pa.RecordBatch:
-        """The rows as Arrow: made by the thread that sends, once."""
-        if self.batch is None:
-            self.rows = len(self.payloads)
-            arrays = [pa.array(self.payloads, type=pa.binary())]
-            names = ["payload"]
-            for name, column in self.columns.items():
-                column.extend([None] * (self.rows - len(column)))
-                arrays.append(pa.array(column, type=_TYPES[name]))
-                names.append(name)
-            self.batch = pa.RecordBatch.from_arrays(arrays, names)
-            self.payloads, self.columns = [], {}
-        return self.batch
 
     def settle(self, outcomes: Outcomes | None, error: FastiError | None = None) -> None:
         """The answer is here. Called once, by the producer's threads."""
@@ -240,7 +185,7 @@ class Receipt:
     # The row is kept as its complement once somebody has looked.
     __slots__ = ("_parcel", "_row")
 
-    def __init__(self, parcel: Parcel, row: int) -> None:
+    def __init__(self, parcel: Shipment, row: int) -> None:
         self._parcel = parcel
         self._row = row
 
@@ -294,7 +239,7 @@ class Receipt:
     def __del__(self) -> None:
         row = self._row
         if row >= 0:
-            # As `Parcel.drop`, for one: there are as many of these as sends.
+            # As `Shipment.drop`, for one: there are as many of these as sends.
             parcel = self._parcel
             dropped = parcel.dropped
             if dropped is None:
@@ -316,7 +261,7 @@ class PendingBatch:
 
     __slots__ = ("_looked", "_parcels")
 
-    def __init__(self, parcels: list[Parcel]) -> None:
+    def __init__(self, parcels: list[Shipment]) -> None:
         self._parcels = parcels
         self._looked = False
 

@@ -146,7 +146,7 @@ def test_what_is_made_while_its_client_is_closed_is_closed_too(
     with pytest.raises(Closed):
         getattr(client, kind)("emails")
     ended = {
-        "producer": lambda: made[0].outbox._closed,
+        "producer": lambda: made[0].outbox.machine.closed,
         "consumer": lambda: made[0]._closed,
         "reader": lambda: made[0].closed,
     }

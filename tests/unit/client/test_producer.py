@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from fasti.client.failures import Failures
-from fasti.client.outbox import UNDER_WAY_MAX
+from fasti.client.machines.producer import UNDER_WAY_MAX
 from fasti.client.producer import Producer
-from fasti.client.receipts import Parcel, Receipt
+from fasti.client.receipts import Receipt, Shipment
 from fasti.errors import (
     Closed,
     InvalidArgument,
@@ -264,7 +264,7 @@ def test_at_the_buffers_limit_send_waits_and_then_refuses(transport: FakeTranspo
     stream = transport.stream()
     written(stream, 1)
     stream.answer(10)
-    eventually(lambda: not producer._box.full)
+    eventually(lambda: not producer._box.machine.full)
     producer.send(b"z")
     producer._box.close()
 
@@ -526,7 +526,7 @@ def test_wide_headers_do_not_make_a_batch_too_large(
 class Settles:
     """Rows whose receipts were thrown away; the answer comes at the moment before one is put in."""
 
-    def __init__(self, parcel: Parcel, answer: Callable[[], None]) -> None:
+    def __init__(self, parcel: Shipment, answer: Callable[[], None]) -> None:
         self._parcel, self._answer = parcel, answer
         self.rows: deque[int] = deque()
 
@@ -549,7 +549,7 @@ class Settles:
 def test_a_receipt_that_is_thrown_away_while_its_answer_comes(of: str) -> None:
     """Somebody is told, and once."""
     failures = Failures("emails")
-    parcel = Parcel("reject", failures)
+    parcel = Shipment("reject", failures)
     parcel.rows = 2
     parcel.dropped = Settles(  # type: ignore[assignment]
         parcel, lambda: parcel.settle(None, NotFound("there is no such topic"))
@@ -574,7 +574,7 @@ def test_flush_waits_for_an_answer_that_is_overtaken_by_a_later_one(
     box = producer._box
     settle, gate, inside = box._settle, threading.Event(), threading.Event()
 
-    def slowly(parcel: Parcel, *given: Any) -> None:
+    def slowly(parcel: Shipment, *given: Any) -> None:
         if parcel.number == 1:
             inside.set()
             assert gate.wait(20)
@@ -588,17 +588,17 @@ def test_flush_waits_for_an_answer_that_is_overtaken_by_a_later_one(
     reading.start()
     assert inside.wait(20)
     with box.lock:
-        mark = box.mark()
+        mark = box.machine.mark()
     # Another column: it goes by another stream.
     second = producer.send_batch([b"2"], key=["k"], wait=False)
     written(transport.stream(1), 1)
     transport.stream(1).answer(1)
     assert second.result(5).all_ok
-    eventually(lambda: len(box._unsettled) == 1)
-    assert not box.answered(mark)
+    eventually(lambda: len(box.machine._unsettled) == 1)
+    assert not box.machine.answered(mark)
     gate.set()
     reading.join(20)
-    assert box.answered(mark)
+    assert box.machine.answered(mark)
     producer.flush(5)
     assert first.result(5).ok
     assert box.settled
@@ -653,8 +653,9 @@ def test_a_fork_has_no_last_words_of_its_parent(
     transport.stream().answer(1)
     producer.flush(5)
     with box.lock:
-        box._end_producer()
-    assert box._last_words
+        box.machine._end_producer()
+        box.wake()
+    assert [last_word for _, last_word in box._abandoned] == [True]
     with box.lock:
         box._forked()
-    assert not box._last_words
+    assert not box._abandoned
