@@ -12,7 +12,7 @@ from fasti.model import DAY_US, MINUTE_US, Limits
 class Durability(StrEnum):
     """When a mutation is answered.
 
-    `ALWAYS`: after its journal frame is synced. Nothing answered is lost, whatever happens.
+    `ALWAYS`: after its journal frame is synced. Nothing answered is lost, even in a power cut.
     `INTERVAL`: after it is written; syncs follow every `sync_interval_ms`. A crash of the process
     loses nothing, but a power cut or a crash of the machine can lose what was answered since the
     last sync, and deliver again what was acknowledged since then.

@@ -4,7 +4,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
 
 * ``code``: a stable string.  The same code is seen in the SDK, over Flight, in HTTP problem
   details, in CLI exit codes and in the documentation; a code is never renamed or reused;
-* ``retryable``: whether the same call may succeed later without anybody changing it;
+* ``retryable``: whether the same call, unchanged, may succeed later;
 * ``retry_after_us``: how long to wait before trying again, when the broker can tell;
 * ``details``: what a program may want to know (a field, a limit, a file), as plain values that
   survive JSON and pickling.
@@ -21,7 +21,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
     ├── IllegalTransition           illegal_transition   not an edge of the life cycle
     ├── UnknownProducer             unknown_producer     its receipts are forgotten
     ├── Gone                        gone                 position or snapshot is no longer there
-    ├── Fenced                      fenced               somebody newer has taken this place
+    ├── Fenced                      fenced               a newer holder has taken this place
     ├── Closed                      closed
     ├── RowsFailed                  rows_failed          gathered rows came out otherwise than asked
     ├── TransactionAborted          aborted              nothing of it happened; outcomes say why
@@ -97,7 +97,7 @@ class FastiError(Exception):
         self.details: dict[str, Any] = dict(details or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process borders (Spark's workers, the HTTP door), whatever arguments the
+        # Errors cross process borders (Spark's workers, the HTTP door), with whatever arguments the
         # subclass takes, so they are rebuilt from their plain values.
         return _rebuild, (type(self), self.message, self.retry_after_us, self.details)
 
@@ -200,7 +200,7 @@ class Gone(FastiError):
 
 
 class Fenced(FastiError):
-    """Somebody newer has taken this place; this one must stop."""
+    """A newer holder has taken this place; this one must stop."""
 
     code = "fenced"
 
@@ -418,5 +418,5 @@ def error_from_code(
     Called by clients for every refusal that comes over a wire.  Never raises.
     """
     kind = error_codes().get(code, FastiError)
-    known = {} if kind.code == code else {"code": code}
-    return _rebuild(kind, message, retry_after_us, {**(details or {}), **known})
+    details_of_code = {} if kind.code == code else {"code": code}
+    return _rebuild(kind, message, retry_after_us, {**(details or {}), **details_of_code})

@@ -113,7 +113,7 @@ class TopicSettings:
     retained_bytes: int = 0
     # A topic with bindings keeps nothing itself: it only passes on.
     relay: bool = False
-    # Deleted when nobody used it for so long; 0: never
+    # Deleted when it was not used for so long; 0: never
     idle_age_us: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,12 +123,12 @@ class TopicSettings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TopicSettings:
         """Back from `to_dict`. Unknown names are ignored: an older version wrote fewer."""
-        known = {f.name for f in fields(cls)}
-        kept = {name: value for name, value in values.items() if name in known}
-        retry = kept.get("retry")
+        names = {f.name for f in fields(cls)}
+        fields_given = {name: value for name, value in values.items() if name in names}
+        retry = fields_given.get("retry")
         if isinstance(retry, dict):
-            kept["retry"] = RetryPolicy(**retry)
-        return cls(**kept)
+            fields_given["retry"] = RetryPolicy(**retry)
+        return cls(**fields_given)
 
     def differences(self, other: TopicSettings) -> dict[str, tuple[Any, Any]]:
         """The settings that are not equal, by name: (mine, the other's)."""

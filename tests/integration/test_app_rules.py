@@ -312,7 +312,7 @@ def test_the_handlers_policy_changes_the_topic_and_says_so(
     assert settings.retry.base_us == 7_000_000
     assert (settings.max_attempts, settings.lease_us) == (9, 60_000_000)
     assert "topic 'emails' was changed to what its handler asks for: retry" in caplog.text
-    assert "made with other settings: lease_us: 60000000 (asked: 120000000)" in caplog.text
+    assert "created with other settings: lease_us: 60000000 (asked: 120000000)" in caplog.text
 
 
 def test_without_create_a_topic_is_neither_made_nor_changed(
@@ -326,7 +326,7 @@ def test_without_create_a_topic_is_neither_made_nor_changed(
     client.create_topic("emails", max_attempts=9)
     with caplog.at_level(logging.WARNING, "fasti.app"), app:
         assert client.topic("emails").settings.max_attempts == 9
-    assert "has other settings than its handler asks: max_attempts: 9 (asked: 3)" in caplog.text
+    assert "has other settings than its handler asks for: max_attempts: 9 (asked: 3)" in caplog.text
 
 
 def test_what_an_app_made_can_be_made_again_by_hand(app: fasti.App, client: fasti.Client) -> None:

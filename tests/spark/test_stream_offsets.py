@@ -300,12 +300,12 @@ def test_an_idle_stream_asks_ever_less_often(monkeypatch: pytest.MonkeyPatch) ->
         before = clock.now
         idling.wait()
         assert clock.now - before == pytest.approx(expected)
-        idling.asked(news=False)
+        idling.note_question(news=False)
     # Whoever asks seldom doesn't wait, and nobody does as long as there are news.
     clock.sleep(10)
     before = clock.now
     idling.wait()
-    idling.asked(news=True)
+    idling.note_question(news=True)
     idling.wait()
     assert clock.now == before
 

@@ -207,22 +207,22 @@ def test_once_does_not_wait_for_ever(
 def test_what_is_left_for_a_worker(client: Client, topic: Topic) -> None:
     name, log = topic(lookahead=0), topic(kind="log")
     client.producer(name).send(b"later", delay="1h").result()
-    assert workers.left(client, name, "") == 0
+    assert workers.open_count(client, name, "") == 0
     sent(client, name, 3)
     client.producer(log).send_batch([b"x"] * 5)
     for ordered in (False, True):
         client.groups(log).create(group := f"g-{ordered}", ordered=ordered)
-        assert workers.left(client, log, group) == 5
+        assert workers.open_count(client, log, group) == 5
         with client.consumer(log, group=group, prefetch=2) as consumer:
             first = next(iter(consumer))
             while client.groups(log).describe(group).leased < 2:
                 time.sleep(0.01)
-            assert workers.left(client, log, group) == (0 if ordered else 3)
+            assert workers.open_count(client, log, group) == (0 if ordered else 3)
             first.ack()
-        assert workers.left(client, log, group) <= 4
+        assert workers.open_count(client, log, group) <= 4
     with client.consumer(name, prefetch=1) as consumer:
         next(iter(consumer))
-        assert workers.left(client, name, "") == 2
+        assert workers.open_count(client, name, "") == 2
 
 
 def test_leases_are_renewed_while_a_function_works(

@@ -13,7 +13,7 @@ import fasti.spark
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.errors import InvalidArgument
-from fasti.spark.answers import Asked, shift_us
+from fasti.spark.answers import ApplyOptions, shift_us
 from fasti.spark.apply import Applying
 from fasti.spark.errors import SparkFastiError
 from fasti.spark.rows import Shape
@@ -41,7 +41,7 @@ def carried_out(broker: BrokerProcess) -> Apply:
         shift = asked.pop("shift", None)
         shape = Shape.of(schema, operation, topic is not None, shift is not None)
         given: dict[str, Any] = {"owner": "", "on_conflict": "reject", "dry_run": False, **asked}
-        told = Asked(
+        told = ApplyOptions(
             operation,
             broker.address,
             None,

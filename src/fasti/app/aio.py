@@ -138,9 +138,9 @@ class App:
         on_failure: OnFailure | None = None,
         **connection: Unpack[ConnectionOptions],
     ) -> None:
-        given = address.synchronous if isinstance(address, Client) else address
+        reached = address.synchronous if isinstance(address, Client) else address
         self.base = threads.App(
-            given, owner=owner, codec=codec, grace=grace, on_failure=on_failure, **connection
+            reached, owner=owner, codec=codec, grace=grace, on_failure=on_failure, **connection
         )
         self.base.module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._given = address if isinstance(address, Client) else None
@@ -189,11 +189,11 @@ class App:
         """The client; connected now if it was not. Raises what `connect` raises."""
         if self._given is not None:
             return self._given
-        found = self._client
-        if found is not None and self._is_of_use(found):
-            return found
+        current = self._client
+        if current is not None and self._is_of_use(current):
+            return current
         async with self._lock:
-            if self._client is found:
+            if self._client is current:
                 self._producers.clear()
                 self._client = Client(await asyncio.to_thread(lambda: self.base.client))
             assert self._client is not None
@@ -204,7 +204,7 @@ class App:
         return not client.loop.is_closed() and client.synchronous is self.base.connected
 
     def bind(self, client: Client | ThreadsClient) -> App:
-        """Uses this client from now on, whatever the address. It is not closed with the app."""
+        """Uses this client from now on instead of the address. It is not closed with the app."""
         self._given = client if isinstance(client, Client) else None
         self.base.bind(client.synchronous if isinstance(client, Client) else client)
         self._client = None
@@ -293,7 +293,7 @@ class App:
             return
         running.begin_stop(None if grace is None else duration_us(grace, "grace") / 1_000_000)
         if not running.called_by_task():
-            # Whatever becomes of this task, the app comes to its end.
+            # Even if this task is cancelled, the app is stopped to the end.
             await asyncio.shield(asyncio.ensure_future(self._finish(running)))
 
     async def _finish(self, running: Running) -> None:
@@ -374,7 +374,7 @@ class App:
         if error is None:
             await self.stop()
         else:
-            # What went wrong in the block is told, not what went wrong because of it.
+            # The error of the block is raised, not one that it caused.
             with suppress(FastiError):
                 await self.stop()
 

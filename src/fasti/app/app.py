@@ -16,12 +16,12 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from fasti.app.access import BrokerAccess
 from fasti.app.calls import Middleware
 from fasti.app.codec import Codec, JsonCodec
 from fasti.app.cron import CronOptions, handler_options, timetable_of
@@ -30,17 +30,13 @@ from fasti.app.reach import Reach
 from fasti.app.running import Running
 from fasti.app.stats import HandlerStats
 from fasti.app.tasks import HostLoop
-from fasti.app.topics import ensure_topic
 from fasti.client import forking
-from fasti.client.address import parse_address
 from fasti.client.arguments import ConnectionOptions, ScheduleOptions
-from fasti.client.client import Client, connect
+from fasti.client.client import Client
 from fasti.client.durations import Duration, duration_us
 from fasti.client.failures import OnFailure, checked_callback
-from fasti.client.messages import Messages
-from fasti.client.producer import Producer
 from fasti.client.topics import Backoff
-from fasti.errors import AlreadyExists, FastiError, InvalidArgument, RowsFailed, Unavailable
+from fasti.errors import AlreadyExists, FastiError, InvalidArgument, RowsFailed
 
 logger = logging.getLogger("fasti.app")
 
@@ -48,7 +44,7 @@ Hook = TypeVar("Hook", bound=Callable[[], Any])
 Wrapper = TypeVar("Wrapper", bound=Middleware)
 
 
-class App:
+class App(BrokerAccess):
     """Handlers of topics. A context manager that starts and stops it.
 
     `address` is for `fasti.connect`, or a client that is connected already, which is not closed then.
@@ -67,38 +63,23 @@ class App:
         on_failure: OnFailure | None = None,
         **connection: Unpack[ConnectionOptions],
     ) -> None:
-        self.address = None if isinstance(address, Client) else address
-        self.owner = owner
+        super().__init__(address, owner, checked_callback(on_failure), connection)
         self.codec: Codec = codec or JsonCodec()
         self.grace_s = duration_us(grace, "grace") / 1_000_000
-        self.handlers: list[AnyHandler] = []
         self.middlewares: list[Middleware] = []
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
-        # Where its workers find it, if it stands at the top of a module.
+        # Where its workers find it, if it is defined at the top level of a module.
         self.module: str = sys._getframe(1).f_globals.get("__name__", "__main__")
-        self.on_failure = checked_callback(on_failure)
-        self._connection = connection
-        self._bound = address if isinstance(address, Client) else None
-        self._client: Client | None = None
-        self._producers: dict[str, Producer] = {}
-        self._ensured: set[str] = set()
         self._running: Running | None = None
-        self._lock = threading.RLock()
-        self._apart = False
         # Where tasks run, if not on a loop of the app's own.
         self.host_loop: HostLoop | None = None
         forking.register(self)
 
-    def _fork_locks(self) -> list[forking.Lock]:
-        """None: a child begins with a new one."""
-        return []
-
     def _forked(self) -> None:
         """In a child process: it has a client and producers of its own, when it needs them."""
-        self._lock = threading.RLock()
-        self._client, self._producers, self._running = None, {}, None
-        self.host_loop, self._ensured = None, set()
+        super()._forked()
+        self._running, self.host_loop = None, None
 
     # Declaring
 
@@ -220,111 +201,13 @@ class App:
         self.stop_hooks.append(hook)
         return hook
 
-    # The broker
-
-    @property
-    def client(self) -> Client:
-        """The client; connected now if it was not. Raises what `connect` raises."""
-        with self._lock:
-            if self._bound is not None:
-                return self._bound
-            if self._apart:
-                raise Unavailable(
-                    "a worker process can't use the client or the embedded broker of its parent"
-                )
-            if self._client is None:
-                self._client = connect(self.address, owner=self.owner, **self._connection)
-            return self._client
-
     def bind(self, client: Client) -> App:
-        """Uses this client from now on, whatever the address. It is not closed with the app."""
+        """Uses this client from now on instead of the address. It is not closed with the app."""
         with self._lock:
             self._check_not_running()
             self.close()
             self._bound = client
         return self
-
-    def use(self, reach: Reach) -> None:
-        """Has it reach its broker otherwise than it was made to, as far as that is given."""
-        self.address = reach.address or self.address
-        self._connection |= reach.options()
-
-    @property
-    def bound(self) -> Client | None:
-        """The client that it was given, if it doesn't make its own."""
-        return self._bound
-
-    @property
-    def connected(self) -> Client | None:
-        """The client, if there is one now."""
-        return self._bound or self._client
-
-    @property
-    def reach_for_others(self) -> Reach | None:
-        """How another process reaches the broker; None if none can."""
-        if self._bound is not None:
-            return None
-        place = parse_address(self.address)
-        if place.directory is not None:
-            return None
-        given = self._connection
-        return Reach(
-            str(place), given.get("token"), given.get("tls_ca"), given.get("tls_client_cert")
-        )
-
-    def in_worker_process(self, reach: Reach | None) -> None:
-        """Called in a worker process: how its parent's broker is reached, if it can be."""
-        self._apart = reach is None
-        if reach is not None:
-            self.use(reach)
-
-    def producer(self, topic: str) -> Producer:
-        """The app's producer of a topic; the topic of a handler is made if it is missing."""
-        found = self._producers.get(topic)
-        if found is not None:
-            return found
-        with self._lock:
-            if topic not in self._producers:
-                self.ensure(topic)
-                self._producers[topic] = self.client.producer(
-                    topic, owner=self.owner or None, on_failure=self.on_failure
-                )
-            return self._producers[topic]
-
-    def has_ensured(self, topic: str) -> bool:
-        """Whether `ensure` has nothing to do."""
-        return topic in self._ensured
-
-    def ensure(self, topic: str) -> None:
-        """Makes the topic of a handler if it is missing; looks once for each connection."""
-        if topic in self._ensured:
-            return
-        for handler in self.handlers:
-            if handler.topic == topic:
-                ensure_topic(self.client, handler.settings)
-        self._ensured.add(topic)
-
-    def messages(self, topic: str) -> Messages:
-        """A topic's pending messages, changed in the app's name. Makes it as `producer` does."""
-        self.ensure(topic)
-        return self.client.messages(topic, owner=self.owner or None)
-
-    def close(self) -> None:
-        """Sends what is under way and disconnects; the next use connects again."""
-        with self._lock:
-            producers, self._producers = self._producers, {}
-            self._ensured = set()
-            client, self._client = self._client, None
-        problem: FastiError | None = None
-        for producer in producers.values():
-            try:
-                producer.close(timeout="30s")
-            except FastiError as error:
-                problem = problem or error
-        if client is not None:
-            client.close()
-        if problem is not None:
-            raise problem
 
     # Running
 
@@ -468,7 +351,7 @@ class App:
         if error is None:
             self.stop()
         else:
-            # What went wrong in the block is told, not what went wrong because of it.
+            # The error of the block is raised, not one that it caused.
             with suppress(FastiError):
                 self.stop()
 

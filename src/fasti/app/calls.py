@@ -31,37 +31,37 @@ def call_of(
     """What is called with each message; for an `async def` handler it gives an awaitable."""
     arguments = arguments_of(shape, codec)
 
-    def decoded(message: Any) -> tuple[Any, ...]:
+    def decode(message: Any) -> tuple[Any, ...]:
         try:
             return arguments(message)
         except Reject:
             raise
         except Exception as error:
-            # A codec of the user's own: whatever it raises, trying again would not help.
+            # A codec of the user's own: after any error of it, trying again would not help.
             why = f"the payload can't be decoded: {type(error).__name__}: {error}"
             raise Undecodable(why) from error
 
     if shape.is_async:
 
         async def call_async(message: Any) -> Any:
-            return await function(*decoded(message))
+            return await function(*decode(message))
 
-        inner = _wrapped(call_async, [each for each in middleware if _is_async(each)])
+        inner = _wrap(call_async, [wrapper for wrapper in middleware if _is_async(wrapper)])
 
-        async def answered_async(message: Any) -> Verdict:
+        async def handle_async(message: Any) -> Verdict:
             return verdict_of(message, await inner(message), codec)
 
-        return answered_async
+        return handle_async
 
     def call(message: Any) -> Any:
-        return function(*decoded(message))
+        return function(*decode(message))
 
-    outer = _wrapped(call, [each for each in middleware if not _is_async(each)])
+    outer = _wrap(call, [wrapper for wrapper in middleware if not _is_async(wrapper)])
     return lambda message: verdict_of(message, outer(message), codec)
 
 
 def verdict_of(message: Any, value: Any, codec: Codec) -> Verdict:
-    """What a handler's return means: if somebody waits for an answer, that is the answer.
+    """What a handler's return means: if a caller waits for an answer, that is the answer.
 
     Nothing (None) is an answer without a payload. One that the codec can't encode fails the handler.
     """
@@ -79,9 +79,9 @@ def _is_async(middleware: Middleware) -> bool:
     )
 
 
-def _wrapped(call: Call, middleware: Sequence[Middleware]) -> Call:
-    for each in reversed(middleware):
-        call = _around(each, call)
+def _wrap(call: Call, middleware: Sequence[Middleware]) -> Call:
+    for wrapper in reversed(middleware):
+        call = _around(wrapper, call)
     return call
 
 
@@ -92,10 +92,10 @@ def _around(middleware: Middleware, call_next: Call) -> Call:
 def attempt(call: Call, message: Any) -> tuple[Verdict, BaseException | None]:
     """Calls a handler: what is to become of the message, and what it raised."""
     try:
-        found = call(message)
+        result = call(message)
     except BaseException as error:
         return judge(error), error
-    return found if isinstance(found, Verdict) else ACK, None
+    return result if isinstance(result, Verdict) else ACK, None
 
 
 async def attempt_async(
@@ -103,7 +103,7 @@ async def attempt_async(
 ) -> tuple[Verdict, BaseException | None]:
     """The same for a handler that is awaited. Being cancelled is left to the caller."""
     try:
-        found = await call(message)
+        result = await call(message)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         return judge(error), error
-    return found if isinstance(found, Verdict) else ACK, None
+    return result if isinstance(result, Verdict) else ACK, None

@@ -121,7 +121,7 @@ class RemoteMessage:
 
     @property
     def reply_to(self) -> str | None:
-        """Where somebody waits for an answer to it; None if nobody does."""
+        """Where the caller waits for an answer to it; None if no caller waits."""
         return self._job.headers.get(REPLY_TO)
 
     def reply(
@@ -200,9 +200,9 @@ def _awaited(runner: asyncio.Runner, call: Call) -> Call:
 
 def _run_hooks(runner: asyncio.Runner, hooks: list[Any]) -> None:
     for hook in hooks:
-        made = hook()
-        if inspect.iscoroutine(made):
-            runner.run(made)
+        result = hook()
+        if inspect.iscoroutine(result):
+            runner.run(result)
 
 
 def _handle_all(call: Call, jobs: queue.SimpleQueue[Job | None], pipe: Connection) -> None:
@@ -214,7 +214,6 @@ def _handle_all(call: Call, jobs: queue.SimpleQueue[Job | None], pipe: Connectio
             lines = traceback.format_exception(error)
             trace = "".join(lines)[-_TRACE_CHARACTERS_MAX:]
         if message.verdict is not None:
-            # What it has said itself counts; a wish to stop is heard besides.
-            said = message.verdict
-            verdict = replace(said, stop=verdict.stop)
+            # What the handler has said itself counts; a request to stop is kept besides.
+            verdict = replace(message.verdict, stop=verdict.stop)
         pipe.send(("verdict", (verdict, trace)))

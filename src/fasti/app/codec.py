@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, get_args, runtime_checkable
 
-from fasti.app.json_type import JsonType, StructType, is_struct, plain, shown
+from fasti.app.json_type import JsonType, StructType, excerpt, is_struct, plain
 from fasti.app.verdicts import Undecodable
 from fasti.errors import InvalidArgument
 
@@ -49,7 +49,7 @@ class JsonCodec:
         self._types: dict[Any, JsonType | StructType] = {}
 
     def encode(self, value: Any) -> tuple[bytes, str]:
-        """Whatever JSON holds. Raises `invalid_argument` on what it can't."""
+        """Any value that JSON can hold. Raises `invalid_argument` on others."""
         if isinstance(value, BYTES_LIKE):
             return bytes(value), BYTES
         from pydantic_core import PydanticSerializationError, to_json
@@ -74,7 +74,7 @@ class JsonCodec:
             self.decode(payload, BYTES, annotation)
         except Undecodable as error:
             raise InvalidArgument(
-                f"{shown(payload)} is sent as it is, and the handler could not read it: {error}",
+                f"{excerpt(payload)} is sent as it is, and the handler could not read it: {error}",
                 field="value",
             ) from None
         return payload
@@ -88,13 +88,13 @@ class JsonCodec:
     def type_of(self, annotation: Any) -> JsonType | StructType:
         """How an annotation is written and read; made once. Raises `invalid_argument`."""
         try:
-            found = self._types.get(annotation)
+            known_type = self._types.get(annotation)
         except TypeError:
             return JsonType(annotation)
-        if found is None:
-            made = StructType(annotation) if is_struct(annotation) else JsonType(annotation)
-            found = self._types.setdefault(annotation, made)
-        return found
+        if known_type is None:
+            new_type = StructType(annotation) if is_struct(annotation) else JsonType(annotation)
+            known_type = self._types.setdefault(annotation, new_type)
+        return known_type
 
 
 def is_json(content_type: str | None) -> bool:

@@ -82,9 +82,9 @@ def handler_options(
     function: Callable[..., Any], options: CronOptions
 ) -> tuple[str, str, dict[str, Any]]:
     """The schedule's name, the handler's topic, and how it is run. Raises `invalid_argument`."""
-    for each in options:
-        if each not in _OF_BOTH:
-            raise InvalidArgument(f"a timetable has no option {each!r}", field=each)
+    for option in options:
+        if option not in _OF_BOTH:
+            raise InvalidArgument(f"a timetable has no option {option!r}", field=option)
     name = str(options.get("name") or getattr(function, "__name__", ""))
     how = {key: value for key, value in options.items() if key in _OF_HANDLER}
     return name, str(options.get("topic") or name), how
@@ -131,7 +131,7 @@ def check_timetables(client: Client, handlers: Iterable[AnyHandler]) -> None:
 
     Raises `invalid_argument`.
     """
-    for timetable in [each.timetable for each in handlers if each.timetable is not None]:
+    for timetable in [handler.timetable for handler in handlers if handler.timetable is not None]:
         _has_cron_topic(client, timetable.topic)
         schedules = client.schedules(timetable.topic)
         try:
@@ -204,12 +204,12 @@ def _ensure(schedules: Schedules, timetable: Timetable, *, create: bool) -> None
 
 
 def _report_orphans(schedules: Schedules, names: set[str]) -> None:
-    for each in schedules.list():
-        if each.name not in names:
+    for schedule in schedules.list():
+        if schedule.name not in names:
             logger.warning(
                 "schedule %r has no handler in this app any more, and goes on; to end it: "
                 "fasti schedules delete %s %s",
-                each.name,
+                schedule.name,
                 schedules.topic,
-                each.name,
+                schedule.name,
             )

@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Events:
-    """Words, in their order. Anybody puts them, one thread takes them. SIGTERM and SIGINT: `signal`."""
+    """Words, in their order. Any thread puts them, one takes them. SIGTERM and SIGINT: `signal`."""
 
     def __init__(self) -> None:
         self._words: deque[str] = deque()

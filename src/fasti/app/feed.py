@@ -2,8 +2,8 @@
 
 Workers take for themselves, one message at a time, from what the consumer holds; when it holds
 nothing that is due one of them waits for it, and the others wait for their turn. So a message is
-taken when somebody is free to begin with it: until then it counts as not started, goes back when
-nobody is free for long, and stopping gives it back. Any thread may call.
+taken when a worker is free to begin with it: until then it counts as not started, goes back when no
+worker is free for long, and stopping gives it back. Any thread may call.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Feed:
             message = take_now()
             if message is None:
                 with self._turn:
-                    found = self._fetch(1)
-                message = found[0] if found else None
+                    messages = self._fetch(1)
+                message = messages[0] if messages else None
             if message is not None:
                 if not self._stopped:
                     return message
@@ -54,30 +54,30 @@ class Feed:
     def take_many(self, most: int) -> list[Any]:
         """Up to so many, at least one; none at the end."""
         with self._turn:
-            found = self._fetch(most)
+            messages = self._fetch(most)
         if self._stopped:
-            for message in found:
+            for message in messages:
                 carry_out(message, GIVE_BACK)
             return []
-        return found
+        return messages
 
     def _fetch(self, most: int) -> list[Any]:
         """With the turn. None at the end."""
         if self._stopped:
             return []
         try:
-            found = self._source.take(most)
+            messages = self._source.take(most)
         except FastiError as error:
             if not self._stopped:
                 self._stopped = True
                 self._failed(error)
             return []
-        if not found:
+        if not messages:
             self._stopped = True
-        return found
+        return messages
 
     def stop(self) -> None:
-        """Hands out no more; the consumer gives back what nobody has begun."""
+        """Hands out no more; the consumer gives back what no worker has begun."""
         self._stopped = True
         self._source.stop()
 

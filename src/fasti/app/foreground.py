@@ -35,15 +35,15 @@ def run_here(
     with events.signals():
         if not _start(app, events, concurrency, worker):
             return
-        told = False
+        is_stopping = False
         while (event := events.get()) != "ended":
-            if event == "now" or (event == "signal" and told and not supervised):
+            if event == "now" or (event == "signal" and is_stopping and not supervised):
                 logger.warning("stopping at once")
                 app.request_stop(now=True)
-            elif not told:
+            elif not is_stopping:
                 logger.info("stopping: running handlers have %g s", app.grace_s)
                 app.request_stop()
-            told = True
+            is_stopping = True
         app.finish()
 
 

@@ -78,22 +78,22 @@ class Place:
 
     def find(self) -> Any:
         """Raises `invalid_argument` if there is no handler."""
-        found: Any = sys.modules.get(self.module)
-        if found is None:
+        target: Any = sys.modules.get(self.module)
+        if target is None:
             import importlib
 
-            found = importlib.import_module(self.module)
+            target = importlib.import_module(self.module)
         for name in self.qualname.split("."):
-            found = getattr(found, name, None)
+            target = getattr(target, name, None)
         # One of an app for asyncio stands on one of ours.
-        found = getattr(found, "base", found)
-        if not isinstance(found, Handler):
+        target = getattr(target, "base", target)
+        if not isinstance(target, Handler):
             raise InvalidArgument(
                 f"{self.module}.{self.qualname} is not a handler: worker processes import it by this "
                 "name, so it must be declared at the top of its module and keep its name",
                 field="kind",
             )
-        return found
+        return target
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -224,7 +224,7 @@ class Handler(Generic[V, P, R]):
         return f"<Handler {self.label} of {self.topic!r}>"
 
 
-# Whatever it takes and returns: for those who only run it.
+# For code that only runs a handler, and needs no types of what it takes and returns.
 AnyHandler = Handler[Any, ..., Any]
 
 

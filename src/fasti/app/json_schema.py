@@ -61,30 +61,30 @@ _ASIDE = frozenset(
 def readable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema to decode with. Raises `invalid_argument` on what can't come back."""
     definitions = {
-        each["ref"]: each
-        for each in schema.get("definitions", ())
+        definition["ref"]: definition
+        for definition in schema.get("definitions", ())
         if schema["type"] == "definitions"
     }
-    found: dict[str, Any] = _node(schema, definitions)
-    return found
+    copy: dict[str, Any] = _node(schema, definitions)
+    return copy
 
 
 def _node(node: Any, definitions: Mapping[str, Any]) -> Any:
     if isinstance(node, list):
-        return [_node(each, definitions) for each in node]
+        return [_node(part, definitions) for part in node]
     if not isinstance(node, dict):
         return node
     kind = node.get("type")
     if not isinstance(kind, str):
         # Fields or choices by their names, any of which may be one of ours.
-        return {name: _node(each, definitions) for name, each in node.items()}
+        return {name: _node(part, definitions) for name, part in node.items()}
     _check(kind, node, definitions)
-    made = {
+    copy = {
         name: part if name in _ASIDE else _node(part, definitions) for name, part in node.items()
     }
     if kind == "timedelta":
-        made["strict"] = False
-    return made
+        copy["strict"] = False
+    return copy
 
 
 def _check(kind: str, node: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ def _check_key(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
     if kind == "enum":
         _check_members(node["members"])
     elif kind == "literal":
-        if not all(type(each) is str for each in node["expected"]):
+        if not all(type(value) is str for value in node["expected"]):
             raise _no_key("literals that are not text")
     elif kind not in _KEYS:
         raise _no_key(f"the type {kind!r}")
@@ -132,6 +132,6 @@ def _inner(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[s
     if node["type"] == "definition-ref":
         return definitions.get(node["schema_ref"])
     for part in ("strict_schema", "json_schema", "schema"):
-        if isinstance(found := node.get(part), Mapping) and node["type"] != "nullable":
-            return found
+        if isinstance(inner := node.get(part), Mapping) and node["type"] != "nullable":
+            return inner
     return None

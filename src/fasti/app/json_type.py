@@ -1,6 +1,6 @@
 """One type and its JSON, both ways, by one description: what `later` writes the handler can read.
 
-pydantic does the work. Values are not bent to fit: `"7"` is no `int`, except inside of pydantic models,
+pydantic does the work. Values are not bent to fit: `"7"` is not an `int`, except inside of pydantic models,
 which have rules of their own. `encode` reads its own writing back before it lets it go, so a value that
 would not come back as it was is the caller's error and never a dead message. In place of an object
 (a dataclass, a model) its JSON form may be given: a dictionary.
@@ -59,10 +59,10 @@ class JsonType:
             )
         except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"it can't be encoded as JSON: {error}", field="value") from error
-        found = self._decode(payload, lambda why: InvalidArgument(why, field="value"))
-        if not _same(value, found):
+        decoded = self._decode(payload, lambda why: InvalidArgument(why, field="value"))
+        if not _same(value, decoded):
             raise InvalidArgument(
-                f"expected {self.name}, and {shown(value)} would come back as {shown(found)}: "
+                f"expected {self.name}, and {excerpt(value)} would come back as {excerpt(decoded)}: "
                 "annotate the handler's parameter with its exact type, or send plain JSON values",
                 field="value",
             )
@@ -82,7 +82,7 @@ class JsonType:
             if problems[0]["type"] == "json_invalid":
                 why = problems[0]["msg"].removeprefix("Invalid JSON: ")
                 raise Undecodable(f"the payload is not JSON: {why}") from None
-            whys = [_described(each) for each in problems[:_SHOWN_MAX]]
+            whys = [_described(problem) for problem in problems[:_SHOWN_MAX]]
             if len(problems) > _SHOWN_MAX:
                 whys.append(f"and {len(problems) - _SHOWN_MAX} more")
             raise refusal("; ".join(whys)) from None
@@ -101,12 +101,12 @@ class StructType:
         """Raises `invalid_argument`."""
         try:
             payload: bytes = self._write(value)
-            found = self._read(payload)
+            decoded = self._read(payload)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidArgument(str(error), field="value") from error
-        if not _same(value, found):
+        if not _same(value, decoded):
             raise InvalidArgument(
-                f"{shown(value)} would come back as {shown(found)}", field="value"
+                f"{excerpt(value)} would come back as {excerpt(decoded)}", field="value"
             )
         return payload
 
@@ -144,15 +144,15 @@ def _for_pydantic(annotation: Any) -> Any:
     if is_typeddict(annotation) and type(annotation).__module__ == "typing":
         return _typed_dict(annotation)
     inner = get_args(annotation)
-    made = tuple(_for_pydantic(each) for each in inner)
-    if made == inner:
+    arguments = tuple(_for_pydantic(part) for part in inner)
+    if arguments == inner:
         return annotation
     if hasattr(annotation, "copy_with"):
-        return annotation.copy_with(made)
+        return annotation.copy_with(arguments)
     if isinstance(annotation, types.UnionType):
-        return functools.reduce(operator.or_, made)
+        return functools.reduce(operator.or_, arguments)
     origin: Any = get_origin(annotation)
-    return origin[made]
+    return origin[arguments]
 
 
 @functools.cache
@@ -180,21 +180,25 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _same(value: Any, found: Any) -> bool:
+def _same(value: Any, decoded: Any) -> bool:
     """Whether what was read back is what was written, or is the object of which that is the form."""
-    if type(value) is type(found) and value == found:
+    if type(value) is type(decoded) and value == decoded:
         return True
-    if isinstance(value, Mapping) and not isinstance(found, Mapping):
-        return hasattr(found, "__dict__") or is_dataclass(found) or is_struct(found)
+    if isinstance(value, Mapping) and not isinstance(decoded, Mapping):
+        return hasattr(decoded, "__dict__") or is_dataclass(decoded) or is_struct(decoded)
     if isinstance(value, Mapping):
-        return value.keys() == found.keys() and all(_same(value[key], found[key]) for key in value)
-    if isinstance(value, (list, tuple)) and isinstance(found, (list, tuple)):
-        return len(value) == len(found) and all(map(_same, value, found))
-    if isinstance(found, _PLAIN) and value == found:
+        return value.keys() == decoded.keys() and all(
+            _same(value[key], decoded[key]) for key in value
+        )
+    if isinstance(value, (list, tuple)) and isinstance(decoded, (list, tuple)):
+        return len(value) == len(decoded) and all(map(_same, value, decoded))
+    if isinstance(decoded, _PLAIN) and value == decoded:
         return True
     # Objects of a class that doesn't say when two of them are equal.
     return (
-        type(value) is type(found) and bool(_parts(value)) and _same(_parts(value), _parts(found))
+        type(value) is type(decoded)
+        and bool(_parts(value))
+        and _same(_parts(value), _parts(decoded))
     )
 
 
@@ -203,7 +207,7 @@ _PLAIN = (str, int, float, bool, bytes, set, frozenset)
 
 def _parts(value: Any) -> dict[str, Any]:
     if is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     return getattr(value, "__dict__", {})
 
 
@@ -218,7 +222,7 @@ def type_name(annotation: Any) -> str:
     return text.removeprefix("typing.")
 
 
-def shown(value: Any) -> str:
+def excerpt(value: Any) -> str:
     """A value in an error's text."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -233,6 +237,6 @@ def _described(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "missing":
         what = "is missing"
     elif what.startswith("Input should be "):
-        what = f"expected {what.removeprefix('Input should be ')}, not {shown(problem['input'])}"
+        what = f"expected {what.removeprefix('Input should be ')}, not {excerpt(problem['input'])}"
     path = path.removeprefix(".")
     return f"{path}: {what}" if path else what

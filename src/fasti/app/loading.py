@@ -22,7 +22,7 @@ def load(reference: str) -> App:
     return reached if isinstance(reached, App) else reached.base
 
 
-def load_object(reference: str, kind: Kinds[T], attribute: str, shown: str) -> T:
+def load_object(reference: str, kind: Kinds[T], attribute: str, expected: str) -> T:
     """Imports the module, from the current directory too, and gives the object that it has.
 
     `module` alone means `module:attribute`; attributes may be nested: `shop.tasks:registry.app`.
@@ -46,7 +46,7 @@ def load_object(reference: str, kind: Kinds[T], attribute: str, shown: str) -> T
             ) from None
     if not isinstance(reached, kind):
         raise InvalidArgument(
-            f"{reference!r} is not a {shown} but of type {type(reached).__name__}{_instead(name, kind)}",
+            f"{reference!r} is not a {expected} but of type {type(reached).__name__}{_instead(name, kind)}",
             field=attribute,
         )
     return reached
@@ -72,6 +72,8 @@ def _module(name: str, field: str) -> object:
 def _instead(name: str, kind: Kinds[Any]) -> str:
     module = sys.modules.get(name)
     others = (
-        [each for each, value in vars(module).items() if isinstance(value, kind)] if module else []
+        [attribute for attribute, value in vars(module).items() if isinstance(value, kind)]
+        if module
+        else []
     )
     return f"; it has {', '.join(sorted(others))}" if others else ""

@@ -113,11 +113,11 @@ class Remote:
         finally:
             theirs.close()
         self._process, self._pipe = process, ours
-        told = self._hear(time.monotonic() + _START_S)
-        if told is None:
+        reply = self._hear(time.monotonic() + _START_S)
+        if reply is None:
             self._kill()
             raise TimeoutError(f"it was not ready within {_START_S:g} s")
-        what, value = told
+        what, value = reply
         if what != "ready":
             raise RuntimeError(value)
         self._started(process.pid or 0)
@@ -133,11 +133,11 @@ class Remote:
             assert self._pipe is not None
             self._pipe.send(child.job_of(message))
             while True:
-                told = self._hear(deadline)
-                if told is None:
+                reply = self._hear(deadline)
+                if reply is None:
                     assert limit_us is not None
                     return self._over_time(message, limit_us)
-                what, value = told
+                what, value = reply
                 if what == "extend":
                     message.extend(value / 1_000_000)
                 elif what == "verdict":
@@ -159,8 +159,8 @@ class Remote:
                 if wait <= 0:
                     return None
             if self._pipe.poll(wait):
-                told: tuple[str, Any] = self._pipe.recv()
-                return told
+                reply: tuple[str, Any] = self._pipe.recv()
+                return reply
             if not self._process.is_alive():
                 raise EOFError
 

@@ -1,6 +1,6 @@
 """An app that runs: its client, its handlers' workers, its hooks, and how all of it ends.
 
-Ending goes in steps. No handler takes more messages, and what nobody has begun is given back. Running
+Ending goes in steps. No handler takes more messages, and what no worker has begun is given back. Running
 handlers may finish within the grace, their leases renewed. What is left then is given back, processes
 are killed and tasks cancelled. Last the hooks run and the connections close. A thread of its own does
 it, so that a handler may ask for it; asking for haste cuts the grace to nothing.
@@ -50,8 +50,8 @@ class Runner(Protocol):
     def tallies(self) -> list[Tally]: ...
 
 
-class Told(TypedDict):
-    """Whom workers tell what."""
+class Callbacks(TypedDict):
+    """What workers call: at their end, when a handler asks to stop, on an error."""
 
     ended: Callable[[], None]
     stop_asked: Callable[[str], None]
@@ -114,7 +114,7 @@ class Running:
             raise
 
     def _begin(self) -> None:
-        """Starts the workers, unless the app was stopped meanwhile: nobody would end them."""
+        """Starts the workers, unless the app was stopped meanwhile: nothing would end them."""
         with self._lock:
             if self._stopper is not None:
                 return
@@ -125,15 +125,15 @@ class Running:
 
     def _needs_loop(self) -> bool:
         hooks = [*self.app.start_hooks, *self.app.stop_hooks]
-        return any(inspect.iscoroutinefunction(each) for each in hooks) or any(
-            each.settings.kind == "asyncio" for each in self.app.handlers
+        return any(inspect.iscoroutinefunction(hook) for hook in hooks) or any(
+            hook.settings.kind == "asyncio" for hook in self.app.handlers
         )
 
     def _run_hook(self, hook: Callable[[], Any]) -> None:
-        made = hook()
-        if inspect.iscoroutine(made):
+        result = hook()
+        if inspect.iscoroutine(result):
             assert self._loop is not None
-            self._loop.run(made)
+            self._loop.run(result)
 
     def _add(self, handler: AnyHandler) -> None:
         settings = handler.settings
@@ -158,7 +158,7 @@ class Running:
 
     def _runner(self, handler: AnyHandler, feed: Feed, concurrency: int) -> Runner:
         settings, label = handler.settings, handler.label
-        told: Told = {
+        callbacks: Callbacks = {
             "ended": self._look_again,
             "stop_asked": self._stop_asked,
             "crashed": self._failed,
@@ -174,11 +174,11 @@ class Running:
                 )
                 for _ in range(concurrency)
             ]
-            return Slots(label, feed, lines, **told)
+            return Slots(label, feed, lines, **callbacks)
         call = call_of(handler.function, handler.shape, handler.codec, self.app.middlewares)
         if settings.kind == "threads":
             lines = [Here(label, call) for _ in range(concurrency)]
-            return Slots(label, feed, lines, **told)
+            return Slots(label, feed, lines, **callbacks)
         assert self._loop is not None
         return Tasks(
             label,
@@ -187,7 +187,7 @@ class Running:
             self._loop,
             concurrency,
             settings.time_limit_us,
-            **told,
+            **callbacks,
         )
 
     # What workers tell
@@ -231,7 +231,7 @@ class Running:
     def called_by_task(self) -> bool:
         """Whether the current task handles a message, so that stopping would wait for itself."""
         tasks = [runner for _, _, runner in self._runners if isinstance(runner, Tasks)]
-        return any(each.has(asyncio.current_task()) for each in tasks)
+        return any(runner.has(asyncio.current_task()) for runner in tasks)
 
     def _stop(self) -> None:
         try:
@@ -251,15 +251,15 @@ class Running:
         deadline = time.monotonic() + self._grace_s
         with self._changed:
             self._changed.wait_for(
-                lambda: self._haste or all(each.done() for each in runners),
+                lambda: self._haste or all(runner.done() for runner in runners),
                 max(0.0, deadline - time.monotonic()),
             )
-        left = [runner for runner in runners if not runner.done()]
-        for runner in left:
+        late = [runner for runner in runners if not runner.done()]
+        for runner in late:
             runner.abandon()
         # Threads whose handlers hang don't end; processes and tasks do.
         until = time.monotonic() + (0.1 if self._haste else 1.0)
-        for runner in left:
+        for runner in late:
             runner.join(max(0.0, until - time.monotonic()))
 
     def _close(self, with_hooks: bool = False) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from fasti.app.codec import BYTES_LIKE, Codec, JsonCodec
-from fasti.app.json_type import shown
+from fasti.app.json_type import excerpt
 from fasti.client.message import Message
 from fasti.errors import InvalidArgument
 
@@ -34,7 +34,7 @@ class Shape:
 
 
 def shape_of(function: Callable[..., Any]) -> Shape:
-    """Reads a handler's parameters. Raises `invalid_argument` on those that nobody could fill."""
+    """Reads a handler's parameters. Raises `invalid_argument` on those that nothing would fill."""
     try:
         hints = get_type_hints(function)
         signature = inspect.signature(function)
@@ -58,13 +58,13 @@ def shape_of(function: Callable[..., Any]) -> Shape:
 def _to_fill(function: Callable[..., Any], signature: inspect.Signature) -> list[inspect.Parameter]:
     """The parameter for the payload, and the one for the message if there is one."""
     hints = get_type_hints(function)
-    filled: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         positional = parameter.kind in _POSITIONAL
-        if (positional and not filled) or (
-            positional and len(filled) == 1 and hints.get(parameter.name) is Message
+        if (positional and not parameters) or (
+            positional and len(parameters) == 1 and hints.get(parameter.name) is Message
         ):
-            filled.append(parameter)
+            parameters.append(parameter)
         elif parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
@@ -74,7 +74,7 @@ def _to_fill(function: Callable[..., Any], signature: inspect.Signature) -> list
                 "handler takes the payload, and the message as a second parameter annotated Message",
                 field="handler",
             )
-    return filled
+    return parameters
 
 
 def arguments_of(shape: Shape, codec: Codec) -> Arguments:
@@ -110,7 +110,7 @@ def payload_of(label: str, shape: Shape, codec: Codec, value: Any) -> tuple[byte
         if shape.takes == "value":
             return codec.encode_for(shape.annotation, value)
         if not isinstance(value, BYTES_LIKE):
-            raise InvalidArgument(f"expected bytes, not {shown(value)}", field="value")
+            raise InvalidArgument(f"expected bytes, not {excerpt(value)}", field="value")
         return codec.encode(value)
     except InvalidArgument as error:
         raise InvalidArgument(f"{label}.later: {error.message}", field="value") from error

@@ -144,7 +144,7 @@ class Slots:
             logger.exception("a worker of %s ended", self._label)
             self._crashed(error)
         finally:
-            # Whoever is told looks at `done`, which this thread would still contradict.
+            # The callback looks at `done`, which this thread would still contradict.
             slot.thread = None
             self._ended()
 

@@ -1,4 +1,4 @@
-"""What handlers did: counted by each worker for itself, added up when somebody asks."""
+"""What handlers did: counted by each worker for itself, added up on request."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def total(topic: str, handler: str, tallies: list[Tally], refused: int = 0) -> H
     return HandlerStats(
         topic,
         handler,
-        handled=sum(each.handled for each in tallies),
-        failed=sum(each.failed for each in tallies),
-        retried=sum(each.retried for each in tallies),
-        rejected=sum(each.rejected for each in tallies),
+        handled=sum(tally.handled for tally in tallies),
+        failed=sum(tally.failed for tally in tallies),
+        retried=sum(tally.retried for tally in tallies),
+        rejected=sum(tally.rejected for tally in tallies),
         refused=refused,
-        in_flight=sum(each.in_flight for each in tallies),
-        replaced=sum(each.replaced for each in tallies),
+        in_flight=sum(tally.in_flight for tally in tallies),
+        replaced=sum(tally.replaced for tally in tallies),
     )

@@ -94,7 +94,7 @@ class Worker:
         self.deaths += 1
         self.again_at = time.monotonic() + pause
         why = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
-        logger.error("worker %d died (%s); again in %g s", self.number, why, pause)
+        logger.error("worker %d died (%s); starting another in %g s", self.number, why, pause)
 
 
 def supervise(plan: Plan, workers: int) -> None:
@@ -103,54 +103,54 @@ def supervise(plan: Plan, workers: int) -> None:
     For the main thread, whose signals it takes meanwhile.
     """
     team = [Worker(number) for number in range(workers)]
-    told = 0
+    signals = 0
     deadline: float | None = None
     # Started before any signal is held back: it would let them through.
     resource_tracker.ensure_running()
     with Events() as events, events.signals():
         while True:
-            if not told:
+            if not signals:
                 _start_due(team, plan)
-            if not any(each.process or each.again_at is not None for each in team):
+            if not any(worker.process or worker.again_at is not None for worker in team):
                 return
             _wait(team, events, deadline)
             while events.poll():
-                told += 1
-                deadline = time.monotonic() + (plan.grace_s if told == 1 else 0) + _MARGIN_S
+                signals += 1
+                deadline = time.monotonic() + (plan.grace_s if signals == 1 else 0) + _MARGIN_S
                 logger.info(
-                    "telling %d workers to stop%s", workers, "" if told == 1 else " at once"
+                    "telling %d workers to stop%s", workers, "" if signals == 1 else " at once"
                 )
-                for each in team:
-                    each.tell("stop" if told == 1 else "now")
-            for each in team:
-                if each.process is not None and not each.process.is_alive():
-                    each.ended(stopping=told > 0)
-                if told:
-                    each.again_at = None
+                for worker in team:
+                    worker.tell("stop" if signals == 1 else "now")
+            for worker in team:
+                if worker.process is not None and not worker.process.is_alive():
+                    worker.ended(stopping=signals > 0)
+                if signals:
+                    worker.again_at = None
             if deadline is not None and time.monotonic() >= deadline:
                 _kill(team)
 
 
 def _start_due(team: list[Worker], plan: Plan) -> None:
-    for each in team:
-        if each.again_at is not None and each.again_at <= time.monotonic():
-            each.start(plan)
+    for worker in team:
+        if worker.again_at is not None and worker.again_at <= time.monotonic():
+            worker.start(plan)
 
 
 def _wait(team: list[Worker], events: Events, deadline: float | None) -> None:
-    moments = [each.again_at for each in team if each.again_at is not None]
+    moments = [worker.again_at for worker in team if worker.again_at is not None]
     moments += [deadline] if deadline is not None else []
     left = max(0.0, min(moments) - time.monotonic()) if moments else None
-    sentinels = [each.process.sentinel for each in team if each.process is not None]
+    sentinels = [worker.process.sentinel for worker in team if worker.process is not None]
     connection.wait([*sentinels, events.fileno()], left)
 
 
 def _kill(team: list[Worker]) -> None:
-    for each in team:
-        if each.process is not None:
-            logger.error("worker %d did not stop and was killed", each.number)
-            each.process.kill()
-            each.ended(stopping=True)
+    for worker in team:
+        if worker.process is not None:
+            logger.error("worker %d did not stop and was killed", worker.number)
+            worker.process.kill()
+            worker.ended(stopping=True)
 
 
 # In the worker

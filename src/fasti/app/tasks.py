@@ -28,9 +28,9 @@ class HostLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
 
-    def run(self, made: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs a coroutine there and waits for it. Not for the loop's own thread."""
-        return asyncio.run_coroutine_threadsafe(made, self.loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def close(self) -> None:
         """The program's own affair."""
@@ -150,12 +150,12 @@ class Tasks:
                     most = self._free
                 if self._stopped:
                     return
-                found = self._feed.take_many(most)
-                if not found:
+                messages = self._feed.take_many(most)
+                if not messages:
                     return
                 with self._room:
-                    self._free -= len(found)
-                self._loop.loop.call_soon_threadsafe(self._begin, found)
+                    self._free -= len(messages)
+                self._loop.loop.call_soon_threadsafe(self._begin, messages)
         except Exception as error:
             logger.exception("taking messages for %s ended", self._label)
             self._crashed(error)

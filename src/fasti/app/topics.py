@@ -44,15 +44,15 @@ def check_topic(client: Client, settings: HandlerSettings) -> None:
     that has nothing to handle.
     """
     name = settings.topic
-    declared, others = _asked(settings)
+    declared, others = _topic_settings(settings)
     try:
-        current, asked = client.topic(name).settings, declared
+        current, wanted_settings = client.topic(name).settings, declared
     except NotFound:
         if settings.create is False:
             raise _missing(name) from None
-        current, asked = TopicSettings(), {**others, **declared}
+        current, wanted_settings = TopicSettings(), {**others, **declared}
     if settings.create is not False:
-        current = TopicSettings.from_dict({**current.to_dict(), **given_settings(asked)})
+        current = TopicSettings.from_dict({**current.to_dict(), **given_settings(wanted_settings)})
         check_settings(current, client.limits)
     check_consumable(name, current.kind, settings.group or "")
 
@@ -61,8 +61,8 @@ def _missing(name: str) -> NotFound:
     return NotFound(f"there is no topic {name!r}, and its handler was declared with create=False")
 
 
-def _asked(settings: HandlerSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the handler declares for its topic, and what it asks for a topic that is missing."""
+def _topic_settings(settings: HandlerSettings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the handler declares for its topic, and the other settings of a topic that is missing."""
     policy = {"retry": settings.retry, "max_attempts": settings.max_attempts}
     declared = {key: value for key, value in policy.items() if value is not None}
     others = dict(settings.create) if isinstance(settings.create, Mapping) else {}
@@ -74,34 +74,34 @@ def _asked(settings: HandlerSettings) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _ensure_topic(client: Client, settings: HandlerSettings) -> None:
     name = settings.topic
-    declared, others = _asked(settings)
+    declared, others = _topic_settings(settings)
     try:
-        found = client.topic(name)
+        topic = client.topic(name)
     except NotFound:
         if settings.create is False:
             raise _missing(name) from None
         client.create_topic(name, **{**others, **declared})
         logger.info("topic %r was created", name)
         return
-    current = found.settings.to_dict()
+    current = topic.settings.to_dict()
     changed = _differences(current, declared)
     if changed and settings.create is not False:
         client.change_topic(name, **declared)
         logger.warning(
-            "topic %r was changed to what its handler asks for: %s", name, _told(changed)
+            "topic %r was changed to what its handler asks for: %s", name, _described(changed)
         )
     elif changed:
         logger.warning(
-            "topic %r has other settings than its handler asks for: %s", name, _told(changed)
+            "topic %r has other settings than its handler asks for: %s", name, _described(changed)
         )
     if differing := _differences(current, others):
-        logger.warning("topic %r was created with other settings: %s", name, _told(differing))
+        logger.warning("topic %r was created with other settings: %s", name, _described(differing))
 
 
-def _differences(current: dict[str, Any], asked: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    wire = given_settings(asked)
+def _differences(current: dict[str, Any], settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    wire = given_settings(settings)
     return {name: (current[name], value) for name, value in wire.items() if current[name] != value}
 
 
-def _told(differing: dict[str, tuple[Any, Any]]) -> str:
+def _described(differing: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {has} (asked: {asked})" for name, (has, asked) in differing.items())

@@ -1,8 +1,8 @@
 """What a handler's end means for its message: decided here, carried out elsewhere.
 
-A handler that returns has done its work: ack. If somebody waits for an answer, what it returned is the
+A handler that returns has done its work: ack. If a caller waits for an answer, what it returned is the
 answer, and goes with the ack. One that raises has failed: nack, with the error as
-the reason, and the topic's retry policy says when it comes again. Two exceptions are no failures but
+the reason, and the topic's retry policy says when it comes again. Two exceptions are not failures but
 orders: `Retry` says when it comes again, and may say that this was no attempt, `Reject` makes it dead
 at once.
 `KeyboardInterrupt` and `SystemExit` mean that the program ends: the message is given back.
@@ -47,7 +47,7 @@ class Retry(Exception):
     ) -> None:
         super().__init__(reason or "again later")
         self.delay, self.reason, self.at, self.due, self.count = delay, reason, at, due, count
-        # Raises here rather than where nobody sees it.
+        # Raises here, in the handler, rather than later in a worker thread.
         self.when = due_again(delay, at, due)
 
     def __reduce__(self) -> tuple[Any, ...]:

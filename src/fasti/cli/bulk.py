@@ -76,7 +76,7 @@ def with_choice(command: Command) -> Command:
     client, topic, _, *rest = parameters_of(command)
 
     def run(client: Client, topic: str, **values: Any) -> None:
-        choice = _choice(**{each.name: values.pop(each.name) for each in options})
+        choice = _choice(**{parameter.name: values.pop(parameter.name) for parameter in options})
         command(client, topic, choice, **values)
 
     return presented(run, command, [client, topic, *options, *rest])

@@ -65,8 +65,8 @@ def accept(client: Client, as_json: AsJson = False) -> None:
     if as_json:
         output.print_json({"changed": changed, **_as_json(info)})
     elif changed:
-        shown = moments.shown_moment(moments.microseconds(info.now))
-        typer.echo(f"accepted: the broker's clock shows {shown}")
+        now = moments.shown_moment(moments.microseconds(info.now))
+        typer.echo(f"accepted: the broker's clock shows {now}")
     else:
         typer.echo("no leap of the wall clock is in doubt", err=True)
     if not changed:

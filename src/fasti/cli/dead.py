@@ -104,7 +104,7 @@ def of_dead(command: Command) -> Command:
 
     def run(client: Client, topic: str, **values: Any) -> None:
         group = values.pop("group")
-        names = [each.name for each in filters if each.name != "group"]
+        names = [parameter.name for parameter in filters if parameter.name != "group"]
         given = {name: values.pop(name) for name in names}
         chosen = {name: value for name, value in given.items() if value is not None}
         command(DeadMessages(client, topic, group, chosen), **values)

@@ -75,8 +75,8 @@ def apply(
 
     document = definitions.loads(*_text_of(file))
     changes = definitions.difference(client, document, prune)
-    made = 0 if dry_run else definitions.apply(client, changes)
-    _print(changes, made, dry_run, as_json)
+    applied = 0 if dry_run else definitions.apply(client, changes)
+    _print(changes, applied, dry_run, as_json)
     if dry_run and any(change.action != "keep" for change in changes):
         raise typer.Exit(FOUND_SOMETHING)
 
@@ -91,22 +91,22 @@ def _text_of(file: Path) -> tuple[str, bool]:
         raise InvalidArgument(f"{file} can't be read: {error}", field="file") from error
 
 
-def _print(changes: list[Change], made: int, dry_run: bool, as_json: bool) -> None:
-    wanted = sum(change.action != "keep" for change in changes)
+def _print(changes: list[Change], applied: int, dry_run: bool, as_json: bool) -> None:
+    pending = sum(change.action != "keep" for change in changes)
     if as_json:
         output.print_json(
-            {"changes": [c.as_dict() for c in changes], "dry_run": dry_run, "applied": made}
+            {"changes": [c.as_dict() for c in changes], "dry_run": dry_run, "applied": applied}
         )
         return
     for change in changes:
         for line in _lines(change):
             typer.echo(line)
-    if not wanted:
+    if not pending:
         typer.echo("Everything matches the file.")
     elif dry_run:
-        typer.echo(f"{output.count_of(wanted, 'change')} to make; nothing was changed.")
+        typer.echo(f"{output.count_of(pending, 'change')} to make; nothing was changed.")
     else:
-        typer.echo(f"{output.count_of(made, 'change')} made.")
+        typer.echo(f"{output.count_of(applied, 'change')} made.")
 
 
 def _lines(change: Change) -> list[str]:
@@ -122,10 +122,10 @@ def _lines(change: Change) -> list[str]:
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old != new:
-            shown = _shown(new) if change.action == "create" else f"{_shown(old)} -> {_shown(new)}"
-            lines.append(f"    {name}: {shown}")
+            text = _text(new) if change.action == "create" else f"{_text(old)} -> {_text(new)}"
+            lines.append(f"    {name}: {text}")
     return lines
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return "default" if value is None else str(value)

@@ -55,7 +55,7 @@ class Lazy:
         loaded.name = command
         return loaded
 
-    def named(self, command: str) -> Any:
+    def summary(self, command: str) -> Any:
         """As much of it as a list of commands shows."""
         return TyperCommand(command, help=self.help, short_help=self.help)
 
@@ -80,8 +80,8 @@ class LazyGroup(ErrorsAsExits):
 
     known: ClassVar[dict[str, Lazy]] = {}
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._only_names = False
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -93,7 +93,7 @@ class LazyGroup(ErrorsAsExits):
         lazy = self.known.get(cmd_name)
         if lazy is None:
             return super().get_command(ctx, cmd_name)
-        return lazy.named(cmd_name) if self._only_names else lazy.load(cmd_name)
+        return lazy.summary(cmd_name) if self._only_names else lazy.load(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The list of all commands loads none of them."""

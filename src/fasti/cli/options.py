@@ -89,9 +89,9 @@ JsonWithoutProgress = Annotated[bool, typer.Option("--json", help="Print JSON, a
 ContentType = Annotated[str | None, typer.Option(help="What the payload is: application/json.")]
 
 
-def only_one(**given: object) -> None:
+def only_one(**values: object) -> None:
     """Refuses a command line with two options that can't be used together."""
-    names = ["--" + name.replace("_", "-") for name, value in given.items() if value]
+    names = ["--" + name.replace("_", "-") for name, value in values.items() if value]
     if len(names) > 1:
         raise typer.BadParameter(f"{' and '.join(names)} can't be used together")
 

@@ -234,8 +234,8 @@ def compact(lake: LakeDir = LAKE, as_json: AsJson = False) -> None:
     local.require(spark=False)
     place = local.lake_at(lake)
     with place.lock():
-        gone = {name: table.compact() for name, table in known(place).items()}
-    _print_files(gone, "files put together", as_json)
+        counts = {name: table.compact() for name, table in known(place).items()}
+    _print_files(counts, "files put together", as_json)
 
 
 @app.command()
@@ -252,8 +252,8 @@ def vacuum(
     place = local.lake_at(lake)
     with place.lock():
         hours = keep.total_seconds() / 3600
-        gone = {name: table.vacuum(hours) for name, table in known(place).items()}
-    _print_files(gone, "files deleted", as_json)
+        counts = {name: table.vacuum(hours) for name, table in known(place).items()}
+    _print_files(counts, "files deleted", as_json)
 
 
 # What they have in common
@@ -329,11 +329,11 @@ def _print_done(lake: Lake, done: Done, as_json: bool) -> None:
         typer.echo(page)
 
 
-def _print_files(gone: dict[str, int], what: str, as_json: bool) -> None:
+def _print_files(counts: dict[str, int], what: str, as_json: bool) -> None:
     if as_json:
-        output.print_json(gone)
+        output.print_json(counts)
         return
-    output.print_table("table", f"{what}>", rows=list(gone.items()))
+    output.print_table("table", f"{what}>", rows=list(counts.items()))
 
 
 app.add_typer(tables_app)

@@ -130,16 +130,16 @@ def produce(
         raise typer.BadParameter("--key names one message: see --key-field for many")
     if copies > 1 and not texts:
         raise typer.BadParameter("-n repeats payloads that are given as arguments")
-    chosen = Format.WHOLE if whole else form
+    format = Format.WHOLE if whole else form
     common = _common(delay, at, key, headers, content_type, priority, subject, expires)
-    tables = _tables(texts, file, chosen, copies, key_field)
+    tables = _tables(texts, file, format, copies, key_field)
     if create:
         _create_if_missing(client, topic)
     sent = Sent(keep_all=as_json)
     total = copies * len(texts) or None
     with progress("sending", wanted=total is None or total > LITTLE) as report:
 
-        def answered(outcomes: Outcomes, keys: list[str | None] | None) -> None:
+        def on_outcomes(outcomes: Outcomes, keys: list[str | None] | None) -> None:
             sent.take(outcomes, keys)
             if quiet:
                 _print_ids(outcomes)
@@ -148,7 +148,7 @@ def produce(
 
         with client.producer(topic) as producer:
             rows = (common.added_to(table) for table in tables)
-            send_all(producer, rows, on_conflict.value, answered, partition)
+            send_all(producer, rows, on_conflict.value, on_outcomes, partition)
     _print(sent, quiet, as_json)
     if sent.failed:
         raise typer.Exit(FOUND_SOMETHING)
@@ -194,9 +194,9 @@ def _create_if_missing(client: Client, topic: str) -> None:
 
 
 def _print_ids(outcomes: Outcomes) -> None:
-    taken = outcomes.ids[outcomes.codes == 0]
-    if len(taken):
-        typer.echo("\n".join(map(str, taken.tolist())))
+    ids = outcomes.ids[outcomes.codes == 0]
+    if len(ids):
+        typer.echo("\n".join(map(str, ids.tolist())))
 
 
 def _print(sent: Sent, quiet: bool, as_json: bool) -> None:

@@ -112,7 +112,7 @@ def send_all(
     producer: Producer,
     tables: Iterable[pa.Table],
     on_conflict: OnConflict,
-    answered: Callable[[Outcomes, list[str | None] | None], None],
+    on_outcomes: Callable[[Outcomes, list[str | None] | None], None],
     partition: int | None = None,
 ) -> None:
     """Sends tables in their order, reports what became of each, and returns when all is durable."""
@@ -121,7 +121,7 @@ def send_all(
     def settle(most: int) -> None:
         while len(under_way) > most or (under_way and under_way[0][0].done):
             batch, keys = under_way.popleft()
-            answered(batch.result(), keys)
+            on_outcomes(batch.result(), keys)
 
     for table in tables:
         keys = table.column("key").to_pylist() if "key" in table.column_names else None

@@ -78,7 +78,7 @@ def _option(setting: Setting, panel: str) -> inspect.Parameter:
     switch = isinstance(setting.kind, Switch)
     names = [f"{setting.flag}/--no-{setting.flag[2:]}"] if switch else [setting.flag]
     default = "none" if setting.default is None else setting.kind.show(setting.default)
-    made = typer.Option(
+    declaration = typer.Option(
         *names,
         metavar=None if switch else setting.kind.metavar,
         help=f"{_plain(setting.meaning)} [dim]\\[{setting.variable}][/dim]",
@@ -86,7 +86,7 @@ def _option(setting: Setting, panel: str) -> inspect.Parameter:
         show_default=default,
     )
     kind: Any = bool | None if switch else str | None
-    return option(setting.name, Annotated[kind, made], None)
+    return option(setting.name, Annotated[kind, declaration], None)
 
 
 def _plain(meaning: str) -> str:
@@ -96,7 +96,9 @@ def _plain(meaning: str) -> str:
 
 def _parameters() -> list[inspect.Parameter]:
     config = typer.Option("--config", metavar="FILE", help="Settings in TOML. \\[FASTI_CONFIG]")
-    shown = typer.Option("--print-config", help="Print the settings in force as TOML, and exit.")
+    print_config = typer.Option(
+        "--print-config", help="Print the settings in force as TOML, and exit."
+    )
     check = typer.Option("--check", help="Look whether the settings are good, and exit.")
     hidden = {
         "ready_fd": Annotated[int | None, typer.Option("--ready-fd", hidden=True)],
@@ -104,7 +106,7 @@ def _parameters() -> list[inspect.Parameter]:
     }
     parameters = [
         option("config", Annotated[Path | None, config], None),
-        option("print_config", Annotated[bool, shown], False),
+        option("print_config", Annotated[bool, print_config], False),
         option("check", Annotated[bool, check], False),
         option("ready_fd", hidden["ready_fd"], None),
         option("until_stdin_ends", hidden["until_stdin_ends"], False),

@@ -97,9 +97,9 @@ class TopicOption:
         return getattr(settings.retry if self.in_retry else settings, self.field)
 
 
-def _size_bytes(given: str) -> int:
+def _size_bytes(text: str) -> int:
     try:
-        return _SIZE.read(given)
+        return _SIZE.read(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

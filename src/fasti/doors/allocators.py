@@ -1,6 +1,6 @@
 """How a broker's process allocates memory: set before anything large is loaded.
 
-Arrow unpacks a compressed batch of a stream before it shows it to anybody, and takes no limit for it: 66 kB
+Arrow unpacks a compressed batch of a stream before it shows it to the program, and takes no limit for it: 66 kB
 become 2 GiB. Its allocator can be told to refuse large buffers, by variables of the environment, before it is loaded.
 
 The C library gives threads up to eight heaps for each core. gRPC's threads come and go and free what others

@@ -59,12 +59,12 @@ class Credentials:
 
     def check(self, token: str) -> str | None:
         """The name behind a token, or None. How long it takes tells nothing about any hash."""
-        given = hash_token(token)
-        found: str | None = None
+        digest = hash_token(token)
+        match: str | None = None
         for name, stored in self._current().items():
-            if hmac.compare_digest(stored, given):
-                found = name
-        return found
+            if hmac.compare_digest(stored, digest):
+                match = name
+        return match
 
     def _current(self) -> dict[str, str]:
         with self._lock:
@@ -152,7 +152,7 @@ def _write(path: Path, names: dict[str, str]) -> None:
 def _stamp(path: Path) -> Stamp:
     """Another one whenever the file has changed; zeros when it isn't there."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode

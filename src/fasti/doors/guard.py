@@ -160,13 +160,13 @@ class Guard:
         assert self._sockets is not None, "started"
         strangers = self._connections.strangers.values()
         self._glance_at = now + (_GLANCE_S if strangers else _CALM_GLANCE_S)
-        found = self._sockets.look(None if everything else [s.descriptor for s in strangers])
-        for connection, why in self._connections.judge(now, found):
+        sockets = self._sockets.look(None if everything else [s.descriptor for s in strangers])
+        for connection, why in self._connections.judge(now, sockets):
             if self._sockets.shut(connection):
                 self._note(now, connection, why)
         if everything:
             self._sweep_at = now + _SWEEP_S
-            self._connections.forget_closed(found)
+            self._connections.forget_closed(sockets)
         self._metrics.connections_seen(len(self._connections), len(self._connections.strangers))
 
     def _note(self, now: float, connection: Accepted, why: Why) -> None:

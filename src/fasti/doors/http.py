@@ -43,8 +43,8 @@ def build(link: BrokerLink) -> FastAPI:
     app.include_router(_metrics(link))
     paths = sorted(app.openapi()["paths"])
     app.include_router(_root(paths))
-    app.add_exception_handler(FastiError, _told)
-    app.add_exception_handler(HTTPException, _told)
+    app.add_exception_handler(FastiError, _error_response)
+    app.add_exception_handler(HTTPException, _error_response)
     return app
 
 
@@ -88,7 +88,7 @@ _REASONS = {
 
 
 def _why(health: dict[str, Any]) -> str:
-    """A sentence for whoever reads it first."""
+    """A sentence for a person who opens the page."""
     why = f"the broker is {health['state']}"
     if health.get("reason") in _REASONS:
         why += f", and {_REASONS[health['reason']]}"
@@ -109,7 +109,7 @@ def _metrics(link: BrokerLink) -> APIRouter:
 
     @router.get("/metrics", summary="The broker's metrics in Prometheus' text format")
     def metrics(request: Request) -> Response:
-        # Whoever asks for more than health does so in their own name.
+        # Callers that ask for more than health do so in their own name.
         token = _token(link, request)
         if not pages.acquire(blocking=False):
             raise Overloaded("other scrapes are under way", retry_after_us=SECOND_US)
@@ -125,13 +125,13 @@ def _metrics(link: BrokerLink) -> APIRouter:
 def _token(link: BrokerLink, request: Request) -> str:
     if not link.guarded:
         return ""
-    given = request.headers.get("authorization", "")
-    if not given.lower().startswith(_BEARER):
+    header = request.headers.get("authorization", "")
+    if not header.lower().startswith(_BEARER):
         raise Unauthenticated("this broker asks for `Authorization: Bearer TOKEN`")
-    return check_token(given[len(_BEARER) :].strip())
+    return check_token(header[len(_BEARER) :].strip())
 
 
-def _told(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     """Any refusal as problem details."""
     if isinstance(error, FastiError):
         return _problem(_STATUS.get(error.code, 500), error.code, error.message, error)

@@ -88,8 +88,8 @@ class HttpChild:
             if self._ending.is_set():
                 return
             pause = _PAUSE_S if time.monotonic() - begin > _WELL_S else min(pause * 2, _PAUSE_MAX_S)
-            told = fields(code=code, again_in_s=pause)
-            _log.warning("the HTTP process ended and will be started again", extra=told)
+            details = fields(code=code, again_in_s=pause)
+            _log.warning("the HTTP process ended and will be started again", extra=details)
             self._ending.wait(pause)
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:

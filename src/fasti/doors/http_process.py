@@ -1,8 +1,8 @@
-"""The HTTP process: `python -m fasti.doors.http_process`, started by the broker and by nobody else.
+"""The HTTP process: `python -m fasti.doors.http_process`, started by the broker only.
 
 Its orders come as a line of JSON on stdin, so that a token is never seen on a command line or in
 an environment; the listening socket comes as an inherited descriptor. Stdin stays open as long as
-the broker lives: its end is the sign to end, whatever happened to the broker.
+the broker lives: its end is the sign to end, however the broker ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _read_line(descriptor: int) -> bytes:
     while not line.endswith(b"\n"):
         piece = os.read(descriptor, 1)
         if not piece:
-            # Somebody tries it by hand, or the broker died before it gave its orders.
+            # A person tries it by hand, or the broker died before it gave its orders.
             by_hand = "this is started by the broker: see `fasti serve --http`"
             sys.exit(by_hand if os.isatty(descriptor) else 0)
         line += piece
@@ -63,7 +63,7 @@ def _serve(orders: dict[str, Any]) -> None:
 
 
 def _server(app: Any, tls: tuple[str | None, str | None]) -> uvicorn.Server:
-    """Serves for ever, and sleeps while nobody asks for anything."""
+    """Serves for ever, and sleeps while there are no requests."""
     import asyncio
 
     import uvicorn

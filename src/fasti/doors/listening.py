@@ -60,10 +60,10 @@ def refusal(address: Address, error: OSError) -> FastiError:
 
 def _resolved(address: Address) -> tuple[socket.AddressFamily, str]:
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise InvalidArgument(f"{address}: {error.strerror}", field="listen") from error
-    family, _, _, _, place = found[0]
+    family, _, _, _, place = addresses[0]
     return family, str(place[0])
 
 

@@ -1,4 +1,4 @@
-"""Files that let somebody in: nobody but their owner may read or change them."""
+"""Files that grant access: only their owner may read or change them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def check_private(path: Path) -> None:
     A file of root's may be read by its group: so it is where secrets are mounted for a service.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
-        return  # Whoever reads it says what is wrong.
-    allowed = stat.S_IRGRP if found.st_uid == 0 else 0
-    excess = stat.S_IMODE(found.st_mode) & _OTHERS & ~allowed
+        return  # The reader of the file says what is wrong.
+    allowed = stat.S_IRGRP if status.st_uid == 0 else 0
+    excess = stat.S_IMODE(status.st_mode) & _OTHERS & ~allowed
     if excess:
         verb = "change" if excess & (stat.S_IWGRP | stat.S_IWOTH) else "read"
         raise PermissionDenied(
-            f"{path}: others may {verb} it (its mode is {stat.S_IMODE(found.st_mode):04o}): "
+            f"{path}: others may {verb} it (its mode is {stat.S_IMODE(status.st_mode):04o}): "
             f"run `chmod 600 {path}`",
             details={"file": str(path)},
         )

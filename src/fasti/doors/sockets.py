@@ -1,6 +1,6 @@
 """The connections that gRPC has accepted, as the kernel tells of them.
 
-gRPC shows nobody its sockets and says nothing of a call before its body is there. The kernel does: a
+gRPC doesn't show its sockets and says nothing of a call before its body is there. The kernel does: a
 process sees its own descriptors, and the kernel counts the bytes that each TCP connection has brought
 (`tcpi_bytes_received`), below TLS and before anything is decoded. Linux alone.
 
@@ -62,12 +62,12 @@ class AcceptedSockets:
         if only is None:
             for closed in self._known.keys() - set(present):
                 del self._known[closed]
-            wanted: Iterable[int] = present
+            numbers: Iterable[int] = present
         else:
             again = set(only)
-            wanted = [number for number in present if number in again or number not in self._known]
-        found = (self._read(number) for number in wanted)
-        return [each for each in found if each is not None]
+            numbers = [number for number in present if number in again or number not in self._known]
+        sockets = (self._read(number) for number in numbers)
+        return [accepted for accepted in sockets if accepted is not None]
 
     def _read(self, descriptor: int) -> Accepted | None:
         try:
@@ -118,7 +118,7 @@ class AcceptedSockets:
         """Ends the connection of a peer: gRPC ends every call on it. False if it is not seen."""
         if not self.are_visible():
             return False
-        return any(self.shut(each) for each in self.look() if each.peer == peer)
+        return any(self.shut(accepted) for accepted in self.look() if accepted.peer == peer)
 
     def shut(self, connection: Accepted) -> bool:
         """Ends a connection, if it is still the one that was looked at."""

@@ -1,7 +1,7 @@
 """Which connections bring more than they may, decided without any I/O.
 
 A connection is a stranger's until a call of it was let in. gRPC reads a call's body as a whole before
-anybody is asked, so what a stranger may bring is bounded by bytes on the wire; and strangers are bounded
+a token is asked for, so what a stranger may bring is bounded by bytes on the wire; and strangers are bounded
 in number and in time. A connection that is known may bring as much as a few requests have, each time
 until a handler has received something from it.
 
@@ -72,17 +72,17 @@ class Connections:
 
     def line(self, peer: str) -> Line:
         """For the handlers of a call that was let in."""
-        found = self._lines.get(peer)
-        return self._lines.setdefault(peer, Line()) if found is None else found
+        line = self._lines.get(peer)
+        return self._lines.setdefault(peer, Line()) if line is None else line
 
     def judge(self, now: float, looked: Iterable[Accepted]) -> list[tuple[Accepted, Why]]:
         """Which of these to end, and why. `now` is monotonic."""
         ended: list[tuple[Accepted, Why]] = []
-        for found in looked:
-            why = self._judge(now, found)
+        for accepted in looked:
+            why = self._judge(now, accepted)
             if why is not None:
-                self.strangers.pop(found.inode, None)
-                ended.append((found, why))
+                self.strangers.pop(accepted.inode, None)
+                ended.append((accepted, why))
         # The oldest first: those who mean it make their call within milliseconds.
         for inode in list(self.strangers)[
             : max(0, len(self.strangers) - self._settings.waiting_max)
@@ -90,28 +90,30 @@ class Connections:
             ended.append((self.strangers.pop(inode), Why.NUMBER))
         return ended
 
-    def _judge(self, now: float, found: Accepted) -> Why | None:
-        connection = self._connections.get(found.inode)
+    def _judge(self, now: float, accepted: Accepted) -> Why | None:
+        connection = self._connections.get(accepted.inode)
         if connection is None:
-            connection = self._connections[found.inode] = _Connection(now)
-        line = self._lines.get(found.peer)
+            connection = self._connections[accepted.inode] = _Connection(now)
+        line = self._lines.get(accepted.peer)
         if line is not None and line.has_news():
-            connection.known, connection.base_bytes = True, found.received_bytes
-            self.strangers.pop(found.inode, None)
+            connection.known, connection.base_bytes = True, accepted.received_bytes
+            self.strangers.pop(accepted.inode, None)
         if connection.known:
-            beyond = found.received_bytes - connection.base_bytes > self._settings.request_bytes_max
+            beyond = (
+                accepted.received_bytes - connection.base_bytes > self._settings.request_bytes_max
+            )
             return Why.REQUEST if beyond else None
-        if found.received_bytes > self._first_bytes:
+        if accepted.received_bytes > self._first_bytes:
             return Why.BYTES
         if now - connection.since > self._settings.first_call_us / 1e6:
             return Why.TIME
-        self.strangers[found.inode] = found
+        self.strangers[accepted.inode] = accepted
         return None
 
     def forget_closed(self, present: Iterable[Accepted]) -> None:
         """These are all that there are: what is known of others goes."""
-        inodes = {found.inode for found in present}
-        peers = {found.peer for found in present}
+        inodes = {accepted.inode for accepted in present}
+        peers = {accepted.peer for accepted in present}
         for inode in self._connections.keys() - inodes:
             del self._connections[inode]
             self.strangers.pop(inode, None)

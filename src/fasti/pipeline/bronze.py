@@ -28,7 +28,7 @@ from fasti.errors import Gone, NotFound
 from fasti.pipeline.files import folder_of
 from fasti.pipeline.shared import connected
 from fasti.spark.connection import client_of
-from fasti.spark.errors import shown
+from fasti.spark.errors import as_spark_errors
 from fasti.spark.views import View
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Copy:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Of `mapInArrow`: rows are numbers of tickets."""
-        with shown():
+        with as_spark_errors():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     paths = pa.array(self._copy(number), pa.string())

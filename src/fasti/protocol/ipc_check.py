@@ -36,7 +36,7 @@ _SCHEMA, _RECORD_BATCH = 1, 3
 def check_stream(body: pa.Buffer) -> int:
     """How many batches an Arrow stream has; raises `invalid_argument` if it would grow when read.
 
-    Raises Arrow's errors where it is no stream at all.
+    Raises Arrow's errors where it is not a stream at all.
     """
     batches = 0
     for message in pa.ipc.MessageReader.open_stream(body):
@@ -101,7 +101,7 @@ def _length(data: bytes, table: int, slot: int) -> int:
 
 
 def _tables(data: bytes, table: int, slot: int) -> Iterator[int]:
-    """The tables of a vector, as many as anybody needs to know."""
+    """The tables of a vector, as many as a check needs."""
     count = min(_length(data, table, slot), _ENTRIES_MAX + 1)
     if count:
         first = _target(data, _slot(data, table, slot)) + 4

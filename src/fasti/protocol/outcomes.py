@@ -40,43 +40,45 @@ class Outcomes:
 
 def encode(reply: Reply, with_ids: bool = True) -> dict[str, Any]:
     """A reply that is not an error, as JSON; without ids where the asker has named them itself."""
-    found: dict[str, Any] = {
+    encoded: dict[str, Any] = {
         "status": [[_WORDS[code], count] for code, count in _equal_runs(reply.status)],
         "versions": _equal_runs(reply.versions),
     }
     if with_ids:
-        found["ids"] = _counting_runs(reply.ids)
+        encoded["ids"] = _counting_runs(reply.ids)
     if reply.at_us is not None:
-        told = np.flatnonzero(reply.at_us)
-        found["at_us"] = dict(zip(map(str, told.tolist()), reply.at_us[told].tolist(), strict=True))
+        rows = np.flatnonzero(reply.at_us)
+        encoded["at_us"] = dict(
+            zip(map(str, rows.tolist()), reply.at_us[rows].tolist(), strict=True)
+        )
     if reply.by:
-        found["by"] = {str(row): name for row, name in reply.by.items()}
+        encoded["by"] = {str(row): name for row, name in reply.by.items()}
     if reply.sent_before:
-        found["sent_before"] = True
-    return found
+        encoded["sent_before"] = True
+    return encoded
 
 
-def decode(found: dict[str, Any], ids: Int64s | None = None) -> Outcomes:
+def decode(encoded: dict[str, Any], ids: Int64s | None = None) -> Outcomes:
     """Back to columns; `ids` are those that were asked for, where the answer leaves them out.
 
     Raises `invalid_argument` if a broker wrote nonsense.
     """
     try:
-        status = found["status"]
+        status = encoded["status"]
         counts = [count for _, count in status]
         codes = np.array([_CODES[word] for word, _ in status], dtype=np.uint8)
-        if "ids" in found:
-            ids = _spread(found["ids"], counting=True)
+        if "ids" in encoded:
+            ids = _spread(encoded["ids"], counting=True)
         elif ids is None:
             ids = np.zeros(sum(counts), dtype=np.int64)
         return Outcomes(
             np.repeat(codes, counts),
             ids,
-            _spread(found["versions"], counting=False),
-            {int(row): at_us for row, at_us in found.get("at_us", {}).items()},
-            {int(row): name for row, name in found.get("by", {}).items()},
-            bool(found.get("sent_before", False)),
-            {int(row): why for row, why in found.get("reasons", {}).items()},
+            _spread(encoded["versions"], counting=False),
+            {int(row): at_us for row, at_us in encoded.get("at_us", {}).items()},
+            {int(row): name for row, name in encoded.get("by", {}).items()},
+            bool(encoded.get("sent_before", False)),
+            {int(row): why for row, why in encoded.get("reasons", {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"these are not outcomes: {error!r}", field="outcomes") from error

@@ -110,7 +110,7 @@ BROKER: tuple[Setting, ...] = (
         "insecure",
         Switch(),
         False,
-        "Listen beyond loopback without TLS or credentials: anybody who reaches the port may do anything.",
+        "Listen beyond loopback without TLS or credentials: anyone who reaches the port may do anything.",
     ),
     Setting(
         "stop_within",
@@ -180,7 +180,7 @@ SHARD: tuple[Setting, ...] = (
         "backup_rate",
         "backup_bytes_per_s",
         Size(),
-        "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. Whoever takes one may ask for less.",
+        "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. A caller may ask for less.",
     ),
     _shard(
         "scrub_interval",

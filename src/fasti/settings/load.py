@@ -72,9 +72,9 @@ def load(
     faults: list[Fault] = []
     values = {setting.key: setting.default for setting in SETTINGS}
     sources = dict.fromkeys(values, "default")
-    for key, given, where in _given(flags or {}, environment, config, faults):
+    for key, raw, where in _raw_values(flags or {}, environment, config, faults):
         try:
-            values[key] = BY_KEY[key].kind.read(given)
+            values[key] = BY_KEY[key].kind.read(raw)
             sources[key] = where
         except ValueError as error:
             faults.append(Fault(where, str(error)))
@@ -97,7 +97,7 @@ def load(
 _OWN = tuple(setting.key for setting in BROKER if setting.key != "stop_within")
 
 
-def _given(
+def _raw_values(
     flags: Mapping[str, Any],
     environment: Mapping[str, str],
     config: Path | None,
@@ -110,12 +110,12 @@ def _given(
     if path is not None:
         yield from _in_file(path, faults)
     for setting in SETTINGS:
-        # An empty variable is one that was left blank in somebody's template.
+        # An empty variable is one that was left blank in a template.
         if environment.get(setting.variable):
             yield setting.key, environment[setting.variable], f"variable {setting.variable}"
-    for key, given in flags.items():
-        if given is not None:
-            yield key, given, f"flag {BY_KEY[key].flag}"
+    for key, raw in flags.items():
+        if raw is not None:
+            yield key, raw, f"flag {BY_KEY[key].flag}"
 
 
 def _in_file(path: Path, faults: list[Fault]) -> Iterator[tuple[str, Any, str]]:
@@ -128,9 +128,9 @@ def _in_file(path: Path, faults: list[Fault]) -> Iterator[tuple[str, Any, str]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         faults.append(Fault(f"file {path}", f"not TOML: {error}"))
         return
-    for key, given in _flat(tables):
+    for key, raw in _flat(tables):
         if key in BY_KEY:
-            yield key, given, f"file {path}, {key}"
+            yield key, raw, f"file {path}, {key}"
         else:
             close = difflib.get_close_matches(key, BY_KEY, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -193,8 +193,8 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
 
 
 def _source_of(sources: dict[str, str], *keys: str) -> str:
-    given = [sources[key] for key in keys if sources[key] != "default"]
-    return " and ".join(given) or "default"
+    explicit = [sources[key] for key in keys if sources[key] != "default"]
+    return " and ".join(explicit) or "default"
 
 
 def _unreadable(path: Path) -> str:

@@ -32,11 +32,11 @@ def _lines(settings: ServeSettings) -> Iterator[str]:
 
 
 def _literal(setting: Setting, value: Any) -> str:
-    shown = setting.kind.show(value)
+    text = setting.kind.show(value)
     if isinstance(setting.kind, (Count, Switch)):
-        return shown
+        return text
     # What JSON escapes, TOML's basic strings escape alike.
-    return json.dumps(shown, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False)
 
 
 def as_table(settings: Sequence[Setting]) -> str:

@@ -54,7 +54,7 @@ class Kind(Protocol):
     def metavar(self) -> str:
         """What stands for a value in the help."""
 
-    def read(self, given: Any) -> Any:
+    def read(self, raw: Any) -> Any:
         """The value; `ValueError` if it can't be."""
 
     def show(self, value: Any) -> str:
@@ -68,12 +68,12 @@ class Size:
     least: int = 1
     metavar: str = "SIZE"
 
-    def read(self, given: Any) -> int:
-        number, unit = _split(given, "a size like 64MiB")
+    def read(self, raw: Any) -> int:
+        number, unit = _split(raw, "a size like 64MiB")
         factor = _SIZES.get(unit.lower())
         if factor is None:
-            raise ValueError(f"{given!r} is not a size: the units are B, KiB, MiB, GiB, TiB")
-        return _whole(number * factor, self.least, given)
+            raise ValueError(f"{raw!r} is not a size: the units are B, KiB, MiB, GiB, TiB")
+        return _whole(number * factor, self.least, raw)
 
     def show(self, value: Any) -> str:
         for unit, size in _SHOWN_SIZES:
@@ -90,12 +90,12 @@ class Length:
     least: int = 1
     metavar: str = "TIME"
 
-    def read(self, given: Any) -> int:
-        number, unit = _split(given, "a length of time like 100ms")
+    def read(self, raw: Any) -> int:
+        number, unit = _split(raw, "a length of time like 100ms")
         factor = _LENGTHS_US.get(unit.lower())
         if factor is None:
-            raise ValueError(f"{given!r} is not a length of time: the units are us, ms, s, m, h, d")
-        return _whole(number * factor / _LENGTHS_US[self.unit], self.least, given)
+            raise ValueError(f"{raw!r} is not a length of time: the units are us, ms, s, m, h, d")
+        return _whole(number * factor / _LENGTHS_US[self.unit], self.least, raw)
 
     def show(self, value: Any) -> str:
         value_us = value * _LENGTHS_US[self.unit]
@@ -113,13 +113,13 @@ class Count:
     most: int = (1 << 31) - 1
     metavar: str = "NUMBER"
 
-    def read(self, given: Any) -> int:
-        text = str(given).replace("_", "").replace(",", "").strip()
-        if isinstance(given, bool) or not text.isdigit():
-            raise ValueError(f"{given!r} is not a whole number")
+    def read(self, raw: Any) -> int:
+        text = str(raw).replace("_", "").replace(",", "").strip()
+        if isinstance(raw, bool) or not text.isdigit():
+            raise ValueError(f"{raw!r} is not a whole number")
         if int(text) > self.most:
-            raise ValueError(f"{given!r} is more than {self.most:,}")
-        return _whole(int(text), self.least, given)
+            raise ValueError(f"{raw!r} is more than {self.most:,}")
+        return _whole(int(text), self.least, raw)
 
     def show(self, value: Any) -> str:
         return str(value)
@@ -135,10 +135,10 @@ class Choice:
     def metavar(self) -> str:
         return "|".join(self.words)
 
-    def read(self, given: Any) -> str:
-        if given not in self.words:
-            raise ValueError(f"{given!r} is not one of {', '.join(self.words)}")
-        return str(given)
+    def read(self, raw: Any) -> str:
+        if raw not in self.words:
+            raise ValueError(f"{raw!r} is not one of {', '.join(self.words)}")
+        return str(raw)
 
     def show(self, value: Any) -> str:
         return str(value)
@@ -150,15 +150,15 @@ class Switch:
 
     metavar: str = ""
 
-    def read(self, given: Any) -> bool:
-        if isinstance(given, bool):
-            return given
-        word = str(given).strip().lower()
+    def read(self, raw: Any) -> bool:
+        if isinstance(raw, bool):
+            return raw
+        word = str(raw).strip().lower()
         if word in ("true", "yes", "on", "1"):
             return True
         if word in ("false", "no", "off", "0"):
             return False
-        raise ValueError(f"{given!r} is neither true nor false")
+        raise ValueError(f"{raw!r} is neither true nor false")
 
     def show(self, value: Any) -> str:
         return "true" if value else "false"
@@ -170,10 +170,10 @@ class Place:
 
     metavar: str = "PATH"
 
-    def read(self, given: Any) -> Path:
-        if not isinstance(given, (str, Path)) or not str(given):
-            raise ValueError(f"{given!r} is not a path")
-        return Path(given).expanduser()
+    def read(self, raw: Any) -> Path:
+        if not isinstance(raw, (str, Path)) or not str(raw):
+            raise ValueError(f"{raw!r} is not a path")
+        return Path(raw).expanduser()
 
     def show(self, value: Any) -> str:
         return str(value)
@@ -189,37 +189,37 @@ class Listen:
     def metavar(self) -> str:
         return "HOST:PORT|off" if self.may_be_off else "HOST:PORT"
 
-    def read(self, given: Any) -> Address | None:
-        if self.may_be_off and (given is False or given == "off"):
+    def read(self, raw: Any) -> Address | None:
+        if self.may_be_off and (raw is False or raw == "off"):
             return None
-        return read_address(given)
+        return read_address(raw)
 
     def show(self, value: Any) -> str:
         return "off" if value is None else str(value)
 
 
-def read_address(given: Any) -> Address:
+def read_address(raw: Any) -> Address:
     """`HOST:PORT`, with an IPv6 host in brackets."""
-    host, colon, port = str(given).rpartition(":")
+    host, colon, port = str(raw).rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"{given!r} is not an address: write HOST:PORT, like 127.0.0.1:7170")
+        raise ValueError(f"{raw!r} is not an address: write HOST:PORT, like 127.0.0.1:7170")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f"{given!r}: write an IPv6 address in brackets, like [::1]:7170")
+        raise ValueError(f"{raw!r}: write an IPv6 address in brackets, like [::1]:7170")
     return Address(host, int(port))
 
 
-def _split(given: Any, example: str) -> tuple[float, str]:
-    match = None if isinstance(given, bool) else _NUMBER.fullmatch(str(given))
+def _split(raw: Any, example: str) -> tuple[float, str]:
+    match = None if isinstance(raw, bool) else _NUMBER.fullmatch(str(raw))
     if match is None:
-        raise ValueError(f"{given!r} is not {example}")
+        raise ValueError(f"{raw!r} is not {example}")
     return float(match.group(1)), match.group(2)
 
 
-def _whole(value: float, least: int, given: Any) -> int:
+def _whole(value: float, least: int, raw: Any) -> int:
     if value != int(value):
-        raise ValueError(f"{given!r} is not a whole number of its smallest unit")
+        raise ValueError(f"{raw!r} is not a whole number of its smallest unit")
     if value < least:
-        raise ValueError(f"{given!r} is less than {least:,}")
+        raise ValueError(f"{raw!r} is less than {least:,}")
     return int(value)

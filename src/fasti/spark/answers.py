@@ -29,13 +29,13 @@ from fasti.spark.connection import client_of
 from fasti.spark.patience import patiently
 
 _PIECE_ROWS, _PIECE_BYTES = 50_000, 16 << 20
-# How often a shift reads due times again that somebody changed in between.
+# How often a shift reads due times again that were changed in between.
 _SHIFT_TRIES = 5
 _OK, _CONFLICT = int(Outcome.OK), int(Outcome.CONFLICT)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ApplyOptions:
     """What is done, and in whose name. Values only: goes to the tasks."""
 
     operation: str
@@ -50,29 +50,31 @@ class Asked:
 
 
 class Answers:
-    """For one task, which closes it."""
+    """The broker's answers to the rows of one task, which closes it."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, options: ApplyOptions) -> None:
+        self._options = options
         self._producers: dict[str, Producer] = {}
 
     @property
     def _client(self) -> Client:
-        return client_of(self._asked.address, self._asked.token)
+        return client_of(self._options.address, self._options.token)
 
     def kind(self, topic: str) -> str:
         """A topic's kind. Raises `not_found`."""
-        return patiently(lambda: self._client.topic(topic), self._asked.timeout_s).settings.kind
+        return patiently(lambda: self._client.topic(topic), self._options.timeout_s).settings.kind
 
     def of(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
         """What became of each row; with `dry_run`, what would."""
-        if self._asked.operation == "put":
+        if self._options.operation == "put":
             return self._put(topic, batch)
-        if self._asked.operation == "produce":
-            return self._taken(topic, batch) if self._asked.dry_run else self._send(topic, batch)
-        if self._asked.shift_us is None or "due_us" in batch.schema.names:
-            return self._call(self._asked.operation, topic, batch)
-        if self._asked.dry_run:
+        if self._options.operation == "produce":
+            return (
+                self._conflicts(topic, batch) if self._options.dry_run else self._send(topic, batch)
+            )
+        if self._options.shift_us is None or "due_us" in batch.schema.names:
+            return self._call(self._options.operation, topic, batch)
+        if self._options.dry_run:
             # Whether a message may be moved or cancelled is one question.
             return self._call("cancel", topic, batch)
         return self._shifted(topic, batch)
@@ -87,10 +89,10 @@ class Answers:
     def _send(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
         producer = self._producers.get(topic)
         if producer is None:
-            producer = self._client.producer(topic, owner=self._asked.owner)
+            producer = self._client.producer(topic, owner=self._options.owner)
             self._producers[topic] = producer
         if "partition" not in batch.schema.names:
-            return producer.send_batch(batch, on_conflict=self._asked.on_conflict)
+            return producer.send_batch(batch, on_conflict=self._options.on_conflict)
         numbers, rest = batch.column("partition"), batch.drop_columns(["partition"])
         none = np.zeros(batch.num_rows, dtype=np.int64)
         outcomes = Outcomes(none.astype(np.uint8), none, none)
@@ -103,24 +105,24 @@ class Answers:
             outcomes = _replaced(outcomes, rows, sent)
         return outcomes
 
-    def _taken(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
-        """Whose key is taken by now, or stands in the batch before."""
-        rows = batch.num_rows
-        codes, ids = np.zeros(rows, dtype=np.uint8), np.zeros(rows, dtype=np.int64)
-        versions = np.ones(rows, dtype=np.int64)
-        if "key" not in batch.schema.names or batch.column("key").null_count == rows:
+    def _conflicts(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
+        """Which rows have a key that a live message has, or a row before them."""
+        count = batch.num_rows
+        codes, ids = np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.int64)
+        versions = np.ones(count, dtype=np.int64)
+        if "key" not in batch.schema.names or batch.column("key").null_count == count:
             return Outcomes(codes, ids, versions)
-        given = np.flatnonzero(batch.column("key").is_valid().to_numpy(zero_copy_only=False))
-        keys = batch.column("key").take(pa.array(given))
-        found = self._get(topic, "key", keys)
-        live = pc.and_(pc.equal(found.column("status"), "ok"), found.column("state").is_valid())
-        live = pc.and_(live, pc.not_equal(found.column("state"), "dead")).fill_null(False)
-        taken = live.to_numpy(zero_copy_only=False)
-        ids[given] = np.where(taken, _numbers(found.column("id")), 0)
-        versions[given] = np.where(taken, _numbers(found.column("version")), 1)
-        taken |= ~_first(keys)
-        codes[given[taken]] = {"reject": _CONFLICT, "keep": int(Outcome.DUPLICATE)}.get(
-            self._asked.on_conflict, _OK
+        keyed = np.flatnonzero(batch.column("key").is_valid().to_numpy(zero_copy_only=False))
+        keys = batch.column("key").take(pa.array(keyed))
+        rows = self._get(topic, "key", keys)
+        live = pc.and_(pc.equal(rows.column("status"), "ok"), rows.column("state").is_valid())
+        live = pc.and_(live, pc.not_equal(rows.column("state"), "dead")).fill_null(False)
+        is_taken = live.to_numpy(zero_copy_only=False)
+        ids[keyed] = np.where(is_taken, _numbers(rows.column("id")), 0)
+        versions[keyed] = np.where(is_taken, _numbers(rows.column("version")), 1)
+        is_taken |= ~_first(keys)
+        codes[keyed[is_taken]] = {"reject": _CONFLICT, "keep": int(Outcome.DUPLICATE)}.get(
+            self._options.on_conflict, _OK
         )
         return Outcomes(codes, ids, versions)
 
@@ -129,52 +131,52 @@ class Answers:
     def _call(self, action: str, topic: str, batch: pa.RecordBatch) -> Outcomes:
         header: dict[str, Any] = {"topic": topic}
         if action in ("update", "move", "cancel"):
-            header |= {"owner": self._asked.owner, "dry_run": self._asked.dry_run}
-        found = []
+            header |= {"owner": self._options.owner, "dry_run": self._options.dry_run}
+        outcomes = []
         for piece in pieces(batch, _PIECE_ROWS, _PIECE_BYTES):
             ask = partial(self._client.transport.call, action, header, [piece])
-            found.append(Outcomes.of_reply(patiently(ask, self._asked.timeout_s)[0]))
-        return Outcomes.joined(found)
+            outcomes.append(Outcomes.of_reply(patiently(ask, self._options.timeout_s)[0]))
+        return Outcomes.joined(outcomes)
 
     def _shifted(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
         """Moves from when each is due now, with the version that goes with it."""
-        named = "id" if "id" in batch.schema.names else "key"
+        column = "id" if "id" in batch.schema.names else "key"
         expected = batch.column("version") if "version" in batch.schema.names else None
-        outcomes = self._shift_once(topic, named, batch.column(named), expected)
+        outcomes = self._shift_once(topic, column, batch.column(column), expected)
         for _ in range(_SHIFT_TRIES):
             again = np.flatnonzero(outcomes.codes == _CONFLICT)
             if not len(again) or expected is not None:
                 return outcomes
             rows = pa.array(again)
-            after = self._shift_once(topic, named, batch.column(named).take(rows), None)
+            after = self._shift_once(topic, column, batch.column(column).take(rows), None)
             outcomes = _replaced(outcomes, again, after)
         return outcomes
 
     def _shift_once(
-        self, topic: str, named: str, targets: pa.Array, expected: pa.Array | None
+        self, topic: str, column: str, targets: pa.Array, expected: pa.Array | None
     ) -> Outcomes:
-        assert self._asked.shift_us is not None
-        found = self._get(topic, named, targets)
+        assert self._options.shift_us is not None
+        rows = self._get(topic, column, targets)
         # One that is not there, or not any more, says so itself, wherever it is moved to.
-        due_us = np.clip(_numbers(found.column("due_us")) + self._asked.shift_us, 0, DUE_MAX_US)
-        versions = found.column("version") if expected is None else expected
-        columns = {named: targets, "version": _one(versions), "due_us": pa.array(due_us)}
+        due_us = np.clip(_numbers(rows.column("due_us")) + self._options.shift_us, 0, DUE_MAX_US)
+        versions = rows.column("version") if expected is None else expected
+        columns = {column: targets, "version": _one(versions), "due_us": pa.array(due_us)}
         return self._call("move", topic, pa.RecordBatch.from_pydict(columns))
 
-    def _get(self, topic: str, named: str, targets: pa.Array) -> pa.Table:
-        messages = self._client.messages(topic, owner=self._asked.owner)
-        ask = partial(messages.get, payload=False, **{named: targets})
-        table: pa.Table = patiently(ask, self._asked.timeout_s)
+    def _get(self, topic: str, column: str, targets: pa.Array) -> pa.Table:
+        messages = self._client.messages(topic, owner=self._options.owner)
+        ask = partial(messages.get, payload=False, **{column: targets})
+        table: pa.Table = patiently(ask, self._options.timeout_s)
         return table
 
     # Entries
 
     def _put(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
-        if self._asked.dry_run:
+        if self._options.dry_run:
             return self._compared(topic, batch)
         # A row without a value deletes; those of one name happen in their order.
-        found = [self._put_run(topic, run) for run in _runs(batch)]
-        return Outcomes.joined(found)
+        outcomes = [self._put_run(topic, run) for run in _runs(batch)]
+        return Outcomes.joined(outcomes)
 
     def _put_run(self, topic: str, batch: pa.RecordBatch) -> Outcomes:
         if batch.column("payload").null_count:
@@ -188,12 +190,12 @@ class Answers:
         names = names_batch(batch.column("key"), clustering, None)
         header = {"topic": topic, "value": False}
         ask = partial(self._client.transport.call, "kv_get", header, [names])
-        present = _numbers(patiently(ask, self._asked.timeout_s)[1][0].column("version"))
+        present = _numbers(patiently(ask, self._options.timeout_s)[1][0].column("version"))
         codes = np.zeros(batch.num_rows, dtype=np.uint8)
         if "version" in batch.schema.names:
             expected = batch.column("version")
-            asked = expected.is_valid().to_numpy(zero_copy_only=False)
-            codes[asked & (_numbers(expected) != present)] = _CONFLICT
+            has_version = expected.is_valid().to_numpy(zero_copy_only=False)
+            codes[has_version & (_numbers(expected) != present)] = _CONFLICT
         deleted = batch.column("payload").is_null().to_numpy(zero_copy_only=False)
         codes[deleted & (present == 0)] = int(Outcome.NOT_FOUND)
         return Outcomes(codes, np.zeros(batch.num_rows, dtype=np.int64), present)

@@ -27,9 +27,9 @@ from fasti.client.outcomes import WORDS, Outcomes
 from fasti.client.producer import OnConflict
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US
-from fasti.spark.answers import Answers, Asked, shift_us
+from fasti.spark.answers import Answers, ApplyOptions, shift_us
 from fasti.spark.connection import located
-from fasti.spark.errors import shown
+from fasti.spark.errors import as_spark_errors
 from fasti.spark.options import OPERATIONS
 from fasti.spark.rows import Rows, Shape
 from fasti.spark.views import MOMENT
@@ -51,7 +51,7 @@ _SPARK_SCHEMA = (
     "by string, at timestamp"
 )
 # Of the rows that were read: the outcome says by them which row it is about.
-_TOLD = ("key", "clustering", "id")
+_IDENTIFIERS = ("key", "clustering", "id")
 
 
 def apply(
@@ -86,8 +86,8 @@ def apply(
     `Producer.send`. The address is FASTI_ADDRESS, or else port 7170 of this machine; `timeout` is how
     long a broker that is away is waited for.
     """
-    with shown():
-        asked = Asked(
+    with as_spark_errors():
+        options = ApplyOptions(
             _checked(operation, shift, on_conflict),
             _place(address, tls_ca, tls_client_cert),
             token,
@@ -98,18 +98,20 @@ def apply(
             duration_us(timeout, "timeout") / 1_000_000,
         )
         shape = Shape.of(df.schema, operation, topic is not None, shift is not None)
-    told = tuple(name for name in _TOLD if name in df.columns and name not in shape.columns)
-    chosen = df.select(*shape.columns, *told)
-    outcomes = chosen.mapInArrow(Applying(asked, shape, topic), _SPARK_SCHEMA)
-    # Kept, not remembered as a way to compute it: nobody wants it done again.
+    identifiers = tuple(
+        name for name in _IDENTIFIERS if name in df.columns and name not in shape.columns
+    )
+    frame = df.select(*shape.columns, *identifiers)
+    outcomes = frame.mapInArrow(Applying(options, shape, topic), _SPARK_SCHEMA)
+    # Kept, not remembered as a way to compute it: it must not be done again.
     return outcomes if dry_run else outcomes.localCheckpoint(eager=True)
 
 
 def _place(address: str | None, tls_ca: str | None, tls_client_cert: str | None) -> str:
-    found = parse_address(address)
-    if found.directory is not None:
+    place = parse_address(address)
+    if place.directory is not None:
         raise InvalidArgument("tasks can't share an embedded broker", field="address")
-    return located(str(found), tls_ca, tls_client_cert)
+    return located(str(place), tls_ca, tls_client_cert)
 
 
 def _checked(operation: str, shift: Any, on_conflict: str) -> str:
@@ -132,7 +134,7 @@ def _checked(operation: str, shift: Any, on_conflict: str) -> str:
 class Applying:
     """What tasks do. Values only."""
 
-    asked: Asked
+    options: ApplyOptions
     shape: Shape
     topic: str | None
 
@@ -141,36 +143,36 @@ class Applying:
         task = TaskContext.get()
         rows = Rows(self.shape, f"Spark partition {task.partitionId() if task else 0}")
         spare: dict[str, tuple[str, ...]] = {}
-        answers = Answers(self.asked)
-        with shown():
+        answers = Answers(self.options)
+        with as_spark_errors():
             try:
                 for batch in batches:
                     if batch.num_rows:
-                        yield self._answered(batch, rows.made_of(batch), answers, spare)
+                        yield self._apply_batch(batch, rows.made_of(batch), answers, spare)
             finally:
                 answers.close()
 
-    def _answered(
+    def _apply_batch(
         self,
         batch: pa.RecordBatch,
         wire: pa.RecordBatch,
         answers: Answers,
         spare: dict[str, tuple[str, ...]],
     ) -> pa.RecordBatch:
-        if self.asked.shift_us is not None and "due_us" in wire.schema.names:
-            wire = _shifted(wire, self.asked.shift_us)
-        found, order = [], list[pa.Array]()
+        if self.options.shift_us is not None and "due_us" in wire.schema.names:
+            wire = _shifted(wire, self.options.shift_us)
+        results, order = [], list[pa.Array]()
         for topic, place, mine in _by_topic(wire, self.topic):
             if topic not in spare:
                 spare[topic] = self.shape.check_kind(topic, answers.kind(topic))
             mine = mine.drop_columns(list(spare[topic])) if spare[topic] else mine
             rows = batch if place is None else batch.take(place)
-            found.append(_told(topic, rows, answers.of(topic, mine)))
+            results.append(_result(topic, rows, answers.of(topic, mine)))
             if place is None:
-                return found[0]
+                return results[0]
             order.append(place)
-        back = np.argsort(np.concatenate([each.to_numpy() for each in order]))
-        return pa.concat_batches(found).take(pa.array(back))
+        back = np.argsort(np.concatenate([indices.to_numpy() for indices in order]))
+        return pa.concat_batches(results).take(pa.array(back))
 
 
 def _by_topic(
@@ -182,13 +184,13 @@ def _by_topic(
         return
     topics = batch.column("topic")
     rest = batch.drop_columns(["topic"])
-    found = pc.unique(topics).to_pylist()
-    if len(found) == 1:
-        yield found[0], None, rest
+    names = pc.unique(topics).to_pylist()
+    if len(names) == 1:
+        yield names[0], None, rest
         return
-    for each in found:
-        place = pc.indices_nonzero(pc.equal(topics, each))
-        yield each, place, rest.take(place)
+    for name in names:
+        place = pc.indices_nonzero(pc.equal(topics, name))
+        yield name, place, rest.take(place)
 
 
 def _shifted(batch: pa.RecordBatch, by_us: int) -> pa.RecordBatch:
@@ -203,7 +205,7 @@ def _words() -> pa.Array:
     return pa.array(WORDS)
 
 
-def _told(topic: str, rows: pa.RecordBatch, outcomes: Outcomes) -> pa.RecordBatch:
+def _result(topic: str, rows: pa.RecordBatch, outcomes: Outcomes) -> pa.RecordBatch:
     """Outcomes beside what they are about."""
     count = rows.num_rows
     names = rows.schema.names
@@ -230,5 +232,5 @@ def _sparse(values: dict[int, Any], count: int, kind: pa.DataType) -> pa.Array:
         return pa.nulls(count, kind)
     places = np.full(count, -1, dtype=np.int64)
     places[list(values)] = np.arange(len(values))
-    given = pa.array(list(values.values()), type=kind)
-    return given.take(pa.array(places, mask=places < 0))
+    present = pa.array(list(values.values()), type=kind)
+    return present.take(pa.array(places, mask=places < 0))

@@ -29,12 +29,12 @@ def client_of(place: str, token: str | None = None) -> Client:
     # After a fork, which Spark's workers are, the parent's threads are gone.
     name = (os.getpid(), place, token)
     with _lock:
-        found = _clients.get(name)
-        if found is None:
-            found = _clients[name] = fasti.connect(
+        client = _clients.get(name)
+        if client is None:
+            client = _clients[name] = fasti.connect(
                 address,
                 token=token,
                 tls_ca=tls_ca or None,
                 tls_client_cert=tls_client_cert or None,
             )
-        return found
+        return client

@@ -16,13 +16,13 @@ class SparkFastiError(Exception):
 
 
 @contextmanager
-def shown() -> Iterator[None]:
+def as_spark_errors() -> Iterator[None]:
     """Raises a FastiError of the body as Spark shows it best."""
     try:
         yield
     except FastiError as error:
         details = {name: value for name, value in error.details.items() if value is not None}
-        told = ", ".join(f"{name}={value}" for name, value in details.items())
+        explanation = ", ".join(f"{name}={value}" for name, value in details.items())
         raise SparkFastiError(
-            f"[FASTI.{error.code}] {error.message}{f' ({told})' if told else ''}"
+            f"[FASTI.{error.code}] {error.message}{f' ({explanation})' if explanation else ''}"
         ) from None

@@ -59,31 +59,31 @@ class FeedStream(Stream):
             return as_offsets(self._after_loss(position_of(start), error))
         return start
 
-    def _after_loss(self, wanted: Position, error: FastiError) -> Position:
+    def _after_loss(self, position: Position, error: FastiError) -> Position:
         """Where to go on when the broker doesn't have what comes after a position."""
         if error.code not in ("gone", "not_found"):
             raise error
         bounds = feed_bounds(self._client.transport)
         first, last = bounds.first, bounds.last
-        details = {"position": wanted.frame, "first": first.frame, "last": last.frame}
-        if wanted.shard != first.shard:
-            self._lost(
-                f"Position {wanted.frame} is of the change feed {wanted.shard}, and the broker at "
+        details = {"position": position.frame, "first": first.frame, "last": last.frame}
+        if position.shard != first.shard:
+            self._report_loss(
+                f"Position {position.frame} is of the change feed {position.shard}, and the broker at "
                 f"{self._options['address']} has another one, {first.shard}.",
                 _OTHER_DATA,
                 details,
             )
             return first
-        if wanted.frame > last.frame:
-            self._lost(
-                f"The change feed ends with position {last.frame}, before {wanted.frame}, which was "
+        if position.frame > last.frame:
+            self._report_loss(
+                f"The change feed ends with position {last.frame}, before {position.frame}, which was "
                 "read already.",
                 _OTHER_DATA,
                 details,
             )
             return last
-        self._lost(
-            f"What happened after position {wanted.frame}, up to {first.frame}, is gone from the "
+        self._report_loss(
+            f"What happened after position {position.frame}, up to {first.frame}, is gone from the "
             "change feed.",
             _KEEP_LONGER,
             details,
@@ -93,15 +93,15 @@ class FeedStream(Stream):
     def _ending(self, start: Offsets, rows: int | None) -> Offsets:
         begin = self._passed(position_of(start))
         # Of one topic: whether there is anything.
-        asked = 1 if rows is None and self._options.given("topic") else rows
+        limit = 1 if rows is None and self._options.given("topic") else rows
         try:
-            header = self._ask(begin, asked)
+            header = self._ask(begin, limit)
         except FastiError as error:
             begin = self._after_loss(begin, error)
-            header = self._ask(begin, asked)
+            header = self._ask(begin, limit)
         self._looked = start, as_offsets(begin)
         end = int(header["last"] if rows is None else header["position"])
-        if asked is not None and not header["rows"]:
+        if limit is not None and not header["rows"]:
             end = int(header["position"])
             self._quiet = Position(begin.shard, end)
             if self._may_stay(position_of(start)):
@@ -110,10 +110,10 @@ class FeedStream(Stream):
             target = position_of(self._target)
             if target.shard == begin.shard:
                 end = max(begin.frame, min(end, target.frame))
-        found = {begin.shard: end}
-        if found != start:
+        offsets = {begin.shard: end}
+        if offsets != start:
             self._moved_at = time.monotonic()
-        return found
+        return offsets
 
     def _passed(self, start: Position) -> Position:
         """Behind what is known to have nothing of the topic."""

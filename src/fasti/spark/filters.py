@@ -116,35 +116,35 @@ class Pushed:
 
 def pushed(view: str, filters: Iterable[Filter]) -> tuple[Pushed, list[Filter]]:
     """What some of the filters leave to be read, and those that Spark has to do."""
-    found = Pushed(view)
-    rest = [each for each in filters if not _take(each, found)]
-    return found, rest
+    result = Pushed(view)
+    rest = [part for part in filters if not _take(part, result)]
+    return result, rest
 
 
-def _take(each: Filter, found: Pushed) -> bool:
+def _take(part: Filter, result: Pushed) -> bool:
     """Whether the filter is done with; it may narrow what is read all the same."""
-    attribute: tuple[str, ...] = getattr(each, "attribute", ())
+    attribute: tuple[str, ...] = getattr(part, "attribute", ())
     if len(attribute) != 1:
         return False
     column = attribute[0]
-    if isinstance(each, IsNotNull):
-        return column in _NEVER_NULL[found.view]
-    known = FILTERABLE[found.view].get(column)
-    if known is None:
+    if isinstance(part, IsNotNull):
+        return column in _NEVER_NULL[result.view]
+    kind_of = FILTERABLE[result.view].get(column)
+    if kind_of is None:
         return False
-    if known.kind == WORD:
-        return _take_words(column, each, found) and known.exact
-    return _take_range(column, known.kind, each, found) and known.exact
+    if kind_of.kind == WORD:
+        return _take_words(column, part, result) and kind_of.exact
+    return _take_range(column, kind_of.kind, part, result) and kind_of.exact
 
 
-def _take_words(column: str, each: Filter, found: Pushed) -> bool:
-    if isinstance(each, StringStartsWith):
-        return found.view == "kv" and _take_prefix(each.value, found)
-    if isinstance(each, (EqualTo, EqualNullSafe)):
-        values: tuple[Any, ...] = (each.value,)
-    elif isinstance(each, In):
+def _take_words(column: str, part: Filter, result: Pushed) -> bool:
+    if isinstance(part, StringStartsWith):
+        return result.view == "kv" and _take_prefix(part.value, result)
+    if isinstance(part, (EqualTo, EqualNullSafe)):
+        values: tuple[Any, ...] = (part.value,)
+    elif isinstance(part, In):
         # Nothing is equal to null.
-        values = tuple(value for value in each.value if value is not None)
+        values = tuple(value for value in part.value if value is not None)
     else:
         return False
     if len(values) > _WORDS_MAX or not all(isinstance(value, str) for value in values):
@@ -154,14 +154,14 @@ def _take_words(column: str, each: Filter, found: Pushed) -> bool:
         words &= _STATES
     # No name is empty, and what can't be written as UTF-8 isn't one either.
     words = frozenset(word for word in words if word and _is_text(word))
-    found.one_of(column, words)
+    result.one_of(column, words)
     return True
 
 
-def _take_prefix(prefix: Any, found: Pushed) -> bool:
-    if not isinstance(prefix, str) or found.prefix or "\0" in prefix or not _is_text(prefix):
+def _take_prefix(prefix: Any, result: Pushed) -> bool:
+    if not isinstance(prefix, str) or result.prefix or "\0" in prefix or not _is_text(prefix):
         return False
-    found.prefix = prefix
+    result.prefix = prefix
     return True
 
 
@@ -173,23 +173,23 @@ def _is_text(word: str) -> bool:
     return True
 
 
-def _take_range(column: str, kind: str, each: Filter, found: Pushed) -> bool:
-    if isinstance(each, In):
-        values = [_number(value, kind) for value in each.value if value is not None]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
+def _take_range(column: str, kind: str, part: Filter, result: Pushed) -> bool:
+    if isinstance(part, In):
+        values = [_number(value, kind) for value in part.value if value is not None]
+        bounds = [value for value in values if value is not None]
+        if len(bounds) < len(values):
             return False
-        found.between(column, *((min(known), max(known) + 1) if known else (0, 0)))
-        return len(set(known)) < 2
-    at = _number(getattr(each, "value", None), kind)
+        result.between(column, *((min(bounds), max(bounds) + 1) if bounds else (0, 0)))
+        return len(set(bounds)) < 2
+    at = _number(getattr(part, "value", None), kind)
     if at is None:
         return False
-    if isinstance(each, (EqualTo, EqualNullSafe)):
-        found.between(column, at, at + 1)
-    elif isinstance(each, (GreaterThan, GreaterThanOrEqual)):
-        found.between(column, at + isinstance(each, GreaterThan), _MOST)
-    elif isinstance(each, (LessThan, LessThanOrEqual)):
-        found.between(column, _LEAST, at + isinstance(each, LessThanOrEqual))
+    if isinstance(part, (EqualTo, EqualNullSafe)):
+        result.between(column, at, at + 1)
+    elif isinstance(part, (GreaterThan, GreaterThanOrEqual)):
+        result.between(column, at + isinstance(part, GreaterThan), _MOST)
+    elif isinstance(part, (LessThan, LessThanOrEqual)):
+        result.between(column, _LEAST, at + isinstance(part, LessThanOrEqual))
     else:
         return False
     return True

@@ -25,23 +25,23 @@ def java_home() -> Path | None:
 
     Raises FastiError if there is no Java that will do.
     """
-    given = os.environ.get("JAVA_HOME")
-    if given and _version(Path(given) / "bin" / "java") >= _LEAST:
+    home = os.environ.get("JAVA_HOME")
+    if home and _version(Path(home) / "bin" / "java") >= _LEAST:
         return None
     on_path = shutil.which("java")
     if on_path and _version(Path(on_path)) >= _LEAST:
         # Spark would rather take what JAVA_HOME names.
-        return Path(on_path).resolve().parents[1] if given else None
+        return Path(on_path).resolve().parents[1] if home else None
     return _wrapped()
 
 
 def _version(java: Path) -> int:
     try:
-        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30)
+        run = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(\d+)', told.stderr)
-    return int(found[1]) if found else 0
+    match = re.search(r'version "(\d+)', run.stderr)
+    return int(match[1]) if match else 0
 
 
 def _wrapped() -> Path:

@@ -75,8 +75,8 @@ def _collected(returned: DataFrame) -> pa.Table:
             f"the DataFrame of what failed has a column id, not only {', '.join(names)}",
             field="handle_batch",
         )
-    wanted = ["id", "reason"] if "reason" in names else ["id"]
-    return returned.select(*wanted).toArrow()
+    columns = ["id", "reason"] if "reason" in names else ["id"]
+    return returned.select(*columns).toArrow()
 
 
 def _masks(failed: pa.Table, batch: Batch) -> Verdicts:
@@ -89,8 +89,10 @@ def _masks(failed: pa.Table, batch: Batch) -> Verdicts:
     rows, firsts = np.unique(places.to_numpy(), return_index=True)
     reasons = pa.array(["failed"] * len(firsts))
     if "reason" in failed.column_names:
-        given = failed.column("reason").combine_chunks().cast(pa.string()).take(pa.array(firsts))
-        reasons = given.fill_null("failed")
+        reasons_given = (
+            failed.column("reason").combine_chunks().cast(pa.string()).take(pa.array(firsts))
+        )
+        reasons = reasons_given.fill_null("failed")
     coded = reasons.dictionary_encode()
     codes = coded.indices.to_numpy()
     return (

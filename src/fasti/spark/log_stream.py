@@ -21,11 +21,15 @@ class LogStream(Stream):
 
     def _describe(self) -> tuple[str, dict[str, LogPartition]]:
         header = self._call("log", {"topic": self._options["topic"]})
-        found = {
-            str(each["partition"]): LogPartition.of_reply(each) for each in header["partitions"]
+        partitions = {
+            str(partition["partition"]): LogPartition.of_reply(partition)
+            for partition in header["partitions"]
         }
-        self._latest = {LOG: header["identity"], **{n: each.end for n, each in found.items()}}
-        return header["identity"], found
+        self._latest = {
+            LOG: header["identity"],
+            **{n: partition.end for n, partition in partitions.items()},
+        }
+        return header["identity"], partitions
 
     def _starting(self) -> Offsets:
         identity, _ = self._describe()
@@ -33,7 +37,7 @@ class LogStream(Stream):
 
     def _end(self) -> Offsets:
         identity, partitions = self._describe()
-        return {LOG: identity, **{n: each.end for n, each in partitions.items()}}
+        return {LOG: identity, **{n: partition.end for n, partition in partitions.items()}}
 
     def _look(self, start: Offsets) -> Offsets:
         return self._begins(start, *self._describe())
@@ -43,31 +47,35 @@ class LogStream(Stream):
     ) -> Offsets:
         topic = self._options["topic"]
         if of_log(start, topic)[LOG] != identity:
-            self._lost(
+            self._report_loss(
                 f"The topic {topic!r} is not the one that was read until now: it was deleted and "
                 "made again, or the broker's data was replaced.",
                 _MADE_AGAIN,
                 {"topic": topic, "log": start[LOG], "now": identity},
             )
-            return {LOG: identity, **{n: each.earliest for n, each in partitions.items()}}
-        found: Offsets = {LOG: identity}
-        for number, each in partitions.items():
-            wanted = int(start[number])
-            found[number] = max(wanted, each.earliest)
-            if wanted < each.earliest:
-                self._lost(
-                    f"Rows {wanted} to {each.earliest - 1} of partition {number} of {topic!r} were "
+            return {LOG: identity, **{n: partition.earliest for n, partition in partitions.items()}}
+        offsets: Offsets = {LOG: identity}
+        for number, partition in partitions.items():
+            offset = int(start[number])
+            offsets[number] = max(offset, partition.earliest)
+            if offset < partition.earliest:
+                self._report_loss(
+                    f"Rows {offset} to {partition.earliest - 1} of partition {number} of {topic!r} were "
                     "dropped before they were read.",
                     _KEEP_LONGER,
-                    {"topic": topic, "partition": each.partition, "earliest": each.earliest},
+                    {
+                        "topic": topic,
+                        "partition": partition.partition,
+                        "earliest": partition.earliest,
+                    },
                 )
-        return found
+        return offsets
 
     def _ending(self, start: Offsets, rows: int | None) -> Offsets:
         identity, partitions = self._describe()
         begin = self._begins(start, identity, partitions)
         self._looked = start, begin
-        end = {number: each.end for number, each in partitions.items()}
+        end = {number: partition.end for number, partition in partitions.items()}
         if self._target is not None and self._target[LOG] == identity:
             end = {n: max(begin[n], min(at, self._target[n])) for n, at in end.items()}
         return {LOG: identity, **(end if rows is None else shared(begin, end, rows))}

@@ -89,14 +89,14 @@ def _offsets(value: str) -> Any:
     if value in ("earliest", "latest"):
         return value
     try:
-        found = json.loads(value)
+        offsets = json.loads(value)
     except json.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
+        offsets = None
+    if not isinstance(offsets, dict):
         raise ValueError(
             'earliest, latest, or JSON such as {"0": 12} (a log) or {"<shard>": 12} (changes)'
         )
-    return found
+    return offsets
 
 
 def _length_s(value: str) -> float:
@@ -117,13 +117,13 @@ def _keep_us(value: str) -> int:
 def _address(value: str) -> str:
     """Looked at in the driver, before any task connects."""
     try:
-        found = parse_address(value)
+        address = parse_address(value)
     except InvalidArgument:
         raise ValueError(
             "HOST:PORT, fasti://HOST:PORT or, with TLS, fasti+tls://HOST:PORT; several hosts with "
             "commas"
         ) from None
-    if found.directory is not None:
+    if address.directory is not None:
         raise ValueError(
             "the address of a broker process (fasti serve): executors can't share an embedded one"
         )
@@ -132,10 +132,10 @@ def _address(value: str) -> str:
 
 def _some_of(*words: str) -> Callable[[str], tuple[str, ...]]:
     def read(value: str) -> tuple[str, ...]:
-        found = _names(value)
-        if not found or not set(found) <= set(words):
+        names = _names(value)
+        if not names or not set(names) <= set(words):
             raise ValueError(f"some of {', '.join(words)}")
-        return found
+        return names
 
     return read
 
@@ -212,9 +212,9 @@ class Options:
     @classmethod
     def reading(cls, raw: Mapping[str, str], stream: bool = False) -> Options:
         """Of `spark.read` and `spark.readStream`. Raises `invalid_argument`."""
-        found = _read(raw, [option for option in OPTIONS if option.views])
-        view = found.get("view", "messages")
-        for name in found:
+        values = _read(raw, [option for option in OPTIONS if option.views])
+        view = values.get("view", "messages")
+        for name in values:
             option = _BY_NAME[name.lower()]
             if view not in option.views:
                 raise InvalidArgument(_not_for(option, view), field=name)
@@ -222,50 +222,50 @@ class Options:
             raise InvalidArgument(
                 f"view {view!r} can't be streamed: only {' and '.join(STREAMED)}", field="view"
             )
-        if view != "changes" and not found.get("topic"):
+        if view != "changes" and not values.get("topic"):
             raise InvalidArgument(
                 f"the option 'topic' is missing: view {view!r} is of one topic", field="topic"
             )
         for end in ("starting", "ending"):
-            if f"{end}Timestamp" in found and f"{end}Offsets" in found:
+            if f"{end}Timestamp" in values and f"{end}Offsets" in values:
                 raise InvalidArgument(
                     f"give {end}Offsets or {end}Timestamp, not both", field=f"{end}Timestamp"
                 )
-        if found.get("endingOffsets") == "earliest":
+        if values.get("endingOffsets") == "earliest":
             raise InvalidArgument(
                 "endingOffsets can't be earliest: expected latest, or offsets as JSON",
                 field="endingOffsets",
             )
-        return cls(_defaults(found, lambda option: view in option.views))
+        return cls(_defaults(values, lambda option: view in option.views))
 
     @classmethod
     def writing(cls, raw: Mapping[str, str], stream: bool = False) -> Options:
         """Of `df.write` and `df.writeStream`. Raises `invalid_argument`."""
-        found = _read(raw, [option for option in OPTIONS if option.writing])
-        for name in found:
+        values = _read(raw, [option for option in OPTIONS if option.writing])
+        for name in values:
             if not _BY_NAME[name.lower()].writing:
                 raise InvalidArgument(f"option {name!r} is for reading", field=name)
-        if ("txnAppId" in found) != ("txnVersion" in found):
+        if ("txnAppId" in values) != ("txnVersion" in values):
             raise InvalidArgument("txnAppId and txnVersion go together", field="txnAppId")
-        if stream and "txnAppId" in found:
+        if stream and "txnAppId" in values:
             raise InvalidArgument(
                 "a stream counts its batches itself: leave txnAppId and txnVersion out, or give them "
                 "to df.write in foreachBatch",
                 field="txnAppId",
             )
-        if not stream and "sinkId" in found:
+        if not stream and "sinkId" in values:
             raise InvalidArgument(
                 "sinkId is for streams: a batch write that may be run again has txnAppId and "
                 "txnVersion",
                 field="sinkId",
             )
-        if "onConflict" in found and found.get("operation", "produce") != "produce":
+        if "onConflict" in values and values.get("operation", "produce") != "produce":
             raise InvalidArgument(
                 "onConflict is for operation 'produce'; what becomes of other operations' rows, "
                 "fasti.spark.apply tells row by row",
                 field="onConflict",
             )
-        return cls(_defaults(found, lambda option: option.writing))
+        return cls(_defaults(values, lambda option: option.writing))
 
 
 def _not_for(option: Option, view: str) -> str:
@@ -276,15 +276,19 @@ def _not_for(option: Option, view: str) -> str:
     return f"option {option.name!r} is not for view {view!r}, but for {views}"
 
 
-def _defaults(found: dict[str, Any], wanted: Callable[[Option], bool]) -> dict[str, Any]:
-    values = {each.name: found.get(each.name, each.default) for each in OPTIONS if wanted(each)}
-    if "address" not in found:
+def _defaults(values_read: dict[str, Any], applies: Callable[[Option], bool]) -> dict[str, Any]:
+    values = {
+        option.name: values_read.get(option.name, option.default)
+        for option in OPTIONS
+        if applies(option)
+    }
+    if "address" not in values_read:
         values["address"] = known_address()
     return values
 
 
-def _read(raw: Mapping[str, str], known: Sequence[Option]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _read(raw: Mapping[str, str], options: Sequence[Option]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, text in raw.items():
         if name.lower() in _SPARKS:
             if name.lower() == "path" and text:
@@ -295,26 +299,26 @@ def _read(raw: Mapping[str, str], known: Sequence[Option]) -> dict[str, Any]:
             continue
         option = _BY_NAME.get(name.lower())
         if option is None:
-            raise InvalidArgument(_unknown(name, known), field=name)
+            raise InvalidArgument(_unknown(name, options), field=name)
         try:
-            found[option.name] = option.read(str(text))
+            values[option.name] = option.read(str(text))
         except ValueError as error:
-            shown = "" if option.name == "token" else f" {text!r}"
+            excerpt = "" if option.name == "token" else f" {text!r}"
             raise InvalidArgument(
-                f"option {option.name!r} can't be{shown}: expected {error}", field=option.name
+                f"option {option.name!r} can't be{excerpt}: expected {error}", field=option.name
             ) from None
-    files = found.get("tlsCa"), found.get("tlsClientCert")
+    files = values.get("tlsCa"), values.get("tlsClientCert")
     if any(files):
-        found["address"] = located(found.get("address", known_address()), *files)
-    return found
+        values["address"] = located(values.get("address", known_address()), *files)
+    return values
 
 
-def _unknown(name: str, known: Sequence[Option]) -> str:
+def _unknown(name: str, options: Sequence[Option]) -> str:
     """With what was meant perhaps, or else all that can be given."""
     near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
     hint = (
         f": did you mean {_BY_NAME[near[0]].name!r}?"
         if near
-        else f", but {', '.join(option.name for option in known)}"
+        else f", but {', '.join(option.name for option in options)}"
     )
     return f"format 'fasti' has no option {name!r}{hint}"

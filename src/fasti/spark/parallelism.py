@@ -16,21 +16,21 @@ _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\d+)?\])?")
 
 
 def cores() -> int:
-    """Of this session's Spark, as far as anybody knows."""
-    told = os.environ.get(VARIABLE, "")
-    return int(told) if told.isdecimal() and int(told) else os.cpu_count() or 1
+    """The cores of this session's Spark, or of this machine where Spark doesn't say."""
+    text = os.environ.get(VARIABLE, "")
+    return int(text) if text.isdecimal() and int(text) else os.cpu_count() or 1
 
 
 def cores_of(master: str, conf: Mapping[str, str]) -> int | None:
-    """Of a session that is about to be made; None if nobody can tell yet."""
-    told = conf.get("spark.default.parallelism") or conf.get("spark.cores.max")
-    if told and told.isdecimal():
-        return int(told)
-    found = _LOCAL.fullmatch(master)
-    if found is not None:
-        number = found[1] or "1"
+    """The cores of a session that is about to be created; None if that is not known yet."""
+    text = conf.get("spark.default.parallelism") or conf.get("spark.cores.max")
+    if text and text.isdecimal():
+        return int(text)
+    match = _LOCAL.fullmatch(master)
+    if match is not None:
+        number = match[1] or "1"
         return os.cpu_count() or 1 if number == "*" else int(number)
-    each, many = conf.get("spark.executor.cores"), conf.get("spark.executor.instances")
-    if each and many and each.isdecimal() and many.isdecimal():
-        return int(each) * int(many)
+    per_executor, executors = conf.get("spark.executor.cores"), conf.get("spark.executor.instances")
+    if per_executor and executors and per_executor.isdecimal() and executors.isdecimal():
+        return int(per_executor) * int(executors)
     return None

@@ -1,7 +1,7 @@
 """Waiting for a broker that is away: for a while, then no longer.
 
 A broker that restarts is back within seconds, and a query that ends because of it has to be started
-again by somebody. So questions are asked again, and reads go on behind the last row that came,
+again by its operator. So questions are asked again, and reads go on behind the last row that came,
 while what went wrong may pass; after `timeout` the last error is raised.
 """
 
@@ -73,7 +73,7 @@ def rows_of(
 
 
 def _behind(ticket: Ticket, batch: pa.RecordBatch) -> Ticket | None:
-    """What is left of a ticket after a batch; None if nobody can tell."""
+    """What is left of a ticket after a batch; None if that is not known."""
     if ticket.get("call") == "changes":
         return {**ticket, "after": batch.column("position")[-1].as_py()}
     if ticket.get("call") == "log" and "end_offset" in ticket and "limit" not in ticket:

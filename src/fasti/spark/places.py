@@ -29,19 +29,19 @@ def feed_place(client: Client, options: Options, which: str) -> Offsets:
         at_us = moment_us(options[by_time], by_time)
         header, _ = client.transport.call("feed", {"time_us": at_us})
         return {header["shard"]: int(header["position"])}
-    given = options[which]
+    value = options[which]
     bounds = feed_bounds(client.transport)
-    if given == "earliest":
+    if value == "earliest":
         return as_offsets(bounds.first)
-    if given == "latest":
+    if value == "latest":
         return as_offsets(bounds.last)
     # Of another shard: the broker answers that it is gone.
-    if len(given) != 1 or not is_offset(*given.values()):
+    if len(value) != 1 or not is_offset(*value.values()):
         raise InvalidArgument(
-            f'{which} of this change feed is {{"{bounds.last.shard}": 5}}, not {json.dumps(given)}',
+            f'{which} of this change feed is {{"{bounds.last.shard}": 5}}, not {json.dumps(value)}',
             field=which,
         )
-    return dict(given)
+    return dict(value)
 
 
 def is_offset(value: Any) -> bool:
@@ -72,9 +72,9 @@ def of_log(offsets: Offsets, topic: str) -> Offsets:
     return offsets
 
 
-def _foreign(wanted: str, offsets: Offsets) -> str:
+def _foreign(expected: str, offsets: Offsets) -> str:
     return (
-        f"the checkpoint has other offsets than those of {wanted}: {json.dumps(offsets)}. A query "
+        f"the checkpoint has other offsets than those of {expected}: {json.dumps(offsets)}. A query "
         "that reads something else needs a checkpointLocation of its own"
     )
 
@@ -88,27 +88,27 @@ def log_place(client: Client, options: Options, which: str) -> Offsets:
         at_us = moment_us(options[by_time], by_time)
         header, _ = client.transport.call("offsets", {"topic": topic, "time_us": at_us})
         return {str(number): int(at) for number, at in header["offsets"].items()}
-    given = options[which]
-    if given == "earliest":
-        return {str(each.partition): each.earliest for each in partitions}
-    if given == "latest":
-        return {str(each.partition): each.end for each in partitions}
-    known = {str(each.partition): each for each in partitions}
-    if set(given) != set(known):
+    value = options[which]
+    if value == "earliest":
+        return {str(partition.partition): partition.earliest for partition in partitions}
+    if value == "latest":
+        return {str(partition.partition): partition.end for partition in partitions}
+    by_number = {str(partition.partition): partition for partition in partitions}
+    if set(value) != set(by_number):
         raise InvalidArgument(
-            f"{which} must name every partition of {topic!r}: {', '.join(known)}", field=which
+            f"{which} must name every partition of {topic!r}: {', '.join(by_number)}", field=which
         )
-    return {number: _offset_of(known[number], given[number], which) for number in known}
+    return {number: _offset_of(by_number[number], value[number], which) for number in by_number}
 
 
-def _offset_of(partition: LogPartition, given: Any, which: str) -> int:
-    if given in ("earliest", "latest"):
-        return partition.earliest if given == "earliest" else partition.end
-    if not is_offset(given) or given > partition.end:
+def _offset_of(partition: LogPartition, value: Any, which: str) -> int:
+    if value in ("earliest", "latest"):
+        return partition.earliest if value == "earliest" else partition.end
+    if not is_offset(value) or value > partition.end:
         raise InvalidArgument(
             f"{which} of partition {partition.partition} is earliest, latest or an offset up to "
-            f"{partition.end}, not {json.dumps(given)}",
+            f"{partition.end}, not {json.dumps(value)}",
             field=which,
             limit=partition.end,
         )
-    return int(given)
+    return int(value)

@@ -95,8 +95,8 @@ class Planner:
             filters.between("due", 0, moment_us(options["dueTo"]))
         for option, column in (("state", "state"), ("owner", "owner"), ("key", "key")):
             if options.given(option):
-                given = options[option]
-                filters.one_of(column, frozenset([given] if isinstance(given, str) else given))
+                value = options[option]
+                filters.one_of(column, frozenset([value] if isinstance(value, str) else value))
         if filters.nothing:
             return []
         for name, words in filters.words.items():
@@ -110,10 +110,10 @@ class Planner:
         options, filters = self._options, self._filters
         if options.given("key"):
             filters.one_of("key", frozenset([options["key"]]))
-        prefixes = [each for each in (options["prefix"], filters.prefix) if each]
+        prefixes = [prefix for prefix in (options["prefix"], filters.prefix) if prefix]
         # The longer one says it all, if they agree.
         longest = max(prefixes, key=len, default="")
-        if filters.nothing or not all(longest.startswith(each) for each in prefixes):
+        if filters.nothing or not all(longest.startswith(prefix) for prefix in prefixes):
             return []
         if longest:
             fields["prefix"] = longest
@@ -131,11 +131,11 @@ class Planner:
             tickets = self._client.transport.plan({**fields, **place})
         finally:
             call("drop_snapshot", {"snapshot": held["snapshot"]})
-        wanted = []
+        nonempty = []
         for ticket in tickets:
             ids = self._ids(ticket["after_id"], ticket["until_id"])
             if ids[1] is None or ids[1] > ids[0] + 1:
-                wanted.append(({n: ticket[n] for n in (LOCATION,) if n in ticket}, ids))
+                nonempty.append(({n: ticket[n] for n in (LOCATION,) if n in ticket}, ids))
         keep_us = self._options["snapshotTimeout"]
         common = {
             **self._common(),
@@ -143,7 +143,7 @@ class Planner:
             "life": held["life"],
             "keep_us": keep_us or _KEEP_US,
             "linger_us": keep_us or _LINGER_US,
-            "parts": len(wanted),
+            "parts": len(nonempty),
         }
         return [
             SnapshotTask(
@@ -151,7 +151,7 @@ class Planner:
                 part=part,
                 **common,
             )
-            for part, (broker, (after, until)) in enumerate(wanted)
+            for part, (broker, (after, until)) in enumerate(nonempty)
         ]
 
     def _ids(self, after_id: int, until_id: int | None) -> tuple[int, int | None]:
@@ -175,7 +175,7 @@ class Planner:
         return [self._task(ticket, shard=begin.shard) for ticket in tickets]
 
     def change_task(self, begin: Position, end: Position) -> Task:
-        """All of what happened between two positions, in one task: nobody is asked."""
+        """All of what happened between two positions, in one task, without asking the broker."""
         return self._task(self._changes(begin, end), shard=begin.shard)
 
     def _changes(self, begin: Position, end: Position) -> dict[str, Any]:

@@ -37,9 +37,9 @@ def _behind(source: dict[str, Any]) -> int:
     )
 
 
-def _offsets(told: Any) -> dict[str, Any]:
-    found = json.loads(told) if isinstance(told, str) else told
-    if not isinstance(found, dict):
+def _offsets(value: Any) -> dict[str, Any]:
+    offsets = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(offsets, dict):
         return {}
-    ours = LOG in found or any(_SHARD.fullmatch(name) for name in found)
-    return found if ours else {}
+    ours = LOG in offsets or any(_SHARD.fullmatch(name) for name in offsets)
+    return offsets if ours else {}

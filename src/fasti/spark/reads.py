@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from fasti.spark.connection import client_of
-from fasti.spark.errors import shown
+from fasti.spark.errors import as_spark_errors
 from fasti.spark.filters import Pushed, pushed
 from fasti.spark.options import Options
 from fasti.spark.plans import Planner
@@ -34,7 +34,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """A task each. The rows of all tasks are of one moment."""
-        with shown():
+        with as_spark_errors():
             client = client_of(self._options["address"], self._options["token"])
             planner = Planner(client, self._options, self._view, filters=self._filters)
             return [InputPartition(task) for task in planner.planned()]
@@ -44,7 +44,7 @@ class BatchReader(DataSourceReader):
         task: Task | None = partition.value
         # Where there is nothing to read Spark makes up a partition.
         if task is not None:
-            with shown():
+            with as_spark_errors():
                 yield from task.batches()
 
 

@@ -1,7 +1,7 @@
 """DataFrames that are written: which columns an operation takes, and how they go over the wire.
 
 A `Shape` is made of a schema in the driver, before any task runs, and refuses what can't be: a
-column that nobody knows, one that is missing, one of another type. It travels to the tasks, which
+column that is unknown, one that is missing, one of another type. It travels to the tasks, which
 make the wire's columns of each batch with it, without a look at single rows unless one is wrong;
 then the error names it. All are `invalid_argument`.
 """
@@ -127,12 +127,12 @@ class Shape:
     @classmethod
     def of(cls, schema: StructType, operation: str, topic: bool, shift: bool = False) -> Shape:
         """Of a DataFrame. `topic`: whether one is given for all rows. Raises `invalid_argument`."""
-        known = COLUMNS[operation]
+        allowed = COLUMNS[operation]
         names = [field.name for field in schema.fields]
         _check_topic(names, topic)
         for field in schema.fields:
-            _check_known(field.name, known, operation, names)
-        used = [name for name in known if name in names]
+            _check_known(field.name, allowed, operation, names)
+        used = [name for name in allowed if name in names]
         if "id" in used and "key" in used:
             used.remove("key")
         for choice in _NEEDED[operation]:
@@ -163,7 +163,7 @@ class Shape:
             )
         wrong = [name for name in _NOT_IN.get(kind, ()) if name in self.columns]
         if self.operation == "update" and "payload" in self.columns:
-            # A read of messages has all columns, whatever its topic.
+            # A read of messages has all columns, of every topic.
             return tuple(FIELDS[name].wire for name in wrong)
         if wrong:
             raise InvalidArgument(
@@ -185,13 +185,13 @@ def _check_topic(names: list[str], topic: bool) -> None:
         )
 
 
-def _check_known(name: str, known: tuple[str, ...], operation: str, names: list[str]) -> None:
+def _check_known(name: str, allowed: tuple[str, ...], operation: str, names: list[str]) -> None:
     if names.count(name) > 1:
         raise InvalidArgument(f"there are two columns {name!r}", field=name)
-    if name in known or name == "topic" or (operation in _CHANGES and name in _READ):
+    if name in allowed or name == "topic" or (operation in _CHANGES and name in _READ):
         return
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else f", but {', '.join(known)} and topic"
+    near = difflib.get_close_matches(name.lower(), allowed, n=1)
+    hint = f": did you mean {near[0]!r}?" if near else f", but {', '.join(allowed)} and topic"
     raise InvalidArgument(f"operation {operation!r} has no column {name!r}{hint}", field=name)
 
 
@@ -206,17 +206,17 @@ def _without_spare(used: list[str], operation: str) -> list[str]:
     return used
 
 
-def _check_type(field: Field, found: DataType) -> None:
-    fits = isinstance(found, field.kinds)
-    if isinstance(found, MapType) and fits:
-        fits = isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
+def _check_type(field: Field, kind: DataType) -> None:
+    fits = isinstance(kind, field.kinds)
+    if isinstance(kind, MapType) and fits:
+        fits = isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
     if fits:
         return
     hint = _HINTS.get(field.name, "")
-    if isinstance(found, TimestampNTZType):
-        hint = ": without a time zone nobody can tell which moment it means; cast it to timestamp"
+    if isinstance(kind, TimestampNTZType):
+        hint = ": without a time zone it does not name one moment; cast it to timestamp"
     raise InvalidArgument(
-        f"column {field.name!r} must be {field.expected}, not {found.simpleString()}{hint}",
+        f"column {field.name!r} must be {field.expected}, not {kind.simpleString()}{hint}",
         field=field.name,
     )
 
@@ -230,13 +230,13 @@ class Rows:
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns as they travel, among them `topic` where rows have one."""
-        found: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array] = {}
         for name in self._shape.columns:
             field = FIELDS[name]
-            found[field.wire] = self._converted(batch, field)
-        self._check(batch, found)
+            columns[field.wire] = self._converted(batch, field)
+        self._check(batch, columns)
         self._before += batch.num_rows
-        return pa.RecordBatch.from_arrays(list(found.values()), list(found))
+        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
     def _converted(self, batch: pa.RecordBatch, field: Field) -> pa.Array:
         array = batch.column(field.name)
@@ -271,33 +271,33 @@ class Rows:
     def _check_bounds(self, batch: pa.RecordBatch, field: Field, array: pa.Array) -> None:
         assert field.bounds is not None
         least, most = field.bounds
-        found = pc.min_max(array)
-        low, high = found["min"].as_py(), found["max"].as_py()
+        bounds = pc.min_max(array)
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
         if low is None or (low >= least and high <= most):
             return
         out = pc.or_(pc.less(array, least), pc.greater(array, most))
         row = pc.index(out, True).as_py()
         value = batch.column(field.name)[row]
         if field.wire == "due_us":
-            self._refuse(batch, row, field, f"is before 1970 or too far away: {_told(value)}")
-        self._refuse(batch, row, field, f"is {_told(value)}, not {least} to {most}")
+            self._refuse(batch, row, field, f"is before 1970 or too far away: {_excerpt(value)}")
+        self._refuse(batch, row, field, f"is {_excerpt(value)}, not {least} to {most}")
 
-    def _check(self, batch: pa.RecordBatch, found: dict[str, pa.Array]) -> None:
-        if "due_us" in found and "delay_us" in found:
-            both = pc.and_(found["due_us"].is_valid(), found["delay_us"].is_valid())
+    def _check(self, batch: pa.RecordBatch, columns: dict[str, pa.Array]) -> None:
+        if "due_us" in columns and "delay_us" in columns:
+            both = pc.and_(columns["due_us"].is_valid(), columns["delay_us"].is_valid())
             row = pc.index(both, True).as_py()
             if row >= 0:
                 self._refuse(batch, row, FIELDS["due"], "and 'delay' are both given")
 
     def _refuse(self, batch: pa.RecordBatch, row: int, field: Field, problem: str) -> None:
-        told = f"row {self._before + row} of {self._task}"
+        where = f"row {self._before + row} of {self._task}"
         for name in ("key", "id"):
             if name in batch.schema.names and name != field.name:
-                told += f" ({name} {batch.column(name)[row].as_py()!r})"
-        raise InvalidArgument(f"column {field.name!r} {problem} in {told}", field=field.name)
+                where += f" ({name} {batch.column(name)[row].as_py()!r})"
+        raise InvalidArgument(f"column {field.name!r} {problem} in {where}", field=field.name)
 
 
-def _told(value: pa.Scalar) -> str:
+def _excerpt(value: pa.Scalar) -> str:
     """A value that may be outside of what Python has dates for."""
     try:
         return str(value.as_py())

@@ -86,11 +86,11 @@ def _remote(address: str, conf: dict[str, Any]) -> SparkSession:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("fasti")` known to a session that somebody else made.
+    """Registers `format("fasti")` in a session that was not made here.
 
     Where this package is installed, Spark finds the source by itself, and there is nothing to do:
     registering it as well would only make Spark warn of it whenever a stream starts. A Connect
-    server is told in any case, as nobody here knows what is installed there.
+    server is told in any case, as it is not known here what is installed there.
     """
     connected = type(spark).__module__.startswith("pyspark.sql.connect")
     if connected or importlib.util.find_spec("pyspark_fasti") is None:

@@ -1,13 +1,13 @@
-"""`df.write` and `df.writeStream`: rows that go live once, whatever dies in between.
+"""`df.write` and `df.writeStream`: rows that go live once, even if processes die in between.
 
-Tasks *stage* their rows: durable in the broker, seen by nobody. The driver's commit *publishes* what
+Tasks *stage* their rows: durable in the broker, not visible yet. The driver's commit *publishes* what
 the tasks that counted have staged, by one decision of the broker, which remembers (sink id, batch)
 for ever: the same batch again, from a driver that was killed and came back, changes nothing. So a
 task may fail half-way, run twice, or come out with other rows the second time.
 
 A stage belongs to one attempt of one task and has a random part in its name: an attempt in a driver
-that came back must not add to what one of its former life has left. What nobody publishes is dropped
-by whoever can, else by the broker after the topic's `stage_age`.
+that came back must not add to what one of its former life has left. What is not published is dropped by the
+task or the driver, else by the broker after the topic's `stage_age`.
 
 Who runs where: writers are made in the driver, for streams anew for every micro-batch and again for
 its commit, so what a commit must know comes with the tasks' messages. `write` runs in tasks; `commit`
@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 from fasti.client.sinks import Sink, StageWriter
 from fasti.errors import FastiError, InvalidArgument
 from fasti.spark.connection import client_of
-from fasti.spark.errors import shown
+from fasti.spark.errors import as_spark_errors
 from fasti.spark.options import Options
 from fasti.spark.patience import patiently
 from fasti.spark.rows import Rows, Shape
@@ -71,7 +71,7 @@ class Write:
             )
         operation, topic = options["operation"], options["topic"]
         shape = Shape.of(schema, operation, topic is not None)
-        made = cls(
+        write = cls(
             options["address"],
             options["token"],
             options["owner"] or "",
@@ -82,8 +82,8 @@ class Write:
             shape,
         )
         if topic is not None:
-            made.check_topic(topic)
-        return made
+            write.check_topic(topic)
+        return write
 
     def check_topic(self, topic: str) -> tuple[str, ...]:
         """Which columns it has no use for; see `Shape.check_kind`. Raises `not_found`."""
@@ -93,11 +93,11 @@ class Write:
 
     def sink(self, sink_id: str, topic: str = "") -> Sink:
         """What stages for one topic, and publishes for all."""
-        found = client_of(self.address, self.token).sink(
+        sink = client_of(self.address, self.token).sink(
             topic, sink_id, self.operation, self.on_conflict, owner=self.owner
         )
-        found.patience_s = self.timeout_s
-        return found
+        sink.patience_s = self.timeout_s
+        return sink
 
 
 @dataclass
@@ -133,11 +133,11 @@ class Stages:
         except BaseException:
             self._drop()
             raise
-        names = [each.name for each in staged if each.rows]
-        return StagedRows(self._sink_id, self._batch, names, sum(each.rows for each in staged))
+        names = [stage.name for stage in staged if stage.rows]
+        return StagedRows(self._sink_id, self._batch, names, sum(stage.rows for stage in staged))
 
     def _published(self) -> bool:
-        """Whether this batch happened in a former life of the driver: nobody needs it again."""
+        """Whether this batch happened in a former life of the driver, and must not happen again."""
         last = patiently(self._write.sink(self._sink_id).last_batch, self._write.timeout_s)
         return last is not None and last >= self._batch
 
@@ -154,7 +154,7 @@ class Stages:
         for writer in self._open.values():
             writer.abort()
         with suppress(FastiError):
-            self._write.sink(self._sink_id).drop([each.name for each in self._open.values()])
+            self._write.sink(self._sink_id).drop([stage.name for stage in self._open.values()])
 
 
 def _task() -> TaskContext:
@@ -175,21 +175,21 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
         return
     topics = batch.column("topic")
     rest = batch.drop_columns(["topic"])
-    found = pc.unique(topics).to_pylist()
-    for each in found:
-        yield each, rest if len(found) == 1 else rest.filter(pc.equal(topics, each))
+    names = pc.unique(topics).to_pylist()
+    for name in names:
+        yield name, rest if len(names) == 1 else rest.filter(pc.equal(topics, name))
 
 
-def _told(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[str]]:
+def _staged_rows(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[str]]:
     """The sink, and all stages of the tasks that counted. A task that failed has no message."""
-    staged = [each for each in messages if isinstance(each, StagedRows)]
-    names = [name for each in staged for name in each.stages]
+    staged = [message for message in messages if isinstance(message, StagedRows)]
+    names = [name for message in staged for name in message.stages]
     return staged[0].sink_id if staged else None, names
 
 
 def publish(write: Write, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
     """Makes live what the tasks staged, at once in all topics. In the driver."""
-    sink_id, names = _told(messages)
+    sink_id, names = _staged_rows(messages)
     if sink_id is not None:
         # A batch without rows has happened, too.
         write.sink(sink_id).publish(batch, names)
@@ -197,7 +197,7 @@ def publish(write: Write, messages: Sequence[WriterCommitMessage | None], batch:
 
 def drop(write: Write, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Drops what the tasks staged; those that failed have done so themselves. In the driver."""
-    sink_id, names = _told(messages)
+    sink_id, names = _staged_rows(messages)
     if sink_id is not None and names:
         # The error that led here is the one to be told; what stays is dropped with time.
         with suppress(FastiError):
@@ -216,12 +216,12 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stages its rows."""
-        with shown():
+        with as_spark_errors():
             return Stages(self._write, self._sink_id, self._batch).take(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks are through."""
-        with shown():
+        with as_spark_errors():
             publish(self._write, messages, self._batch)
         if self._once:
             with suppress(FastiError):
@@ -248,7 +248,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stages its rows."""
-        with shown():
+        with as_spark_errors():
             query, batch = _task().getLocalProperty(_QUERY), _task().getLocalProperty(_BATCH)
             assert query is not None, "a stream's tasks are told of it"
             assert batch is not None, "and of the batch"
@@ -256,7 +256,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver, when all tasks of a micro-batch are through; again after a kill."""
-        with shown():
+        with as_spark_errors():
             publish(self._write, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -41,11 +41,15 @@ class SnapshotTask(Task):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows of the ticket. Raises `gone` if the snapshot is."""
         name, again = _query(self.plan)
-        found = patiently(lambda: self._snapshot(self.client(), name, again), self.timeout_s)
-        _check_same(name, found["position"])
-        place = {"snapshot": found["snapshot"], "position": found["position"], "part": self.part}
+        snapshot = patiently(lambda: self._snapshot(self.client(), name, again), self.timeout_s)
+        _check_same(name, snapshot["position"])
+        place = {
+            "snapshot": snapshot["snapshot"],
+            "position": snapshot["position"],
+            "part": self.part,
+        }
         ticket = {**self.ticket, **place}
-        constants = {"shard": found["shard"], "snapshot_position": found["position"]}
+        constants = {"shard": snapshot["shard"], "snapshot_position": snapshot["position"]}
         try:
             yield from self._read(ticket, constants)
         except Gone as error:
@@ -63,14 +67,14 @@ class SnapshotTask(Task):
         try:
             # From the broker that is read: a snapshot is its own.
             transport = client.transport.at(self.ticket.get(LOCATION))
-            found, _ = transport.call("take_snapshot", fields)
+            reply, _ = transport.call("take_snapshot", fields)
         except Gone as error:
             raise _explained(error) from None
-        return found
+        return reply
 
 
 def _query(plan: str) -> tuple[str, bool]:
-    """The name of a query's snapshot, and whether somebody may have read it before."""
+    """The name of a query's snapshot, and whether it may have been read before."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -91,9 +95,9 @@ def _stage_attempt(context: Any) -> int:
 
 def _check_same(name: str, position: int) -> None:
     """A process that has seen a query's snapshot doesn't take another one for it."""
-    known = _seen.setdefault(name, position)
-    if known != position:
-        raise _explained(Gone(f"the snapshot at position {known} is gone, here is {position}"))
+    first = _seen.setdefault(name, position)
+    if first != position:
+        raise _explained(Gone(f"the snapshot at position {first} is gone, here is {position}"))
     if len(_seen) > _SEEN_MAX:
         del _seen[next(iter(_seen))]
 

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from fasti.client.client import Client
 from fasti.errors import Gone
 from fasti.spark.connection import client_of
-from fasti.spark.errors import shown
+from fasti.spark.errors import as_spark_errors
 from fasti.spark.options import Options
 from fasti.spark.patience import patiently
 from fasti.spark.places import Offsets
@@ -56,7 +56,7 @@ class Idling:
         if left > 0:
             time.sleep(left)
 
-    def asked(self, news: bool) -> None:
+    def note_question(self, news: bool) -> None:
         """After it."""
         grown = min(max(2 * self._pause_s, _IDLE_FIRST_S), _IDLE_MAX_S)
         self._pause_s = 0.0 if news else grown
@@ -86,18 +86,18 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         """Spark asks more than once: it must hear the same."""
-        with shown():
+        with as_spark_errors():
             if self._first is None:
                 self._first = self._patiently(self._starting)
             return self._first
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next micro-batch ends."""
-        with shown():
+        with as_spark_errors():
             self._idling.wait()
             rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             end = self._patiently(lambda: self._ending(start, rows))
-            self._idling.asked(end != start)
+            self._idling.note_question(end != start)
             return end
 
     def reportLatestOffset(self) -> Offsets | None:
@@ -106,20 +106,20 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is all that this run reads."""
-        with shown():
+        with as_spark_errors():
             self._target = self._patiently(self._end)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """The tasks of a micro-batch. Again after a restart, for the one that was not finished."""
-        with shown():
+        with as_spark_errors():
             return [
-                InputPartition(each) for each in self._patiently(lambda: self._work(start, end))
+                InputPartition(work) for work in self._patiently(lambda: self._work(start, end))
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, in an executor."""
         tasks: Sequence[Task] = partition.value
-        with shown():
+        with as_spark_errors():
             for task in tasks:
                 yield from self._rows(task)
 
@@ -157,15 +157,15 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._looked = start, self._look(start)
         return self._looked[1]
 
-    def _lost(self, told: str, settings: str, details: dict[str, Any]) -> None:
+    def _report_loss(self, what: str, settings: str, details: dict[str, Any]) -> None:
         """Raises that something is missing, or warns of it."""
         if self._options["failOnDataLoss"]:
             raise Gone(
-                f"{told} {settings} With failOnDataLoss=false the query goes on with the earliest "
+                f"{what} {settings} With failOnDataLoss=false the query goes on with the earliest "
                 "that there is.",
                 details=details,
             )
-        logger.warning("data loss: %s The query goes on with the earliest that there is.", told)
+        logger.warning("data loss: %s The query goes on with the earliest that there is.", what)
 
     def _starting(self) -> Offsets:
         """Where a new query begins."""
@@ -191,12 +191,12 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _later(task: Task, error: Gone) -> Task | None:
     """What is left of a task without what was dropped under its hands; None if nothing is."""
     ticket = task.ticket
-    place, end, told = (
+    place, end, name = (
         ("after", "through", "first")
         if ticket["call"] == "changes"
         else ("offset", "end_offset", "earliest")
     )
-    first = error.details.get(told)
+    first = error.details.get(name)
     if not isinstance(first, int) or first <= ticket[place]:
         raise error
     return None if first >= ticket[end] else replace(task, ticket={**ticket, place: first})

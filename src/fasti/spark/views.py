@@ -139,17 +139,17 @@ class View:
         self, name: str, columns: Sequence[str] | None, payload: bool = True, headers: bool = True
     ) -> None:
         self.name = name
-        known = {column.name: column for column in VIEWS[name]}
+        by_name = {column.name: column for column in VIEWS[name]}
         if columns is None:
             left_out = {"payload"} if not payload else set()
             left_out |= {"headers"} if not headers else set()
-            columns = [each for each in known if each not in left_out]
-        for each in columns:
-            if each not in known:
-                raise InvalidArgument(_unknown(name, each), field="columns")
+            columns = [column_name for column_name in by_name if column_name not in left_out]
+        for column_name in columns:
+            if column_name not in by_name:
+                raise InvalidArgument(_unknown(name, column_name), field="columns")
         if len(set(columns)) != len(columns) or not columns:
             raise InvalidArgument("columns must name each column once", field="columns")
-        self.columns = [known[each] for each in columns]
+        self.columns = [by_name[column_name] for column_name in columns]
 
     @property
     def schema(self) -> pa.Schema:
@@ -159,9 +159,15 @@ class View:
     @property
     def wire(self) -> list[str]:
         """The columns that travel; at least one, so that rows can be counted."""
-        found = [each.source for each in self.columns if each.name not in CONSTANT[self.name]]
+        sources = [
+            column.source for column in self.columns if column.name not in CONSTANT[self.name]
+        ]
         place = _PLACES.get(self.name, "version")
-        return found if place in found or (found and self.name not in _PLACES) else [*found, place]
+        return (
+            sources
+            if place in sources or (sources and self.name not in _PLACES)
+            else [*sources, place]
+        )
 
     def made_of(self, batch: pa.RecordBatch, **constants: Any) -> pa.RecordBatch:
         """The view's columns of a batch that came over the wire."""
@@ -179,7 +185,7 @@ class View:
 
 
 def _unknown(view: str, column: str) -> str:
-    names = [each.name for each in VIEWS[view]]
+    names = [known.name for known in VIEWS[view]]
     near = difflib.get_close_matches(column.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
     return f"view {view!r} has no column {column!r}: {hint}"

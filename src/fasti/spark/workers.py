@@ -272,7 +272,7 @@ class Worker:
                 return
 
     def _left(self) -> int:
-        return 0 if self._stopping else left(self._client, self.topic, self.group)
+        return 0 if self._stopping else open_count(self._client, self.topic, self.group)
 
     def _mark_jobs(self) -> None:
         """Jobs of this thread can be cancelled by the tag."""
@@ -285,27 +285,27 @@ class Worker:
     def _one(self, batch: Batch) -> None:
         begin = time.monotonic()
         number, self._number = self._number, self._number + 1
-        told: dict[str, Any] = {
+        progress: dict[str, Any] = {
             "batchId": number,
             "timestamp": datetime.now(UTC).isoformat(),
             "numInputRows": len(batch),
             "numFailedRows": 0,
         }
-        self._recent.append(told)
+        self._recent.append(progress)
         try:
             verdicts = self._verdicts(batch, number)
         except Exception as error:
-            told |= {"numFailedRows": len(batch), "error": f"{type(error).__name__}: {error}"}
+            progress |= {"numFailedRows": len(batch), "error": f"{type(error).__name__}: {error}"}
             if not self._failing.failed(batch, error):
                 raise
             logger.warning("batch %d of %r failed and comes again: %s", number, self.topic, error)
             self._flush()
         else:
             self._failing.well()
-            told["numFailedRows"] = self._settle(batch, verdicts)
+            progress["numFailedRows"] = self._settle(batch, verdicts)
             self._flush()
         finally:
-            told["durationMs"] = round((time.monotonic() - begin) * 1000)
+            progress["durationMs"] = round((time.monotonic() - begin) * 1000)
 
     def _verdicts(self, batch: Batch, number: int) -> Verdicts:
         rows = self._spark.createDataFrame(rows_of(batch, self.group))
@@ -321,7 +321,7 @@ class Worker:
         return failed
 
     def _flush(self) -> None:
-        """Waits until it is durable; for a broker that is away as long as nobody stops the worker."""
+        """Waits until it is durable; for a broker that is away until the worker is stopped."""
         while True:
             try:
                 self._consumer.flush(_FLUSH)
@@ -330,21 +330,21 @@ class Worker:
                 if self._stopping:
                     raise
             except RowsFailed as error:
-                # Their leases were over: somebody else has them, or will.
+                # Their leases were over: another consumer has them, or will.
                 logger.warning("messages of %r may come again: %s", self.topic, error)
                 return
 
 
-def left(client: Client, topic: str, group: str) -> int:
-    """How many messages are due that nobody has."""
+def open_count(client: Client, topic: str, group: str) -> int:
+    """How many messages are due and not leased."""
     if not group:
         return int(client.messages(topic).count()["ready"])
-    found = client.groups(topic).describe(group)
+    state = client.groups(topic).describe(group)
     return sum(
-        each.lag - each.leased - each.again
-        for each in found.partitions
+        partition.lag - partition.leased - partition.again
+        for partition in state.partitions
         # Others may have to finish theirs first.
-        if not (each.leased and (found.ordered or each.window_full))
+        if not (partition.leased and (state.ordered or partition.window_full))
     )
 
 

@@ -88,11 +88,15 @@ class _Inode:
             return self._image(dirty, len(self.seen), None)
         size = rng.choice((len(self.durable), len(self.seen)))
         if fate == "any":
-            kept = [sector for sector in dirty if rng.random() < 0.5]
+            survivors = [sector for sector in dirty if rng.random() < 0.5]
         else:
-            kept = dirty[: rng.randint(0, len(dirty))]
-        torn = (rng.choice(kept), rng.randrange(SECTOR_BYTES)) if fate == "torn" and kept else None
-        return self._image(kept, size, torn)
+            survivors = dirty[: rng.randint(0, len(dirty))]
+        torn = (
+            (rng.choice(survivors), rng.randrange(SECTOR_BYTES))
+            if fate == "torn" and survivors
+            else None
+        )
+        return self._image(survivors, size, torn)
 
 
 # A change of names: the file, its old name or None, its new name or None.
@@ -151,7 +155,7 @@ class SimulatedFile:
 
     def busy(self) -> bool:
         try:
-            # A bytearray can't be resized while somebody holds a view of it.
+            # A bytearray can't be resized while a view of it exists.
             self._inode.seen.append(0)
         except BufferError:
             return True
@@ -195,9 +199,9 @@ class SimulatedFiles:
         names = dict(self._durable_names)
         count = len(self._changes)
         fate = rng.choice(("none", "all", "first", "any"))
-        kept = {"none": 0, "all": count}.get(fate, rng.randint(0, count))
+        survivors = {"none": 0, "all": count}.get(fate, rng.randint(0, count))
         for position, change in enumerate(self._changes):
-            if (rng.random() < 0.5) if fate == "any" else position < kept:
+            if (rng.random() < 0.5) if fate == "any" else position < survivors:
                 _apply(names, change)
         after = SimulatedFiles(capacity_bytes=self.capacity_bytes)
         for name, inode in sorted(names.items()):

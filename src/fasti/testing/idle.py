@@ -114,8 +114,8 @@ class IdleRun:
                 f"no end after {self._runs_max} messages and moments (runs_max), at {self._broker.now}: "
                 "give a nearer `until`, or a larger `runs_max`"
             )
-        found = self._broker.next_due_us(self._topics)
-        return found if found is not None and found <= until_us else None
+        due_us = self._broker.next_due_us(self._topics)
+        return due_us if due_us is not None and due_us <= until_us else None
 
     def _ran(self, after_frame: int) -> list[Run]:
         keys: dict[tuple[str, int], str | None] = {}
@@ -134,14 +134,14 @@ class IdleRun:
 
     def _is_run(self, row: dict[str, Any], after_frame: int) -> bool:
         # What was given back without having been begun has no start.
-        begun = row["op"] in _ENDS and row["started_us"] is not None
-        return begun and row["topic"] in self._topics and row["position"] > after_frame
+        started = row["op"] in _ENDS and row["started_us"] is not None
+        return started and row["topic"] in self._topics and row["position"] > after_frame
 
 
 def _moment_us(until: Duration | datetime, now_us: int) -> int:
     if not isinstance(until, datetime):
         return now_us + duration_us(until, "until")
-    found = aware_us(until, "until")
-    if found < now_us:
+    moment_us = aware_us(until, "until")
+    if moment_us < now_us:
         raise InvalidArgument(f"{until} is past: time doesn't go back", field="until")
-    return found
+    return moment_us

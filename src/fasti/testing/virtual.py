@@ -5,7 +5,7 @@ until the test moves it on. What is due then is delivered to consumers and apps 
 server, by real threads, so a test waits for them with `settle` instead of sleeping.
 
 Two clocks: `advance` moves wall time, by which messages fall due. Leases run on the broker's
-monotonic clock, which `advance` leaves alone: whoever works on a message keeps it. `expire_leases`
+monotonic clock, which `advance` leaves alone: a consumer that works on a message keeps it. `expire_leases`
 lets that clock run on until every lease is over, as if each worker had died.
 """
 
@@ -175,14 +175,14 @@ class VirtualBroker:
         self._move(by_us, 0)
 
     def set_clock(self, by: timedelta) -> None:
-        """Somebody sets the machine's wall clock, ahead or back, while no time passes. What the broker
+        """Sets the machine's wall clock, ahead or back, while no time passes. What the broker
         makes of it is in [operating](../operating.md#the-clock).
         """
         self.machine.move(off_us=by // timedelta(microseconds=1))
         self._serve_due()
 
     def expire_leases(self) -> None:
-        """Every lease runs out, as if whoever holds it had died. Messages come again at once,
+        """Every lease runs out, as if its holder had died. Messages come again at once,
         to any consumer that waits.
         """
         self._move(0, self.shard.settings.limits.lease_us_max)
@@ -192,7 +192,7 @@ class VirtualBroker:
         that is due has been worked off. What is ready in a paused topic is not waited for.
 
         For tests of an app or of consumers in threads. Raises `timed_out` with what is left if
-        nobody finishes it in so many real seconds.
+        it is not finished in so many real seconds.
         """
         if not self.watch.wait_for(lambda: not self.open_work(), timeout):
             raise TimedOut(f"still open after {timeout} s: {self.open_work()}")
@@ -256,7 +256,7 @@ class VirtualBroker:
         return open_work
 
     def _sent_ahead(self, name: str) -> int:
-        """Messages that are with consumers, and whose time has not come: nobody can begin them."""
+        """Messages that are with consumers, and whose time has not come: they can't begin yet."""
         return self._messages(name, state="leased", due_from=self.clock.now_us() + 1).num_rows
 
     def _messages(self, name: str, **wanted: Any) -> Any:
@@ -335,7 +335,7 @@ class VirtualBroker:
 
 
 class _Watch(Metrics):
-    """Counts as ever, and wakes whoever waits for the broker to come to rest."""
+    """Counts as ever, and wakes the threads that wait for the broker to come to rest."""
 
     def __init__(self) -> None:
         super().__init__()
