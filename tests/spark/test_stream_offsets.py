@@ -25,7 +25,7 @@ from fasti.spark.patience import patiently
 from fasti.spark.patience import rows_of as patient_rows
 from fasti.spark.progress import behind
 from fasti.spark.source import FastiSource
-from fasti.spark.streams import Idling, Stream
+from fasti.spark.streams import Idling, OffsetStream
 
 Topic = Callable[..., str]
 Offsets = dict[str, Any]
@@ -33,14 +33,14 @@ ALL = ReadAllAvailable()
 _SMALL = {"segment_size": "64KiB", "feed_size": "0B", "checkpoint_size": "64KiB"}
 
 
-def stream(broker: BrokerProcess, **options: str) -> Stream:
+def stream(broker: BrokerProcess, **options: str) -> OffsetStream:
     made = FastiSource({"address": broker.address, **options})
     reader = made.streamReader(made.schema())
-    assert isinstance(reader, Stream)
+    assert isinstance(reader, OffsetStream)
     return reader
 
 
-def read(reader: Stream, start: Offsets, end: Offsets) -> list[dict[str, Any]]:
+def read(reader: OffsetStream, start: Offsets, end: Offsets) -> list[dict[str, Any]]:
     # Offsets travel as JSON.
     start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))
     tasks = reader.partitions(start, end)
@@ -52,7 +52,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
-def batches(reader: Stream, start: Offsets, limit: ReadLimit = ALL) -> Iterator[list[Any]]:
+def batches(reader: OffsetStream, start: Offsets, limit: ReadLimit = ALL) -> Iterator[list[Any]]:
     """All micro-batches until there is nothing more."""
     for _ in itertools.count():
         end = reader.latestOffset(start, limit)

@@ -16,7 +16,7 @@ from fasti.errors import InvalidArgument
 from fasti.spark.answers import ApplyOptions, shift_us
 from fasti.spark.apply import Applying
 from fasti.spark.errors import SparkFastiError
-from fasti.spark.rows import Shape
+from fasti.spark.rows import RowShape
 
 MOMENT = pa.timestamp("us", tz="UTC")
 START = datetime(2100, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ def carried_out(broker: BrokerProcess) -> Apply:
         ]
         schema = StructType.fromJson({"type": "struct", "fields": fields})
         shift = asked.pop("shift", None)
-        shape = Shape.of(schema, operation, topic is not None, shift is not None)
+        shape = RowShape.of(schema, operation, topic is not None, shift is not None)
         given: dict[str, Any] = {"owner": "", "on_conflict": "reject", "dry_run": False, **asked}
         told = ApplyOptions(
             operation,

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from fasti.core.keys import HEADERS
 from fasti.errors import InvalidArgument
 from fasti.spark.options import Options
-from fasti.spark.rows import OF_KIND, Rows, Shape
+from fasti.spark.rows import OF_KIND, RowShape, TaskRows
 
 MOMENT = pa.timestamp("us", tz="UTC")
 
@@ -39,12 +39,12 @@ _TYPES = {
 }
 
 
-def shape(ddl: str, operation: str = "produce", topic: bool = True) -> Shape:
-    return Shape.of(schema(ddl), operation, topic)
+def shape(ddl: str, operation: str = "produce", topic: bool = True) -> RowShape:
+    return RowShape.of(schema(ddl), operation, topic)
 
 
 def made(ddl: str, columns: dict[str, pa.Array], operation: str = "produce") -> pa.RecordBatch:
-    rows = Rows(shape(ddl, operation), "Spark partition 3")
+    rows = TaskRows(shape(ddl, operation), "Spark partition 3")
     return rows.made_of(pa.RecordBatch.from_pydict(columns))
 
 
@@ -165,7 +165,7 @@ def test_the_wire_has_microseconds_and_bytes() -> None:
 
 
 def test_every_batch_has_the_same_columns_whatever_is_null() -> None:
-    rows = Rows(shape("payload binary, due timestamp, key string"), "Spark partition 0")
+    rows = TaskRows(shape("payload binary, due timestamp, key string"), "Spark partition 0")
     none = {"due": pa.nulls(2, MOMENT), "key": pa.nulls(2, pa.string())}
     batch = pa.RecordBatch.from_pydict({"payload": pa.array([b"a", b"b"]), **none})
     assert rows.made_of(batch).schema.names == ["payload", "due_us", "key"]
@@ -215,7 +215,7 @@ def test_rows_that_are_refused_are_named(
 
 
 def test_rows_are_counted_over_batches() -> None:
-    rows = Rows(shape("payload binary"), "Spark partition 0")
+    rows = TaskRows(shape("payload binary"), "Spark partition 0")
     rows.made_of(pa.RecordBatch.from_pydict({"payload": pa.array([b""] * 10)}))
     with pytest.raises(InvalidArgument, match="row 12 of"):
         rows.made_of(pa.RecordBatch.from_pydict({"payload": pa.array([b"", b"", None])}))

@@ -303,9 +303,9 @@ class App(BrokerAccess):
         if grace is not None:
             self.grace_s = duration_us(grace, "grace") / 1_000_000
         if workers > 1:
-            from fasti.app.supervisor import Plan, supervise
+            from fasti.app.supervisor import WorkerPlan, supervise
 
-            plan = Plan(self.reference(), Reach(self.address), concurrency, self.grace_s)
+            plan = WorkerPlan(self.reference(), Reach(self.address), concurrency, self.grace_s)
             supervise(plan, workers)
             return
         from fasti.app.events import Events

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fasti.app.codec import Codec
-from fasti.app.signature import Shape, arguments_of
+from fasti.app.signature import HandlerShape, arguments_of
 from fasti.app.verdicts import ACK, Reject, Undecodable, Verdict, judge
 
 Call = Callable[[Any], Any]
@@ -26,7 +26,10 @@ Middleware = Callable[[Any, Call], Any]
 
 
 def call_of(
-    function: Callable[..., Any], shape: Shape, codec: Codec, middleware: Sequence[Middleware]
+    function: Callable[..., Any],
+    shape: HandlerShape,
+    codec: Codec,
+    middleware: Sequence[Middleware],
 ) -> Call:
     """What is called with each message; for an `async def` handler it gives an awaitable."""
     arguments = arguments_of(shape, codec)

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fasti.app.calls import Call, attempt, call_of
-from fasti.app.handler import Place
+from fasti.app.handler import HandlerLocation
 from fasti.app.reach import Reach
 from fasti.app.verdicts import ACK, Verdict, bounded, split
 from fasti.client.columns import as_bytes
@@ -158,7 +158,7 @@ def _refuse_to_wait(wait: bool) -> None:
         raise InvalidArgument("wait=True is not available in a worker process", field="wait")
 
 
-def main(place: Place, reach: Reach | None, pipe: Connection) -> None:
+def main(place: HandlerLocation, reach: Reach | None, pipe: Connection) -> None:
     """The life of a worker process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # A handler that does nothing, rather than SIG_IGN: programs started from here inherit that.

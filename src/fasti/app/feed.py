@@ -19,7 +19,7 @@ from fasti.errors import FastiError, IllegalTransition, InvalidArgument
 logger = logging.getLogger("fasti.app")
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """What a feed needs of a consumer."""
 
     def take_now(self) -> Any | None: ...
@@ -27,10 +27,10 @@ class Source(Protocol):
     def stop(self) -> None: ...
 
 
-class Feed:
+class MessageFeed:
     """The messages of one handler. `failed` is told once what ended it, if that was an error."""
 
-    def __init__(self, source: Source, failed: Callable[[FastiError], None]) -> None:
+    def __init__(self, source: MessageSource, failed: Callable[[FastiError], None]) -> None:
         self._source = source
         self._failed = failed
         self._turn = threading.Lock()

@@ -70,7 +70,7 @@ class HandlerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HandlerLocation:
     """Where a worker process finds the handler: it imports the module and looks."""
 
     module: str
@@ -165,9 +165,9 @@ class Handler(Generic[V, P, R]):
         return str(getattr(self.function, "__qualname__", repr(self.function)))
 
     @property
-    def place(self) -> Place:
+    def place(self) -> HandlerLocation:
         """Where a worker process finds it."""
-        return Place(self.function.__module__, self.label)
+        return HandlerLocation(self.function.__module__, self.label)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)

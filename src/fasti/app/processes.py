@@ -22,10 +22,10 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from fasti.app import child
-from fasti.app.handler import Place
+from fasti.app.handler import HandlerLocation
 from fasti.app.reach import Reach
 from fasti.app.reports import report
-from fasti.app.stats import Tally
+from fasti.app.stats import WorkerTally
 from fasti.app.verdicts import Verdict, bounded, over_time
 
 logger = logging.getLogger("fasti.app")
@@ -40,13 +40,13 @@ _END_S = 5.0
 _LOOK_S = 2.0
 
 
-class Remote:
-    """A line to a process. `reach` is how its handlers' own sends reach a broker; `stopping` ends waits."""
+class ProcessExecutor:
+    """Runs the handler in a process. `reach` is how its handlers' own sends reach a broker; `stopping` ends waits."""
 
     def __init__(
         self,
         label: str,
-        place: Place,
+        place: HandlerLocation,
         reach: Reach | None,
         time_limit_us: int | None,
         stopping: threading.Event,
@@ -60,14 +60,14 @@ class Remote:
         self._started = started
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
-        self._tally = Tally()
+        self._tally = WorkerTally()
         self._deaths = 0
         self._begun = False
         self._aborted = False
 
     # The slot's thread
 
-    def ready(self, tally: Tally) -> bool:
+    def ready(self, tally: WorkerTally) -> bool:
         """Starts the process, or a new one in its place. False when the app stops meanwhile."""
         self._tally = tally
         return self._ensure()

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from fasti.app.calls import call_of
 from fasti.app.cron import check_timetables, ensure_timetables
-from fasti.app.feed import Feed
+from fasti.app.feed import MessageFeed
 from fasti.app.handler import AnyHandler
-from fasti.app.processes import Remote
-from fasti.app.slots import Here, Line, Slots
-from fasti.app.stats import HandlerStats, Tally, total
+from fasti.app.processes import ProcessExecutor
+from fasti.app.slots import Executor, Slots, ThreadExecutor
+from fasti.app.stats import HandlerStats, WorkerTally, total
 from fasti.app.tasks import HostLoop, LoopThread, Tasks
 from fasti.app.topics import check_topic, ensure_topic
 from fasti.client.client import Client
@@ -47,7 +47,7 @@ class Runner(Protocol):
     def abandon(self) -> None: ...
     def join(self, timeout: float) -> None: ...
     def owns(self, thread: threading.Thread) -> bool: ...
-    def tallies(self) -> list[Tally]: ...
+    def tallies(self) -> list[WorkerTally]: ...
 
 
 class Callbacks(TypedDict):
@@ -149,14 +149,14 @@ class Running:
         )
         self._consumers.append(consumer)
         consumer.session.want(concurrency)
-        feed = Feed(consumer, self._failed)
+        feed = MessageFeed(consumer, self._failed)
         runner = self._runner(handler, feed, concurrency)
         self._runners.append((handler, consumer, runner))
 
     def _consumer_name(self, name: str | None) -> str | None:
         return name if name is None or self._worker is None else f"{name}-{self._worker}"
 
-    def _runner(self, handler: AnyHandler, feed: Feed, concurrency: int) -> Runner:
+    def _runner(self, handler: AnyHandler, feed: MessageFeed, concurrency: int) -> Runner:
         settings, label = handler.settings, handler.label
         callbacks: Callbacks = {
             "ended": self._look_again,
@@ -164,8 +164,8 @@ class Running:
             "crashed": self._failed,
         }
         if settings.kind == "processes":
-            lines: list[Line] = [
-                Remote(
+            executors: list[Executor] = [
+                ProcessExecutor(
                     label,
                     handler.place,
                     self.app.reach_for_others,
@@ -174,11 +174,11 @@ class Running:
                 )
                 for _ in range(concurrency)
             ]
-            return Slots(label, feed, lines, **callbacks)
+            return Slots(label, feed, executors, **callbacks)
         call = call_of(handler.function, handler.shape, handler.codec, self.app.middlewares)
         if settings.kind == "threads":
-            lines = [Here(label, call) for _ in range(concurrency)]
-            return Slots(label, feed, lines, **callbacks)
+            executors = [ThreadExecutor(label, call) for _ in range(concurrency)]
+            return Slots(label, feed, executors, **callbacks)
         assert self._loop is not None
         return Tasks(
             label,

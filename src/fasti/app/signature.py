@@ -24,7 +24,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class HandlerShape:
     """What a handler takes."""
 
     takes: Takes
@@ -33,7 +33,7 @@ class Shape:
     is_async: bool = False
 
 
-def shape_of(function: Callable[..., Any]) -> Shape:
+def shape_of(function: Callable[..., Any]) -> HandlerShape:
     """Reads a handler's parameters. Raises `invalid_argument` on those that nothing would fill."""
     try:
         hints = get_type_hints(function)
@@ -45,14 +45,14 @@ def shape_of(function: Callable[..., Any]) -> Shape:
     is_async = inspect.iscoroutinefunction(function)
     parameters = _to_fill(function, signature)
     if not parameters:
-        return Shape("nothing", is_async=is_async)
+        return HandlerShape("nothing", is_async=is_async)
     first = hints.get(parameters[0].name, Any)
     with_message = len(parameters) == 2
     if first is Message:
-        return Shape("message", Message, is_async=is_async)
+        return HandlerShape("message", Message, is_async=is_async)
     if first is bytes:
-        return Shape("bytes", bytes, with_message, is_async)
-    return Shape("value", first, with_message, is_async)
+        return HandlerShape("bytes", bytes, with_message, is_async)
+    return HandlerShape("value", first, with_message, is_async)
 
 
 def _to_fill(function: Callable[..., Any], signature: inspect.Signature) -> list[inspect.Parameter]:
@@ -77,7 +77,7 @@ def _to_fill(function: Callable[..., Any], signature: inspect.Signature) -> list
     return parameters
 
 
-def arguments_of(shape: Shape, codec: Codec) -> Arguments:
+def arguments_of(shape: HandlerShape, codec: Codec) -> Arguments:
     """How a message becomes the handler's arguments."""
     if shape.takes == "nothing":
         return lambda message: ()
@@ -89,7 +89,7 @@ def arguments_of(shape: Shape, codec: Codec) -> Arguments:
     return lambda message: (first(message),)
 
 
-def _first(shape: Shape, codec: Codec) -> Callable[[Any], Any]:
+def _first(shape: HandlerShape, codec: Codec) -> Callable[[Any], Any]:
     if shape.takes == "bytes":
         return lambda message: message.payload
     annotation = shape.annotation
@@ -99,7 +99,7 @@ def _first(shape: Shape, codec: Codec) -> Callable[[Any], Any]:
     return lambda message: codec.decode(message.payload, message.content_type, annotation)
 
 
-def payload_of(label: str, shape: Shape, codec: Codec, value: Any) -> tuple[bytes, str]:
+def payload_of(label: str, shape: HandlerShape, codec: Codec, value: Any) -> tuple[bytes, str]:
     """The payload, and its content type, from which the handler gets this value.
 
     Raises `invalid_argument` that names the handler if it would not, or would get another.

@@ -1,6 +1,6 @@
 """Workers of a handler: N threads, each of which takes a message, has it handled, and finishes it.
 
-Where the handler runs is a `Line`: in the thread itself, or in a process of the thread's own
+Where the handler runs is a `Executor`: in the thread itself, or in a process of the thread's own
 (`processes.py`). A thread can't be ended from outside. So a handler that runs on past its time limit
 only loses its lease (the consumer renews it no longer), and one that runs on past the end of the app
 has its message given back; what it says afterwards counts for nothing.
@@ -15,18 +15,18 @@ from time import monotonic
 from typing import Any, Protocol
 
 from fasti.app.calls import Call, attempt
-from fasti.app.feed import Feed, carry_out
+from fasti.app.feed import MessageFeed, carry_out
 from fasti.app.reports import report
-from fasti.app.stats import Tally
+from fasti.app.stats import WorkerTally
 from fasti.app.verdicts import ACK, GIVE_BACK, Verdict
 
 logger = logging.getLogger("fasti.app")
 
 
-class Line(Protocol):
+class Executor(Protocol):
     """Where a slot's messages are handled. For the slot's thread, but for `abort`."""
 
-    def ready(self, tally: Tally) -> bool:
+    def ready(self, tally: WorkerTally) -> bool:
         """Before a message is taken: makes sure that it could be handled. False: no more."""
 
     def call(self, message: Any) -> Verdict:
@@ -39,14 +39,14 @@ class Line(Protocol):
         """No more calls will come."""
 
 
-class Here:
-    """A line to the thread itself."""
+class ThreadExecutor:
+    """Runs the handler in the thread itself."""
 
     def __init__(self, label: str, call: Call) -> None:
         self._label = label
         self._call = call
 
-    def ready(self, tally: Tally) -> bool:
+    def ready(self, tally: WorkerTally) -> bool:
         """Always."""
         return True
 
@@ -67,11 +67,11 @@ class Here:
 class Slot:
     """One worker. `message` is what it has in hand."""
 
-    __slots__ = ("line", "message", "tally", "thread")
+    __slots__ = ("executor", "message", "tally", "thread")
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
-        self.tally = Tally()
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.tally = WorkerTally()
         self.message: Any = None
         self.thread: threading.Thread | None = None
 
@@ -82,8 +82,8 @@ class Slots:
     def __init__(
         self,
         label: str,
-        feed: Feed,
-        lines: list[Line],
+        feed: MessageFeed,
+        executors: list[Executor],
         *,
         ended: Callable[[], None],
         stop_asked: Callable[[str], None],
@@ -91,7 +91,7 @@ class Slots:
     ) -> None:
         self._label = label
         self._feed = feed
-        self._slots = [Slot(line) for line in lines]
+        self._slots = [Slot(executor) for executor in executors]
         self._ended = ended
         self._stop_asked = stop_asked
         self._crashed = crashed
@@ -118,7 +118,7 @@ class Slots:
             message = slot.message
             if message is not None and carry_out(message, GIVE_BACK):
                 logger.warning("%s did not end in time: %r is given back", self._label, message)
-            slot.line.abort()
+            slot.executor.abort()
 
     def join(self, timeout: float) -> None:
         """Waits for workers that are about to end."""
@@ -132,14 +132,14 @@ class Slots:
         """Whether the thread is a worker."""
         return any(slot.thread is thread for slot in self._slots)
 
-    def tallies(self) -> list[Tally]:
+    def tallies(self) -> list[WorkerTally]:
         """The counts, one for each worker."""
         return [slot.tally for slot in self._slots]
 
     def _work(self, slot: Slot) -> None:
         try:
             self._handle_all(slot)
-            slot.line.end()
+            slot.executor.end()
         except Exception as error:
             logger.exception("a worker of %s ended", self._label)
             self._crashed(error)
@@ -149,9 +149,9 @@ class Slots:
             self._ended()
 
     def _handle_all(self, slot: Slot) -> None:
-        feed, line, tally = self._feed, slot.line, slot.tally
-        take, call = feed.take, line.call
-        while line.ready(tally):
+        feed, executor, tally = self._feed, slot.executor, slot.tally
+        take, call = feed.take, executor.call
+        while executor.ready(tally):
             message = take()
             if message is None:
                 return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fasti.app.verdicts import Verdict
 
 
-class Tally:
+class WorkerTally:
     """Counts of one worker. Only that worker writes; any thread reads."""
 
     __slots__ = ("failed", "handled", "in_flight", "rejected", "replaced", "retried")
@@ -48,7 +48,7 @@ class HandlerStats:
     replaced: int = 0
 
 
-def total(topic: str, handler: str, tallies: list[Tally], refused: int = 0) -> HandlerStats:
+def total(topic: str, handler: str, tallies: list[WorkerTally], refused: int = 0) -> HandlerStats:
     """The tallies of a handler's workers together."""
     return HandlerStats(
         topic,

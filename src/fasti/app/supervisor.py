@@ -36,7 +36,7 @@ _FAILED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WorkerPlan:
     """What each worker runs."""
 
     reference: str
@@ -47,21 +47,21 @@ class Plan:
     log: tuple[str, str] | None = None
 
 
-class Worker:
+class WorkerProcess:
     """One place among the workers, and the process that has it now."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.process: SpawnProcess | None = None
-        self.line: Any = None
+        self.pipe: Any = None
         self.began = 0.0
         self.deaths = 0
         self.again_at: float | None = 0.0
         self.code = 0
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: WorkerPlan) -> None:
         """Spawns the process."""
-        theirs, self.line = _SPAWN.Pipe(duplex=False)
+        theirs, self.pipe = _SPAWN.Pipe(duplex=False)
         self.process = _SPAWN.Process(
             target=work, args=(plan, self.number, theirs), name=f"fasti-worker-{self.number}"
         )
@@ -72,9 +72,9 @@ class Worker:
 
     def tell(self, word: str) -> None:
         """Says `stop` or `now`."""
-        if self.line is not None:
+        if self.pipe is not None:
             with suppress(OSError):
-                self.line.send(word)
+                self.pipe.send(word)
 
     def ended(self, stopping: bool) -> None:
         """The process has ended: well, or it is to be started again."""
@@ -84,7 +84,7 @@ class Worker:
         self.code = process.exitcode or 0
         process.close()
         self.process = None
-        self.line.close()
+        self.pipe.close()
         if stopping or self.code == 0:
             self.again_at = None
             return
@@ -97,12 +97,12 @@ class Worker:
         logger.error("worker %d died (%s); starting another in %g s", self.number, why, pause)
 
 
-def supervise(plan: Plan, workers: int) -> None:
+def supervise(plan: WorkerPlan, workers: int) -> None:
     """Runs until all workers have ended, because they were told to or by their own will.
 
     For the main thread, whose signals it takes meanwhile.
     """
-    team = [Worker(number) for number in range(workers)]
+    team = [WorkerProcess(number) for number in range(workers)]
     signals = 0
     deadline: float | None = None
     # Started before any signal is held back: it would let them through.
@@ -131,13 +131,13 @@ def supervise(plan: Plan, workers: int) -> None:
                 _kill(team)
 
 
-def _start_due(team: list[Worker], plan: Plan) -> None:
+def _start_due(team: list[WorkerProcess], plan: WorkerPlan) -> None:
     for worker in team:
         if worker.again_at is not None and worker.again_at <= time.monotonic():
             worker.start(plan)
 
 
-def _wait(team: list[Worker], events: Events, deadline: float | None) -> None:
+def _wait(team: list[WorkerProcess], events: Events, deadline: float | None) -> None:
     moments = [worker.again_at for worker in team if worker.again_at is not None]
     moments += [deadline] if deadline is not None else []
     left = max(0.0, min(moments) - time.monotonic()) if moments else None
@@ -145,7 +145,7 @@ def _wait(team: list[Worker], events: Events, deadline: float | None) -> None:
     connection.wait([*sentinels, events.fileno()], left)
 
 
-def _kill(team: list[Worker]) -> None:
+def _kill(team: list[WorkerProcess]) -> None:
     for worker in team:
         if worker.process is not None:
             logger.error("worker %d did not stop and was killed", worker.number)
@@ -156,7 +156,7 @@ def _kill(team: list[Worker]) -> None:
 # In the worker
 
 
-def work(plan: Plan, number: int, line: Any) -> None:
+def work(plan: WorkerPlan, number: int, pipe: Any) -> None:
     """The life of a worker: runs the app until it is told to stop."""
     from fasti.app.foreground import run_here
     from fasti.app.loading import load
@@ -167,7 +167,7 @@ def work(plan: Plan, number: int, line: Any) -> None:
 
         set_up(*plan.log)
     events = Events()
-    threading.Thread(target=_listen, args=(line, events), name="fasti-line", daemon=True).start()
+    threading.Thread(target=_listen, args=(pipe, events), name="fasti-pipe", daemon=True).start()
     try:
         # Signals are held since before this process began.
         with events.signals():
@@ -180,10 +180,10 @@ def work(plan: Plan, number: int, line: Any) -> None:
         sys.exit(_FAILED)
 
 
-def _listen(line: Any, events: Events) -> None:
+def _listen(pipe: Any, events: Events) -> None:
     while True:
         try:
-            events.put(line.recv())
+            events.put(pipe.recv())
         except (EOFError, OSError):
             # The supervisor is gone.
             events.put("stop")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fasti.app.calls import Call, attempt_async
-from fasti.app.feed import Feed, carry_out
+from fasti.app.feed import MessageFeed, carry_out
 from fasti.app.reports import report
-from fasti.app.stats import Tally
+from fasti.app.stats import WorkerTally
 from fasti.app.verdicts import GIVE_BACK, Verdict, over_time
 
 logger = logging.getLogger("fasti.app")
@@ -72,7 +72,7 @@ class Tasks:
     def __init__(
         self,
         label: str,
-        feed: Feed,
+        feed: MessageFeed,
         call: Call,
         loop: HostLoop,
         concurrency: int,
@@ -96,7 +96,7 @@ class Tasks:
         self._thread: threading.Thread | None = None
         self._tasks: dict[asyncio.Task[None], Any] = {}
         self._abandoned = False
-        self._tally = Tally()
+        self._tally = WorkerTally()
 
     def start(self) -> None:
         """Begins to take messages."""
@@ -136,7 +136,7 @@ class Tasks:
         """Whether a task handles one of its messages. For the loop's thread."""
         return task in self._tasks
 
-    def tallies(self) -> list[Tally]:
+    def tallies(self) -> list[WorkerTally]:
         """The counts."""
         return [self._tally]
 

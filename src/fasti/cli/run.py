@@ -57,7 +57,7 @@ def run(
     # Imported late: the other commands need none of it.
     from fasti.app.loading import load
     from fasti.app.reach import Reach
-    from fasti.app.supervisor import Plan, supervise
+    from fasti.app.supervisor import WorkerPlan, supervise
     from fasti.broker.logs import set_up
 
     set_up(log_level, log_format)
@@ -71,7 +71,7 @@ def run(
     if workers == 1:
         app.run(concurrency=concurrency)
         return
-    plan = Plan(reference, reach, concurrency, app.grace_s, (log_level, log_format))
+    plan = WorkerPlan(reference, reach, concurrency, app.grace_s, (log_level, log_format))
     supervise(plan, workers)
 
 

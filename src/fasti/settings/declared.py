@@ -13,7 +13,17 @@ from typing import Any
 
 from fasti.config import Durability, GuardSettings, ShardSettings
 from fasti.model import Limits
-from fasti.settings.values import Address, Choice, Count, Kind, Length, Listen, Place, Size, Switch
+from fasti.settings.values import (
+    Address,
+    Choice,
+    FilePath,
+    Length,
+    Listen,
+    Size,
+    Switch,
+    ValueKind,
+    WholeNumber,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,7 @@ class Setting:
     """One setting. `field` is its name in `ShardSettings` or `Limits`, if it is one of theirs."""
 
     key: str
-    kind: Kind
+    kind: ValueKind
     default: Any
     meaning: str
     field: str = ""
@@ -50,21 +60,21 @@ class Setting:
 _SHARD, _GUARD, _LIMITS = ShardSettings(), GuardSettings(), Limits()
 
 
-def _shard(key: str, field: str, kind: Kind, meaning: str) -> Setting:
+def _shard(key: str, field: str, kind: ValueKind, meaning: str) -> Setting:
     return Setting(key, kind, getattr(_SHARD, field), meaning, field)
 
 
-def _guard(key: str, field: str, kind: Kind, meaning: str) -> Setting:
+def _guard(key: str, field: str, kind: ValueKind, meaning: str) -> Setting:
     return Setting(f"guard.{key}", kind, getattr(_GUARD, field), meaning, field)
 
 
-def _limit(key: str, field: str, kind: Kind, meaning: str) -> Setting:
+def _limit(key: str, field: str, kind: ValueKind, meaning: str) -> Setting:
     return Setting(f"limits.{key}", kind, getattr(_LIMITS, field), meaning, field)
 
 
 BROKER: tuple[Setting, ...] = (
     Setting(
-        "data", Place(), Path("fasti-data"), "The data directory; it is made if it isn't there."
+        "data", FilePath(), Path("fasti-data"), "The data directory; it is made if it isn't there."
     ),
     Setting(
         "clone",
@@ -91,18 +101,18 @@ BROKER: tuple[Setting, ...] = (
         "The port for `/healthz`, `/readyz` and `/metrics`, with the same rule; or `off`.",
     ),
     Setting(
-        "tls_cert", Place(), None, "Certificate chain in PEM; with it both ports speak TLS only."
+        "tls_cert", FilePath(), None, "Certificate chain in PEM; with it both ports speak TLS only."
     ),
-    Setting("tls_key", Place(), None, "Private key of the certificate, in PEM."),
+    Setting("tls_key", FilePath(), None, "Private key of the certificate, in PEM."),
     Setting(
         "tls_client_ca",
-        Place(),
+        FilePath(),
         None,
         "Certificates in PEM of the authority that signs clients' certificates; with it clients must show one at the port for clients. See [operating](operating.md#client-certificates).",
     ),
     Setting(
         "credentials",
-        Place(),
+        FilePath(),
         None,
         "The file of tokens that `fasti token create` writes; with it every call needs one. Changes count from the next call on.",
     ),
@@ -120,7 +130,7 @@ BROKER: tuple[Setting, ...] = (
     ),
     Setting(
         "metrics_series_max",
-        Count(),
+        WholeNumber(),
         50_000,
         "Series of one page of `/metrics`, about 80 bytes each. Beyond it partitions are added up, and the smallest topics and groups are left out; `fasti_metrics_series_left_out` tells how many.",
     ),
@@ -233,13 +243,13 @@ SHARD: tuple[Setting, ...] = (
     _shard(
         "leases_max",
         "leases_max",
-        Count(),
+        WholeNumber(),
         "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
     ),
     _shard(
         "inbox_rows_max",
         "inbox_rows_max",
-        Count(),
+        WholeNumber(),
         "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`, beyond twice as many everything does. At least `limits.batch_rows_max`.",
     ),
 )
@@ -260,7 +270,7 @@ GUARD: tuple[Setting, ...] = (
     _guard(
         "waiting_max",
         "waiting_max",
-        Count(),
+        WholeNumber(),
         "Connections that may wait for their first call; the oldest is ended when there are more.",
     ),
     _guard(
@@ -282,71 +292,73 @@ LIMITS: tuple[Setting, ...] = (
     _limit("key_max", "key_bytes_max", Size(), "Bytes of a key, as UTF-8."),
     _limit("subject_max", "subject_bytes_max", Size(), "Bytes of a subject, as UTF-8."),
     _limit("batch_max", "batch_bytes_max", Size(), "Bytes of one batch."),
-    _limit("batch_rows_max", "batch_rows_max", Count(), "Rows of one batch."),
+    _limit("batch_rows_max", "batch_rows_max", WholeNumber(), "Rows of one batch."),
     _limit("reason_max", "reason_bytes_max", Size(), "Bytes of the reason of a nack or reject."),
     _limit("name_max", "name_bytes_max", Size(), "Bytes of a topic's, owner's or consumer's name."),
-    _limit("topics_max", "topics_max", Count(), "Topics of a shard."),
+    _limit("topics_max", "topics_max", WholeNumber(), "Topics of a shard."),
     _limit("lease_min", "lease_us_min", Length("us"), "The shortest lease."),
     _limit("lease_max", "lease_us_max", Length("us"), "The longest lease."),
-    _limit("page_rows_max", "page_rows_max", Count(), "Rows of one page of a list."),
+    _limit("page_rows_max", "page_rows_max", WholeNumber(), "Rows of one page of a list."),
     _limit(
         "consumers_waiting_max",
         "consumers_waiting_max",
-        Count(),
+        WholeNumber(),
         "Sessions that may wait for messages of one topic.",
     ),
-    _limit("snapshots_max", "snapshots_max", Count(), "Snapshots that may be open."),
-    _limit("stages_max", "stages_max", Count(), "Stages that may be open."),
+    _limit("snapshots_max", "snapshots_max", WholeNumber(), "Snapshots that may be open."),
+    _limit("stages_max", "stages_max", WholeNumber(), "Stages that may be open."),
     _limit(
         "producers_max",
         "producers_max",
-        Count(),
+        WholeNumber(),
         "Producers whose last batches are remembered. Beyond it those silent for longest are forgotten, none within an hour of its last batch; until then a new one is refused.",
     ),
     _limit(
         "sinks_max",
         "sinks_max",
-        Count(),
+        WholeNumber(),
         "Sinks whose last batch is remembered; one more is refused until one is forgotten.",
     ),
-    _limit("bindings_max", "bindings_max", Count(), "Bindings of one topic."),
-    _limit("groups_max", "groups_max", Count(), "Consumer groups of one log."),
-    _limit("schedules_max", "schedules_max", Count(), "Schedules of one topic."),
+    _limit("bindings_max", "bindings_max", WholeNumber(), "Bindings of one topic."),
+    _limit("groups_max", "groups_max", WholeNumber(), "Consumer groups of one log."),
+    _limit("schedules_max", "schedules_max", WholeNumber(), "Schedules of one topic."),
     _limit(
         "schedule_max", "schedule_bytes_max", Size(), "Bytes of one schedule, payload included."
     ),
-    _limit("watchers_max", "watchers_max", Count(), "Follow-readers and watchers of the broker."),
+    _limit(
+        "watchers_max", "watchers_max", WholeNumber(), "Follow-readers and watchers of the broker."
+    ),
     _limit(
         "sessions_max",
         "sessions_max",
-        Count(),
+        WholeNumber(),
         "Sessions that may be open: consumers, followers, watchers. Each costs the broker two threads.",
     ),
     _limit(
         "intakes_max",
         "intakes_max",
-        Count(),
+        WholeNumber(),
         "Produce streams that may be open. Each costs the broker two threads.",
     ),
-    _limit("reads_max", "reads_max", Count(), "Reads that may be under way."),
-    _limit("calls_max", "calls_max", Count(), "Calls that may be under way."),
-    _limit("backups_max", "backups_max", Count(), "Backups that may be under way."),
+    _limit("reads_max", "reads_max", WholeNumber(), "Reads that may be under way."),
+    _limit("calls_max", "calls_max", WholeNumber(), "Calls that may be under way."),
+    _limit("backups_max", "backups_max", WholeNumber(), "Backups that may be under way."),
     _limit(
         "inboxes_max",
         "inboxes_max",
-        Count(),
+        WholeNumber(),
         "Of the topics, inboxes in which callers wait for replies.",
     ),
     _limit(
         "caller_share",
         "caller_share",
-        Count(most=100),
+        WholeNumber(most=100),
         "How many percent of each limit that callers share one of them may use. See [operating](operating.md#limits-that-callers-share).",
     ),
     _limit(
         "credit_max",
         "credit_max",
-        Count(),
+        WholeNumber(),
         "Messages that one session may have asked for and not got yet.",
     ),
     _limit(

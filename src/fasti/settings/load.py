@@ -25,7 +25,7 @@ CONFIG_VARIABLE = "FASTI_CONFIG"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class WrongSetting:
     """One thing that is wrong, and where it was said."""
 
     where: str
@@ -69,7 +69,7 @@ def load(
     Raises `invalid_argument` with every fault in its message and, as texts, in its details.
     """
     environment = os.environ if environment is None else environment
-    faults: list[Fault] = []
+    faults: list[WrongSetting] = []
     values = {setting.key: setting.default for setting in SETTINGS}
     sources = dict.fromkeys(values, "default")
     for key, raw, where in _raw_values(flags or {}, environment, config, faults):
@@ -77,7 +77,7 @@ def load(
             values[key] = BY_KEY[key].kind.read(raw)
             sources[key] = where
         except ValueError as error:
-            faults.append(Fault(where, str(error)))
+            faults.append(WrongSetting(where, str(error)))
     faults += _contradictions(values, sources)
     shard = _shard(values, faults)
     if faults or shard is None:
@@ -101,7 +101,7 @@ def _raw_values(
     flags: Mapping[str, Any],
     environment: Mapping[str, str],
     config: Path | None,
-    faults: list[Fault],
+    faults: list[WrongSetting],
 ) -> Iterator[tuple[str, Any, str]]:
     """Everything that was given, the strongest source last."""
     path = config or (
@@ -118,15 +118,15 @@ def _raw_values(
             yield key, raw, f"flag {BY_KEY[key].flag}"
 
 
-def _in_file(path: Path, faults: list[Fault]) -> Iterator[tuple[str, Any, str]]:
+def _in_file(path: Path, faults: list[WrongSetting]) -> Iterator[tuple[str, Any, str]]:
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
     except OSError as error:
-        faults.append(Fault(f"file {path}", error.strerror or str(error)))
+        faults.append(WrongSetting(f"file {path}", error.strerror or str(error)))
         return
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        faults.append(Fault(f"file {path}", f"not TOML: {error}"))
+        faults.append(WrongSetting(f"file {path}", f"not TOML: {error}"))
         return
     for key, raw in _flat(tables):
         if key in BY_KEY:
@@ -134,7 +134,7 @@ def _in_file(path: Path, faults: list[Fault]) -> Iterator[tuple[str, Any, str]]:
         else:
             close = difflib.get_close_matches(key, BY_KEY, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            faults.append(Fault(f"file {path}", f"there is no setting {key!r}{hint}"))
+            faults.append(WrongSetting(f"file {path}", f"there is no setting {key!r}{hint}"))
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -145,15 +145,15 @@ def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator[Fault]:
+def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator[WrongSetting]:
     """What each value allows and all of them together don't."""
     if (values["tls_cert"] is None) != (values["tls_key"] is None):
         one, other = (
             ("tls_key", "tls_cert") if values["tls_cert"] is None else ("tls_cert", "tls_key")
         )
-        yield Fault(sources[one], f"{one} is given but {other} isn't: TLS needs both")
+        yield WrongSetting(sources[one], f"{one} is given but {other} isn't: TLS needs both")
     if values["tls_client_ca"] is not None and values["tls_cert"] is None:
-        yield Fault(
+        yield WrongSetting(
             sources["tls_client_ca"],
             "tls_client_ca is given but tls_cert isn't: it is a part of TLS",
         )
@@ -162,31 +162,33 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
         address: Address | None = values[key]
         if address is None or address.is_loopback or safe or values["insecure"]:
             continue
-        yield Fault(
+        yield WrongSetting(
             sources[key],
             f"{address} can be reached from other machines: give tls_cert, tls_key and credentials, "
             "or say insecure",
         )
     advertise: Address | None = values["advertise"]
     if advertise is not None and (advertise.port == 0 or advertise.near != advertise):
-        yield Fault(sources["advertise"], f"{advertise} is no address that a client can connect to")
+        yield WrongSetting(
+            sources["advertise"], f"{advertise} is no address that a client can connect to"
+        )
     for key in ("tls_cert", "tls_key", "tls_client_ca", "credentials"):
         if values[key] is not None and (reason := _unreadable(values[key])):
-            yield Fault(sources[key], f"{values[key]}: {reason}")
+            yield WrongSetting(sources[key], f"{values[key]}: {reason}")
     if values["inbox_rows_max"] < values["limits.batch_rows_max"]:
-        yield Fault(
+        yield WrongSetting(
             _source_of(sources, "inbox_rows_max", "limits.batch_rows_max"),
             "inbox_rows_max must hold a whole batch: at least limits.batch_rows_max, "
             f"{values['limits.batch_rows_max']}",
         )
     if values["guard.request_max"] < 2 * values["limits.batch_max"]:
-        yield Fault(
+        yield WrongSetting(
             _source_of(sources, "guard.request_max", "limits.batch_max"),
             "guard.request_max must be at least twice limits.batch_max, "
             f"{values['limits.batch_max']} bytes",
         )
     if values["limits.lease_min"] > values["limits.lease_max"]:
-        yield Fault(
+        yield WrongSetting(
             _source_of(sources, "limits.lease_min", "limits.lease_max"),
             "limits.lease_min is more than limits.lease_max",
         )
@@ -205,7 +207,7 @@ def _unreadable(path: Path) -> str:
         return error.strerror or str(error)
 
 
-def _shard(values: dict[str, Any], faults: list[Fault]) -> ShardSettings | None:
+def _shard(values: dict[str, Any], faults: list[WrongSetting]) -> ShardSettings | None:
     if faults:
         return None
     fields = {setting.field: values[setting.key] for setting in SHARD}
@@ -214,11 +216,11 @@ def _shard(values: dict[str, Any], faults: list[Fault]) -> ShardSettings | None:
         limits = Limits(**{setting.field: values[setting.key] for setting in LIMITS})
         return ShardSettings(**fields, limits=limits)
     except FastiError as error:
-        faults.append(Fault("settings", error.message))
+        faults.append(WrongSetting("settings", error.message))
         return None
 
 
-def _refusal(faults: list[Fault]) -> InvalidArgument:
+def _refusal(faults: list[WrongSetting]) -> InvalidArgument:
     texts = [str(fault) for fault in faults]
     if len(texts) == 1:
         return InvalidArgument(texts[0], field="settings", details={"faults": texts})

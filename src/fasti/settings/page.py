@@ -8,7 +8,7 @@ from typing import Any
 
 from fasti.settings.declared import SETTINGS, Setting
 from fasti.settings.load import ServeSettings
-from fasti.settings.values import Count, Switch
+from fasti.settings.values import Switch, WholeNumber
 
 
 def as_toml(settings: ServeSettings) -> str:
@@ -33,7 +33,7 @@ def _lines(settings: ServeSettings) -> Iterator[str]:
 
 def _literal(setting: Setting, value: Any) -> str:
     text = setting.kind.show(value)
-    if isinstance(setting.kind, (Count, Switch)):
+    if isinstance(setting.kind, (WholeNumber, Switch)):
         return text
     # What JSON escapes, TOML's basic strings escape alike.
     return json.dumps(text, ensure_ascii=False)

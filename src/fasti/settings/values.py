@@ -47,7 +47,7 @@ class Address(NamedTuple):
         return Address(anywhere.get(self.host, self.host), self.port)
 
 
-class Kind(Protocol):
+class ValueKind(Protocol):
     """What values a setting takes."""
 
     @property
@@ -106,7 +106,7 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class WholeNumber:
     """A whole number."""
 
     least: int = 1
@@ -165,7 +165,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePath:
     """A path of a file or folder."""
 
     metavar: str = "PATH"

@@ -31,7 +31,7 @@ from fasti.spark.answers import Answers, ApplyOptions, shift_us
 from fasti.spark.connection import located
 from fasti.spark.errors import as_spark_errors
 from fasti.spark.options import OPERATIONS
-from fasti.spark.rows import Rows, Shape
+from fasti.spark.rows import RowShape, TaskRows
 from fasti.spark.views import MOMENT
 
 _SCHEMA = pa.schema(
@@ -97,7 +97,7 @@ def apply(
             None if shift is None else shift_us(shift),
             duration_us(timeout, "timeout") / 1_000_000,
         )
-        shape = Shape.of(df.schema, operation, topic is not None, shift is not None)
+        shape = RowShape.of(df.schema, operation, topic is not None, shift is not None)
     identifiers = tuple(
         name for name in _IDENTIFIERS if name in df.columns and name not in shape.columns
     )
@@ -135,13 +135,13 @@ class Applying:
     """What tasks do. Values only."""
 
     options: ApplyOptions
-    shape: Shape
+    shape: RowShape
     topic: str | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The outcomes of a task's rows, batch by batch."""
         task = TaskContext.get()
-        rows = Rows(self.shape, f"Spark partition {task.partitionId() if task else 0}")
+        rows = TaskRows(self.shape, f"Spark partition {task.partitionId() if task else 0}")
         spare: dict[str, tuple[str, ...]] = {}
         answers = Answers(self.options)
         with as_spark_errors():

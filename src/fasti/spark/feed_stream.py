@@ -9,7 +9,7 @@ from fasti.client.changes import Position, feed_bounds
 from fasti.errors import FastiError
 from fasti.spark.options import Options
 from fasti.spark.places import Offsets, as_offsets, feed_place, position_of
-from fasti.spark.streams import Stream
+from fasti.spark.streams import OffsetStream
 from fasti.spark.tickets import Task
 from fasti.spark.views import View
 
@@ -27,7 +27,7 @@ _OTHER_DATA = (
 )
 
 
-class FeedStream(Stream):
+class FeedStream(OffsetStream):
     """What happened, in order. Offsets are positions: `{"9f3c…": 97}`."""
 
     def __init__(self, options: Options, view: View) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fasti.client.log import LogPartition
 from fasti.spark.places import LOG, Offsets, log_place, of_log
-from fasti.spark.streams import Stream
+from fasti.spark.streams import OffsetStream
 from fasti.spark.tickets import Task
 
 # Rows of one task at least, if `minPartitions` doesn't ask for more tasks.
@@ -16,7 +16,7 @@ _KEEP_LONGER = (
 _MADE_AGAIN = "A new query, with a new checkpoint, begins with what there is."
 
 
-class LogStream(Stream):
+class LogStream(OffsetStream):
     """The rows of a log. Offsets are `{"log": "9f3c…:4", "0": 12, "1": 7}`."""
 
     def _describe(self) -> tuple[str, dict[str, LogPartition]]:

@@ -1,6 +1,6 @@
 """DataFrames that are written: which columns an operation takes, and how they go over the wire.
 
-A `Shape` is made of a schema in the driver, before any task runs, and refuses what can't be: a
+A `RowShape` is made of a schema in the driver, before any task runs, and refuses what can't be: a
 column that is unknown, one that is missing, one of another type. It travels to the tasks, which
 make the wire's columns of each batch with it, without a look at single rows unless one is wrong;
 then the error names it. All are `invalid_argument`.
@@ -118,14 +118,14 @@ _NOT_IN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowShape:
     """The columns of one DataFrame that an operation uses. Values only: goes to the tasks."""
 
     operation: str
     columns: tuple[str, ...]
 
     @classmethod
-    def of(cls, schema: StructType, operation: str, topic: bool, shift: bool = False) -> Shape:
+    def of(cls, schema: StructType, operation: str, topic: bool, shift: bool = False) -> RowShape:
         """Of a DataFrame. `topic`: whether one is given for all rows. Raises `invalid_argument`."""
         allowed = COLUMNS[operation]
         names = [field.name for field in schema.fields]
@@ -221,10 +221,10 @@ def _check_type(field: Field, kind: DataType) -> None:
     )
 
 
-class Rows:
+class TaskRows:
     """Makes the wire's columns of a task's batches; one for each task."""
 
-    def __init__(self, shape: Shape, task: str) -> None:
+    def __init__(self, shape: RowShape, task: str) -> None:
         self._shape, self._task = shape, task
         self._before = 0
 

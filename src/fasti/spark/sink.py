@@ -39,7 +39,7 @@ from fasti.spark.connection import client_of
 from fasti.spark.errors import as_spark_errors
 from fasti.spark.options import Options
 from fasti.spark.patience import patiently
-from fasti.spark.rows import Rows, Shape
+from fasti.spark.rows import RowShape, TaskRows
 
 # Where Spark tells a task of the query and of the micro-batch that it works for.
 _QUERY = "sql.streaming.queryId"
@@ -58,7 +58,7 @@ class Write:
     operation: str
     on_conflict: str
     timeout_s: float
-    shape: Shape
+    shape: RowShape
 
     @classmethod
     def of(cls, options: Options, schema: StructType, overwrite: bool) -> Write:
@@ -70,7 +70,7 @@ class Write:
                 field="mode",
             )
         operation, topic = options["operation"], options["topic"]
-        shape = Shape.of(schema, operation, topic is not None)
+        shape = RowShape.of(schema, operation, topic is not None)
         write = cls(
             options["address"],
             options["token"],
@@ -86,7 +86,7 @@ class Write:
         return write
 
     def check_topic(self, topic: str) -> tuple[str, ...]:
-        """Which columns it has no use for; see `Shape.check_kind`. Raises `not_found`."""
+        """Which columns it has no use for; see `RowShape.check_kind`. Raises `not_found`."""
         client = client_of(self.address, self.token)
         settings = patiently(lambda: client.topic(topic).settings, self.timeout_s)
         return self.shape.check_kind(topic, settings.kind)
@@ -101,7 +101,7 @@ class Write:
 
 
 @dataclass
-class StagedRows(WriterCommitMessage):
+class TaskStages(WriterCommitMessage):
     """What a task tells the driver: under which name and number it has staged what."""
 
     sink_id: str
@@ -120,11 +120,11 @@ class Stages:
         self._open: dict[str, StageWriter] = {}
         self._spare: dict[str, tuple[str, ...]] = {}
 
-    def take(self, batches: Iterator[pa.RecordBatch]) -> StagedRows:
+    def take(self, batches: Iterator[pa.RecordBatch]) -> TaskStages:
         """Stages all rows. If anything goes wrong, what was staged is dropped."""
         if self._published():
-            return StagedRows(self._sink_id, self._batch, [], 0)
-        rows = Rows(self._write.shape, f"Spark partition {self._number}")
+            return TaskStages(self._sink_id, self._batch, [], 0)
+        rows = TaskRows(self._write.shape, f"Spark partition {self._number}")
         try:
             for batch in batches:
                 for topic, mine in _by_topic(rows.made_of(batch), self._write.topic):
@@ -134,7 +134,7 @@ class Stages:
             self._drop()
             raise
         names = [stage.name for stage in staged if stage.rows]
-        return StagedRows(self._sink_id, self._batch, names, sum(stage.rows for stage in staged))
+        return TaskStages(self._sink_id, self._batch, names, sum(stage.rows for stage in staged))
 
     def _published(self) -> bool:
         """Whether this batch happened in a former life of the driver, and must not happen again."""
@@ -182,7 +182,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 def _staged_rows(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[str]]:
     """The sink, and all stages of the tasks that counted. A task that failed has no message."""
-    staged = [message for message in messages if isinstance(message, StagedRows)]
+    staged = [message for message in messages if isinstance(message, TaskStages)]
     names = [name for message in staged for name in message.stages]
     return staged[0].sink_id if staged else None, names
 

@@ -63,7 +63,7 @@ class Idling:
         self._asked_at = time.monotonic()
 
 
-class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class OffsetStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What both have in common. `commit` has nothing to do: what Spark has read is not dropped."""
 
     def __init__(self, options: Options, view: View) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from fasti.app.feed import Feed, carry_out
+from fasti.app.feed import MessageFeed, carry_out
 from fasti.app.verdicts import ACK, GIVE_BACK, Verdict
 from fasti.errors import Fenced
 from tests.unit.app.fakes import FakeMessage, FakeSource
 
 
-def feed_of(source: FakeSource, failed: Any = None) -> Feed:
-    return Feed(source, failed or (lambda error: None))
+def feed_of(source: FakeSource, failed: Any = None) -> MessageFeed:
+    return MessageFeed(source, failed or (lambda error: None))
 
 
 def test_every_message_is_taken_once_by_many_threads() -> None:

@@ -10,7 +10,7 @@ import pytest
 import fasti
 from fasti.app.calls import attempt, attempt_async, call_of
 from fasti.app.codec import JSON
-from fasti.app.handler import Handler, Place
+from fasti.app.handler import Handler, HandlerLocation
 from fasti.app.verdicts import ACK, Verdict
 from fasti.errors import AlreadyExists, FastiError, InvalidArgument
 from tests.unit.app.fakes import FakeMessage
@@ -237,7 +237,7 @@ def test_async_middleware_wraps_async_handlers() -> None:
 
 def test_a_handler_that_a_worker_process_could_not_find_is_named() -> None:
     with pytest.raises(InvalidArgument, match="is not a handler"):
-        Place(__name__, "declared").find()
+        HandlerLocation(__name__, "declared").find()
 
 
 def test_nothing_is_connected_before_it_is_needed() -> None:

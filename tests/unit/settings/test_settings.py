@@ -15,7 +15,7 @@ from fasti.model import Limits
 from fasti.settings.declared import LIMITS, SETTINGS, SHARD
 from fasti.settings.load import ServeSettings, load
 from fasti.settings.page import as_toml
-from fasti.settings.values import Address, Count, Length, Listen, Place, Size, Switch
+from fasti.settings.values import Address, FilePath, Length, Listen, Size, Switch, WholeNumber
 
 
 def faults(**given: Any) -> list[str]:
@@ -181,13 +181,13 @@ def test_lengths(given: str, value: int) -> None:
         (Length("ms"), "100"),
         (Length("ms"), "100us"),
         (Length("us"), "1 fortnight"),
-        (Count(), "many"),
-        (Count(), "-5"),
-        (Count(), 1.5),
-        (Count(most=10), "11"),
+        (WholeNumber(), "many"),
+        (WholeNumber(), "-5"),
+        (WholeNumber(), 1.5),
+        (WholeNumber(most=10), "11"),
         (Switch(), "perhaps"),
-        (Place(), ""),
-        (Place(), 5),
+        (FilePath(), ""),
+        (FilePath(), 5),
         (Listen(), "off"),
         (Listen(), "7170"),
         (Listen(), ":7170"),
