@@ -79,7 +79,7 @@ aio: $(STAMP)  ## write the classes of fasti.aio that are made from those of fas
 
 .PHONY: lock
 lock: $(UV)  ## write requirements.lock anew (ARGS=--upgrade takes newer versions)
-	$(UV) pip compile pyproject.toml --extra spark --group dev --output-file requirements.lock \
+	$(UV) pip compile pyproject.toml --extra all --group dev --output-file requirements.lock \
 	    --universal --python-version 3.11 --fork-strategy fewest \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --quiet $(ARGS)

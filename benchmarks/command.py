@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fasti.cli.terminating import terminated_softly
-from fasti.errors import FastiError
+from fasti.extras import required
 
 app = typer.Typer(help="Measure Fasti on this machine, beside the machine's own limits.")
 
@@ -156,7 +156,7 @@ def spark(
     All of it takes about a quarter of an hour on two cores, up to 8 GB of disk and 6 GB of memory;
     each part removes what it wrote. `--rows 500000` is a quick look.
     """
-    try:
+    with required("spark", "`fasti bench spark`"):
         from benchmarks.spark import PARTS, phases
         from benchmarks.spark import spark as measure
 
@@ -164,8 +164,6 @@ def spark(
             if part not in PARTS:
                 raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}")
         total = phases(only or [])
-    except ModuleNotFoundError as error:
-        raise FastiError(f"{error.name} is missing: pip install 'fasti[spark]'") from error
     with _stepping(total) as show, terminated_softly():
         found = measure(only or [], directory, rows, show, rounds)
     _print(found, as_json)

@@ -6,12 +6,18 @@ import sys
 import threading
 from contextlib import suppress
 
-from fasti.cli import connection
-from fasti.cli.main import app
+from fasti.errors import FastiError
+from fasti.extras import required
 
 
 def main() -> None:
     """Runs a command and ends the process with its exit code."""
+    try:
+        with required("cli", "the command line"):
+            from fasti.cli import connection
+            from fasti.cli.main import app
+    except FastiError as error:
+        sys.exit(f"error {error.code}: {error.message}")
     connection.own_process = True
     code: object = 0
     try:

@@ -12,6 +12,7 @@ import typer
 from fasti.cli.exits import ERROR_EXITS
 from fasti.cli.signatures import option
 from fasti.errors import FastiError
+from fasti.extras import required
 from fasti.settings.declared import BROKER, GUARD, LIMITS, SETTINGS, SHARD, Setting
 from fasti.settings.load import ServeSettings, load
 from fasti.settings.page import as_toml
@@ -54,7 +55,9 @@ def _serve(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool
 
     hide_pandas_from_arrow()
     from fasti.broker.logs import set_up
-    from fasti.doors.process import end, serve
+
+    with required("broker", "`fasti serve`"):
+        from fasti.doors.process import end, serve
 
     def ready(started: Ready) -> None:
         secure = settings.tls_cert is not None

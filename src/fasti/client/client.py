@@ -34,6 +34,7 @@ from fasti.client.topic_calls import TopicCalls
 from fasti.client.transport import BrokerClock, Transport
 from fasti.config import Durability, ShardSettings
 from fasti.errors import FastiError, InvalidArgument
+from fasti.extras import required
 from fasti.model import Limits
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def connect(
     timeout_s = duration_us(timeout, "timeout") / 1_000_000
     transport: Transport
     if place.directory is not None:
-        from fasti.client.embedded_transport import EmbeddedTransport
-
+        with required("broker", "an embedded broker"):
+            from fasti.client.embedded_transport import EmbeddedTransport
         options: dict[str, Any] = {**embedded}
         clone = bool(options.pop("clone", False))
         settings = _shard_settings(options)

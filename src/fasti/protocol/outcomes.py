@@ -6,14 +6,16 @@ A whole batch that went well is three runs, whatever its size.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.replies import Reply
 from fasti.errors import InvalidArgument
 from fasti.model import Outcome
+
+if TYPE_CHECKING:
+    from fasti.core.replies import Reply
 
 Int64s = NDArray[np.int64]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fasti.extras import required
+
 if TYPE_CHECKING:
     from fasti.testing.idle import Run as Run
     from fasti.testing.virtual import VirtualBroker as VirtualBroker
@@ -22,5 +24,6 @@ __all__ = ["Run", "VirtualBroker"]
 def __getattr__(name: str) -> Any:
     # pytest imports this package with its plugins, in every project: only quickly.
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        with required("broker", "fasti.testing"):
+            return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fasti.testing' has no attribute {name!r}")

