@@ -20,12 +20,20 @@ import fasti
 import fasti.aio
 import fasti.pipeline
 import fasti.spark
+from fasti.broker import committer, faults, request
+from fasti.broker.calls import intake
+from fasti.broker.kv import reads, rings
 from fasti.config import ShardSettings
+from fasti.core import topics
+from fasti.core.columns import index
+from fasti.core.delivery import leasing, turns
 from fasti.core.journaled import EVENTS
 from fasti.core.keys import Keys
 from fasti.core.lifecycle import draw
 from fasti.core.rows.arena import BYTES_PER_ROW, COLUMNS
+from fasti.core.timeline import staging
 from fasti.model import Limits, Outcome, RetryPolicy, TopicSettings
+from fasti.storage import file_blocks, payloads
 from fasti.storage.runs import ROW_SCHEMA
 
 ROOT = Path(__file__).parents[2]
@@ -152,3 +160,39 @@ def test_the_memory_layout_is_that_of_the_code() -> None:
     assert f"{BYTES_PER_ROW} bytes a row" in text
     for name in COLUMNS:
         assert f"| `{name}` |" in text, name
+
+
+def test_figures_of_the_architecture_are_those_of_the_code() -> None:
+    """What the page quotes of constants; a changed constant must be changed there too."""
+    text = (DOCS / "architecture.md").read_text()
+    steps, waiting = committer._STEPS_WAITING_MAX, mebibytes(committer._WAITING_BYTES_MAX)
+    slot_bytes = 24
+    low, high = slot_bytes / index._FULL, slot_bytes / index._REBUILT
+    for quoted in (
+        f"At most {steps} steps or {waiting} wait",
+        f"| steps that wait for the disk | {steps}, or {waiting} |",
+        f"up to about {mebibytes(committer._BYTES_PER_SYNC)}, writes them",
+        f"whose deadline has passed (at most {leasing._EXPIRED_PER_STEP:,})",
+        f"land in the calendar (at most {staging.LANDED_PER_STEP:,})",
+        f"to waiting consumers (at most {turns.SERVED_PER_STEP:,})",
+        f"| rows taken into a step | about {request._STEP_ROWS:,},",
+        f"stops when {intake._BATCHES_MAX} batches or {mebibytes(intake._BYTES_MAX)} have",
+        f"on their way, {payloads._BATCHES_MAX:,} decoded ones",
+        f"| mapped blocks | {file_blocks._MAPS_MAX} kept |",
+        f"| changes in a ring | {rings.ROWS_MAX:,} rows, {mebibytes(rings.BYTES_MAX)} of values |",
+        f"{rings._IDLE_MAX} rings that nobody reads; {reads.ORDERS_MAX} orders",
+        f"drop its engine | {faults._SUSPECTS_MAX:,} commands and topics",
+        f"| entry in the key index | {low:.0f} to {high:.0f}, about {low + high:.0f} during",
+        f"{slot_bytes} bytes a slot, filled {index._REBUILT * 100:.0f} to {index._FULL * 100:.0f} % |",
+    ):
+        assert quoted in text, quoted
+
+
+def test_the_protocol_says_which_settings_stay() -> None:
+    fixed = [f"`{name}`" for name in topics.FIXED]
+    names = f"{', '.join(fixed[:-1])} and {fixed[-1]} can't be changed"
+    assert names in (DOCS / "protocol.md").read_text()
+
+
+def mebibytes(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB"
