@@ -24,7 +24,7 @@ from fasti.broker import committer, faults, request
 from fasti.broker.calls import intake
 from fasti.broker.kv import reads, rings
 from fasti.config import ShardSettings
-from fasti.core import topics
+from fasti.core import topic_settings
 from fasti.core.columns import index
 from fasti.core.delivery import leasing, turns
 from fasti.core.journaled import EVENTS
@@ -189,7 +189,7 @@ def test_figures_of_the_architecture_are_those_of_the_code() -> None:
 
 
 def test_the_protocol_says_which_settings_stay() -> None:
-    fixed = [f"`{name}`" for name in topics.FIXED]
+    fixed = [f"`{name}`" for name in topic_settings.FIXED]
     names = f"{', '.join(fixed[:-1])} and {fixed[-1]} can't be changed"
     assert names in (DOCS / "protocol.md").read_text()
 

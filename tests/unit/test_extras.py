@@ -49,6 +49,19 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert not loaded & {*PACKAGES, "pydantic"}
 
 
+def test_a_worker_loads_neither_the_engine_nor_the_storage() -> None:
+    """It starts sooner without them."""
+    code = """
+import fasti
+fasti.connect, fasti.App
+print(*(name for name in sys.modules if name.startswith("fasti.")))
+"""
+    loaded = python(code, []).stdout.split()
+    assert "fasti.client.client" in loaded
+    rooms = ("fasti.broker", "fasti.storage", "fasti.core.state", "fasti.core.commands")
+    assert [name for name in loaded if name.startswith(rooms)] == []
+
+
 @pytest.mark.parametrize(
     ("code", "extra", "start"),
     [

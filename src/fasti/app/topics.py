@@ -17,7 +17,7 @@ from typing import Any
 from fasti.app.handler import HandlerSettings
 from fasti.client.client import Client
 from fasti.client.topics import check_consumable, given_settings
-from fasti.core.topics import check_settings
+from fasti.core.topic_settings import check_settings
 from fasti.errors import AlreadyExists, NotFound
 from fasti.model import TopicSettings
 

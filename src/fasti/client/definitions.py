@@ -29,7 +29,7 @@ from fasti.client.documents import (
 from fasti.client.documents import dumps as dumps
 from fasti.client.documents import loads as loads
 from fasti.client.schedule_documents import arguments_of, schedule_to_document
-from fasti.core.topics import FIXED
+from fasti.core.topic_settings import FIXED
 from fasti.errors import InvalidArgument, NotFound, TopicMismatch
 
 if TYPE_CHECKING:

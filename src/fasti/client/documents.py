@@ -15,7 +15,7 @@ from typing import Any
 from fasti.client.durations import duration_us, length_text
 from fasti.client.schedule_documents import schedule_of_document
 from fasti.client.topics import given_settings
-from fasti.core.topics import check_settings
+from fasti.core.topic_settings import check_settings
 from fasti.errors import InvalidArgument
 from fasti.model import Limits, RetryPolicy, TopicSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fasti.core.engine import Engine
-from fasti.core.topics import check_settings
+from fasti.core.topic_settings import check_settings
 from fasti.core.traits import KINDS, hint
 from fasti.errors import InvalidArgument
 from fasti.model import KINDS as NAMES
