@@ -172,8 +172,8 @@ def test_another_broker_under_the_same_address_is_refused(
     tmp_path: Path, queue: BrokerProcess, teller: Client, spark: SparkSession
 ) -> None:
     lake = Lake(tmp_path)
-    (tmp_path / "shards").write_text("00000000000000bb\n")
-    with pytest.raises(Gone, match=r"follows shard 00000000000000bb.*another directory"):
+    (tmp_path / "shards").write_text("0.00000000000000bb\n")
+    with pytest.raises(Gone, match=r"follows shard 0\.00000000000000bb.*another directory"):
         ran(lake, queue, spark)
     assert not lake.bronze.exists()
     ran(lake, queue, spark, on_gap="skip")

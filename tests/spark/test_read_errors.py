@@ -53,7 +53,7 @@ def test_offsets_that_can_not_be(read: Reading, client: Client, topic: MakeTopic
     assert "startingOffsets names every partition" in told
     told = refused(read(log, view="log", startingOffsets='{"0": 0, "1": 7}').collect)
     assert "an offset up to 0" in told
-    told = refused(read(view="changes", startingOffsets='{"0000000000000000": 5}').collect)
+    told = refused(read(view="changes", startingOffsets='{"0.0000000000000000": 5}').collect)
     assert "[FASTI.gone]" in told
 
 

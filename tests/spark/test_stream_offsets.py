@@ -246,7 +246,7 @@ def test_how_far_behind() -> None:
     def lag(*sources: dict[str, Any]) -> int | None:
         return behind(cast(StreamingQuery, SimpleNamespace(lastProgress={"sources": sources})))
 
-    shard, log = "9f3c01d2ab45e678", {"log": "9f3c01d2ab45e678:4"}
+    shard, log = "0.9f3c01d2ab45e678", {"log": "0.9f3c01d2ab45e678:4"}
     feed = {"endOffset": {shard: 90}, "latestOffset": json.dumps({shard: 97})}
     rows = {"endOffset": {**log, "0": 5, "1": 9}, "latestOffset": {**log, "0": 8, "1": 9}}
     others = {"endOffset": "12", "latestOffset": None}, {"endOffset": {"t": {"0": 1}}}

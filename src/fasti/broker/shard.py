@@ -81,6 +81,7 @@ from fasti.errors import (
     TimedOut,
 )
 from fasti.model import back_off
+from fasti.protocol.feed_name import FeedName
 from fasti.storage.storage_engine import StorageEngine
 from fasti.storage.store import ShardStore
 
@@ -110,7 +111,10 @@ class Shard:
         storage: StorageEngine,
         settings: ShardSettings | None = None,
         clock: MachineClock | None = None,
+        name: str = "0",
     ) -> None:
+        # It stays, whatever becomes of the journal.
+        self.name = name
         self.settings = settings or ShardSettings()
         self._machine = machine = clock or SystemClock()
         # The only time that anything in the broker goes by, and that anybody is told.
@@ -200,6 +204,11 @@ class Shard:
             _log.warning("%s", self.store.storage.copy_warning)
 
     # For callers: any thread
+
+    @property
+    def feed_name(self) -> FeedName:
+        """What positions of the change feed belong to."""
+        return FeedName(self.name, f"{self.store.journal.incarnation:016x}")
 
     def submit(self, inputs: Sequence[Command], engine: Engine | None = None) -> Future[list[Any]]:
         """Hands commands over; the future holds their replies once they are durable."""

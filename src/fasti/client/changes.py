@@ -28,6 +28,7 @@ from fasti.client.following import Following
 from fasti.client.pauses import PASSING
 from fasti.client.transport import Header, Transport
 from fasti.errors import Closed, FastiError, InvalidArgument
+from fasti.protocol.feed_name import FeedName
 
 # A read that doesn't follow is given up when nothing came for so long.
 _PATIENCE_S = 30.0
@@ -37,7 +38,11 @@ _MET_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A place in a shard's change feed. As text: `str(position)`, and back by `Position.parse`."""
+    """A place in a shard's change feed. As text: `str(position)`, and back by `Position.parse`.
+
+    `shard` has the shard's name and which life of its journal it is, as in `0.9f3c01d2ab45e678`: a
+    journal that was restored or repaired begins a new life, in which this position means nothing.
+    """
 
     shard: str
     frame: int
@@ -46,9 +51,9 @@ class Position:
     def parse(cls, text: str) -> Position:
         """Back from text. Raises `invalid_argument`."""
         shard, _, frame = text.partition(":")
-        if len(shard) != 16 or not frame.isdecimal():
+        if not frame.isdecimal():
             raise InvalidArgument(f"{text!r} is not a position in a change feed", field="position")
-        return cls(shard, int(frame))
+        return cls(str(FeedName.parse(shard)), int(frame))
 
     def __str__(self) -> str:
         return f"{self.shard}:{self.frame}"

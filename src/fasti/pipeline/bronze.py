@@ -27,6 +27,7 @@ from fasti.client.changes import feed_bounds
 from fasti.errors import Gone, NotFound
 from fasti.pipeline.files import folder_of
 from fasti.pipeline.shared import connected
+from fasti.protocol.feed_name import is_nameless
 from fasti.spark.connection import client_of
 from fasti.spark.errors import as_spark_errors
 from fasti.spark.views import View
@@ -75,6 +76,12 @@ def starting_position(run: Run, shard: str) -> int:
     after = table.position(transaction(shard))
     if after is None:
         others = [each for each in shards(run.lake) if each != shard]
+        if any(is_nameless(each) for each in others):
+            raise Gone(
+                f"the lake {run.lake.root} was written by an older version, whose positions did not "
+                "name the shard: begin a new lake in another directory",
+                details={"shard": shard},
+            )
         if others and run.on_gap == "fail":
             raise Gone(
                 f"the lake {run.lake.root} follows shard {', '.join(others)}, and the "

@@ -80,7 +80,7 @@ BROKER: tuple[Setting, ...] = (
         "clone",
         Switch(),
         False,
-        "The data directory is a copy of another: it gets a shard name of its own, once, before it is opened. See [backup](backup.md#copies-that-are-no-backups).",
+        "The data directory is a copy of another: it gets an incarnation of its own, once, before it is opened. See [backup](backup.md#copies-that-are-no-backups).",
     ),
     Setting(
         "listen",

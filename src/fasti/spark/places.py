@@ -1,6 +1,6 @@
 """Where reads begin and end: from the options' words to offsets that Spark can keep.
 
-Offsets are JSON: of the change feed `{"9f3c…": 97}`, the position in each shard; of a log
+Offsets are JSON: of the change feed `{"0.9f3c…": 97}`, the position in each shard; of a log
 `{"0": 12, "1": 7}`, the next row of each partition. Those that Spark keeps of a log also say which
 one it is (`"log": "9f3c…:4"`): one that was made again under the same name is another.
 """
@@ -15,6 +15,7 @@ from fasti.client.client import Client
 from fasti.client.durations import moment_us
 from fasti.client.log import LogPartition
 from fasti.errors import InvalidArgument
+from fasti.protocol.feed_name import is_nameless
 from fasti.spark.options import Options
 
 Offsets = dict[str, Any]
@@ -62,6 +63,12 @@ def position_of(offsets: Offsets) -> Position:
     if len(offsets) != 1:
         raise InvalidArgument(_foreign("changes", offsets), field="checkpointLocation")
     ((shard, frame),) = offsets.items()
+    if is_nameless(shard):
+        raise InvalidArgument(
+            f"{json.dumps(offsets)} was written by an older version, whose positions did not name "
+            "the shard: begin with a new checkpointLocation (startingTimestamp says from when)",
+            field="checkpointLocation",
+        )
     return Position(shard, int(frame))
 
 

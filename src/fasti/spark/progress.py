@@ -6,14 +6,12 @@ Spark lets a Python source report offsets, not metrics of its own, so the differ
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from fasti.protocol.feed_name import is_feed_name
 from fasti.spark.places import LOG
-
-_SHARD = re.compile("[0-9a-f]{16}")
 
 
 def behind(query: StreamingQuery) -> int | None:
@@ -41,5 +39,5 @@ def _offsets(value: Any) -> dict[str, Any]:
     offsets = json.loads(value) if isinstance(value, str) else value
     if not isinstance(offsets, dict):
         return {}
-    ours = LOG in offsets or any(_SHARD.fullmatch(name) for name in offsets)
+    ours = LOG in offsets or any(is_feed_name(name) for name in offsets)
     return offsets if ours else {}

@@ -77,7 +77,7 @@ class Chunk(NamedTuple):
 class Listing:
     """What a source has at the moment of the backup."""
 
-    # The incarnation, as `hello` tells it.
+    # The incarnation, in hexadecimal digits.
     shard: str
     # The blocks tell everything up to `position`, the journal goes on to `last`.
     position: int

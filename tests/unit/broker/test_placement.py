@@ -14,6 +14,8 @@ from fasti.broker.shard import Shard
 from fasti.client.client import Client
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import ShardSettings
+from fasti.errors import Gone
+from fasti.protocol.feed_name import FeedName
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
@@ -36,7 +38,8 @@ class ByName:
 @pytest.fixture
 def placement(tmp_path: Path) -> Iterator[ByName]:
     near, far = (
-        Shard(FileStorage(LocalFiles(tmp_path / name)), SETTINGS) for name in ("near", "far")
+        Shard(FileStorage(LocalFiles(tmp_path / name)), SETTINGS, name=name)
+        for name in ("near", "far")
     )
     yield ByName(near, far)
     near.close(checkpoint=False)
@@ -123,3 +126,22 @@ def test_a_transaction_is_decided_where_its_first_part_is(
         transaction.send("far", b"x")
         transaction.send("far-too", b"y")
     assert [topic.counts["ready"] for topic in client.topics()] == [1, 1]
+
+
+def test_a_feed_is_read_by_the_name_of_its_shard_and_of_its_life(
+    placement: ByName, client: Client
+) -> None:
+    client.create_topic("far")
+    name = placement.far.feed_name
+    assert (name.shard, str(name)) == ("far", f"far.{name.incarnation}")
+    rows = list(client.transport.read({"call": "changes", "shard": str(name)}))
+    assert "far" in [topic for batch in rows for topic in batch.column("topic").to_pylist()]
+    other_life = str(FeedName("far", "0" * 16))
+    with pytest.raises(Gone, match=f"this is shard {name}. Its journal was begun anew") as gone:
+        client.transport.call("feed", {"shard": other_life, "after": 0})
+    assert gone.value.details["shard"] == str(name)
+    with pytest.raises(Gone, match="do not belong here: this is shard near") as gone:
+        client.transport.call("feed", {"shard": "elsewhere.0000000000000000", "after": 0})
+    assert "begun anew" not in gone.value.message
+    with pytest.raises(Gone, match="older version"):
+        client.transport.call("feed", {"shard": "0" * 16, "after": 0})

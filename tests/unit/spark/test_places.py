@@ -8,7 +8,10 @@ from fasti.spark.places import of_log, position_of
 
 
 def test_a_checkpoint_of_a_log_is_not_taken_for_positions_of_the_feed() -> None:
-    assert position_of({"9f3c": 97}) == Position("9f3c", 97)
+    name = "0.9f3c01d2ab45e678"
+    assert position_of({name: 97}) == Position(name, 97)
+    with pytest.raises(InvalidArgument, match=r"older version.* a new checkpointLocation"):
+        position_of({"9f3c01d2ab45e678": 97})
     with pytest.raises(InvalidArgument, match=r"of changes: .* a checkpointLocation of its own"):
         position_of({"log": "9f3c:4", "0": 12})
 

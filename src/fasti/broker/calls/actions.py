@@ -62,13 +62,8 @@ def _hello(service: Service, caller: Caller, header: Header, parts: Parts) -> An
         "protocol": VERSION,
         **service.clock.told(),
         "limits": asdict(service.limits),
-        "shard": _shard_name(service),
+        "shard": str(service.placement.catalogue.feed_name),
     }, []
-
-
-def _shard_name(service: Service) -> str:
-    """What positions belong to."""
-    return f"{service.placement.catalogue.store.manifest.incarnation:016x}"
 
 
 def _clock(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -205,7 +200,7 @@ def _topics(service: Service, caller: Caller, header: Header, parts: Parts) -> A
             # One that was deleted in between is not there.
             if reply.error is None
         ]
-    return {"shard": _shard_name(service), "topics": described}, []
+    return {"shard": str(service.placement.catalogue.feed_name), "topics": described}, []
 
 
 # Messages
@@ -294,7 +289,7 @@ def _counted(service: Service, topic: str) -> Header:
     found = service.command(co.Count(topic))
     return {
         "counts": found.states,
-        "shard": _shard_name(service),
+        "shard": str(service.placement.shard_of(topic).feed_name),
         "position": found.position,
     }
 

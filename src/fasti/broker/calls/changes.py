@@ -20,12 +20,14 @@ from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.feed import EVERYTHING
 from fasti.core.queries import ReadTopicNames
 from fasti.errors import Closed, Gone, InvalidArgument
+from fasti.protocol.feed_name import is_nameless
 from fasti.protocol.schemas import VERSION
 from fasti.storage.change_feed import ChangeFeed, DirectoryNames
 from fasti.storage.transitions import WITH_PAYLOADS, schema_of
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
+    from fasti.broker.shard import Shard
 
 _SPLITS_MAX = 1_000
 # Before the journal is looked at again, when the shard recovers.
@@ -44,36 +46,42 @@ _FIELDS: Header = {
 }
 
 
-def feed_of(service: Service) -> ChangeFeed:
+def feed_of(shard: Shard) -> ChangeFeed:
     """The feed as it is now; an engine that recovers has another one."""
-    shard = service.placement.catalogue
     names = DirectoryNames(shard.engine.state.directory)
     return ChangeFeed(shard.store.journal, shard.store.seed, names)
 
 
-def shard_name(feed: ChangeFeed) -> str:
-    """What positions belong to, as `hello` tells it."""
-    return f"{feed.incarnation:016x}"
+def shard_with(service: Service, name: str) -> Shard:
+    """The shard with the feed of that name; without one the catalogue. Raises `gone`."""
+    named = name.rpartition(".")[0]
+    shards = service.placement.shards()
+    shard = next((shard for shard in shards if shard.name == named), service.placement.catalogue)
+    if name in ("", str(shard.feed_name)):
+        return shard
+    feed = feed_of(shard)
+    why = f"positions of shard {name} do not belong here: this is shard {shard.feed_name}"
+    if shard.name == named:
+        why += ". Its journal was begun anew: by a restore, a repair, a reset of its clock, a clone"
+    if is_nameless(name):
+        why += ". An older version wrote them, which did not name the shard: begin anew"
+    details = {"shard": str(shard.feed_name), "first": feed.first, "last": feed.last}
+    raise Gone(why, details=details)
 
 
 class Span:
     """What a reader wants: checked fields of a ticket, plan or exchange."""
 
     def __init__(self, service: Service, fields: Header) -> None:
-        self.feed = feed = feed_of(service)
-        name = shard_name(feed)
-        if fields["shard"] and fields["shard"] != name:
-            raise Gone(
-                f"positions of shard {fields['shard']} do not belong here: this is shard {name}",
-                details={"shard": name, "first": feed.first, "last": feed.last},
-            )
+        self.shard = shard_with(service, fields["shard"])
+        self.feed = feed = feed_of(self.shard)
         after = requests.integer(fields, "after")
         self.after = feed.first if after is None else after
         feed.check(self.after)
         self.payload: bool = fields["payload"]
         self.topic: str = fields["topic"]
         topics = [*words(fields, "topics"), *([self.topic] if self.topic else [])]
-        self.topics = _numbers(service, topics) if topics else None
+        self.topics = _numbers(self.shard, topics) if topics else None
         self.ops = frozenset(words(fields, "ops")) or None
         self.columns = tuple(words(fields, "columns"))
         if self.columns:
@@ -98,9 +106,9 @@ class Span:
             yield position, batch if self._filter is None else self._filter.apply(batch, wanted)
 
 
-def _numbers(service: Service, topics: list[str]) -> frozenset[int]:
+def _numbers(shard: Shard, topics: list[str]) -> frozenset[int]:
     """All topics that ever had one of the names, as far as anybody remembers."""
-    known: dict[int, str] = service.placement.catalogue.ask(ReadTopicNames()).result()
+    known: dict[int, str] = shard.ask(ReadTopicNames()).result()
     return frozenset(number for number, name in known.items() if name in topics)
 
 
@@ -127,7 +135,7 @@ class ChangeReads:
             "version": VERSION,
             "call": "changes",
             **{name: fields[name] for name in _FIELDS if fields[name] != _FIELDS[name]},
-            "shard": shard_name(span.feed),
+            "shard": str(span.shard.feed_name),
         }
         step = max(1, -(-(through - span.after) // fields["splits"]))
         bounds = list(range(span.after, through, step)) or [through]
@@ -161,8 +169,8 @@ class ChangeFollower(Follower):
     call = "changes"
 
     def __init__(self, service: Service, caller: Caller, descriptor: Header) -> None:
-        super().__init__(service, caller, service.placement.catalogue)
         self._span = Span(service, requests.checked(descriptor, **_FIELDS))
+        super().__init__(service, caller, self._span.shard)
         self._followed = self.shard.feed.follow(EVERYTHING)
 
     @property
@@ -190,7 +198,7 @@ class ChangeFollower(Follower):
             # Before looking: what becomes durable from now on is not missed.
             seen = self._followed.seen
             # A shard that recovered has another journal, with the same frames.
-            span.feed = feed_of(self.service)
+            span.feed = feed_of(self.shard)
             idle, patience_s = True, IDLE_S
             try:
                 for position, batch in span.pages(span.feed.last):
@@ -215,7 +223,7 @@ def _feed(service: Service, caller: Caller, header: Header, parts: Parts) -> Ans
     where = {name: fields[name] for name in ("shard", "after", "topic")}
     span = Span(service, {**_FIELDS, **where})
     feed = span.feed
-    answer: Header = {"shard": shard_name(feed), "first": feed.first, "last": feed.last}
+    answer: Header = {"shard": str(span.shard.feed_name), "first": feed.first, "last": feed.last}
     if time_us is not None:
         answer["position"] = feed.before(time_us)
     if rows is not None:

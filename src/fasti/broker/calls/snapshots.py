@@ -68,7 +68,7 @@ class Held:
         return {
             "snapshot": self.snapshot.number,
             "position": self.snapshot.position,
-            "shard": f"{self.shard.store.journal.incarnation:016x}",
+            "shard": str(self.shard.feed_name),
             "deadline_us": self.snapshot.deadline_us,
         }
 

@@ -44,7 +44,7 @@ def _log(service: Service, caller: Caller, header: Header, parts: Parts) -> Answ
     shard = service.placement.shard_of(topic)
     known = shard.engine.state.by_name.get(topic)
     number = known.number if known is not None else 0
-    identity = f"{shard.store.manifest.incarnation:016x}:{number}"
+    identity = f"{shard.feed_name}:{number}"
     return {"identity": identity, "partitions": partitions}, []
 
 
