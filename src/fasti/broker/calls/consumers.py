@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fasti.broker.calls.subscription import Subscription
     from fasti.broker.service import Service
 
-# So many are told; more than a person looks at, and less than fills a message.
+# So many are described; more than a person looks at, and less than fills a message.
 _ROWS_MAX = 10_000
 
 
@@ -37,21 +37,21 @@ def _consumers(service: Service, caller: Caller, header: Header, parts: Parts) -
             raise reply.error
         rows += reply.value
     connected = service.subscriptions()
-    told = [_told(row, connected.get(row.session)) for row in rows[:_ROWS_MAX]]
+    consumers = [_describe(row, connected.get(row.session)) for row in rows[:_ROWS_MAX]]
     now_us = service.clock.now_us()
-    return {"consumers": told, "count": len(rows), "now_us": now_us}, []
+    return {"consumers": consumers, "count": len(rows), "now_us": now_us}, []
 
 
-def _told(row: ConsumerRow, session: Subscription | None) -> Header:
-    told = asdict(row)
-    del told["session"]
+def _describe(row: ConsumerRow, session: Subscription | None) -> Header:
+    described = asdict(row)
+    del described["session"]
     for name in ("oldest_lease_us", "lease_until_us"):
-        told[name] = told[name] or None
-    told |= {"connected": session is not None, "peer": None, "connected_us": None}
-    told |= {"active_us": None, "heard_us": None}
+        described[name] = described[name] or None
+    described |= {"connected": session is not None, "peer": None, "connected_us": None}
+    described |= {"active_us": None, "heard_us": None}
     if session is not None:
-        told |= session.presence()
-    return told
+        described |= session.presence()
+    return described
 
 
 def _release_leases(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:

@@ -67,27 +67,27 @@ def _redrive_dead(service: Service, caller: Caller, header: Header, parts: Parts
     when = co.When(requests.integer(fields, "due_us"), requests.integer(fields, "delay_us"))
     if when.due_us is not None and when.delay_us is not None:
         raise InvalidArgument("either due_us or delay_us, not both", field="due_us")
-    found = _page(service, fields, _named(service, fields["topic"], parts))
+    messages = _page(service, fields, _ids(service, fields["topic"], parts))
     tally = Tally()
     target = _text(fields, "to")
     if target is not None and target != fields["topic"]:
-        _move(service, fields, target, when, found, tally)
-    elif len(found.ids):
-        reply = _redriven(service, fields, found.ids, when)
-        tally.add(found.ids, service.mutation("redrive", fields["topic"], reply).status)
-    return _answer(service, fields, found, tally), []
+        _move(service, fields, target, when, messages, tally)
+    elif len(messages.ids):
+        reply = _redriven(service, fields, messages.ids, when)
+        tally.add(messages.ids, service.mutation("redrive", fields["topic"], reply).status)
+    return _answer(service, fields, messages, tally), []
 
 
 def _purge_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
     fields = _checked(header)
     fields["limit"] = min(fields["limit"], _PIECE_ROWS)
-    found = _page(service, fields, _named(service, fields["topic"], parts))
+    messages = _page(service, fields, _ids(service, fields["topic"], parts))
     tally = Tally()
-    if len(found.ids):
-        command = co.Purge(fields["topic"], found.ids, group=fields["group"])
+    if len(messages.ids):
+        command = co.Purge(fields["topic"], messages.ids, group=fields["group"])
         reply = service.mutation("purge", fields["topic"], service.command(command))
-        tally.add(found.ids, reply.status)
-    return _answer(service, fields, found, tally), []
+        tally.add(messages.ids, reply.status)
+    return _answer(service, fields, messages, tally), []
 
 
 def _count_dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -97,17 +97,17 @@ def _count_dead(service: Service, caller: Caller, header: Header, parts: Parts) 
     fields = _checked({"limit": service.limits.page_rows_max, **header})
     reasons: Counter[str] = Counter()
     while True:
-        found = _page(service, fields, None)
-        if len(found.ids):
-            numbers, counts = np.unique(found.columns["reason"], return_counts=True)
+        messages = _page(service, fields, None)
+        if len(messages.ids):
+            numbers, counts = np.unique(messages.columns["reason"], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-                reasons[found.names["reason"][number]] += count
-        fields["after_id"] = found.next_after_id
-        if not found.next_after_id:
+                reasons[messages.names["reason"][number]] += count
+        fields["after_id"] = messages.next_after_id
+        if not messages.next_after_id:
             break
     common = reasons.most_common(_REASONS_MAX)
-    told = {"dead": sum(reasons.values()), "reasons": [list(each) for each in common]}
-    return told | {"reasons_left": len(reasons) - len(common)}, []
+    summary = {"dead": sum(reasons.values()), "reasons": [list(each) for each in common]}
+    return summary | {"reasons_left": len(reasons) - len(common)}, []
 
 
 # Finding them
@@ -133,7 +133,7 @@ def _text(fields: Header, name: str) -> str | None:
     return text
 
 
-def _named(service: Service, topic: str, parts: Parts) -> Int64s | None:
+def _ids(service: Service, topic: str, parts: Parts) -> Int64s | None:
     """The ids of a part, if only those are meant."""
     if not parts:
         return None
@@ -153,13 +153,13 @@ def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
     if fields["group"]:
         for name in ("owner", "due_from_us", "due_to_us", "died_from_us", "died_to_us"):
             if fields[name] is not None:
-                raise InvalidArgument(f"rows of a log are not found by {name}", field=name)
+                raise InvalidArgument(f"rows of a log can't be selected by {name}", field=name)
         if ids is not None:
             raise InvalidArgument("name rows of a group by redrive and purge", field="parts")
         place = (fields["topic"], fields["group"], fields["after_id"], limit, fields["reason"])
         rows: Messages = service.command(ListDead(*place))
         return rows
-    found: Messages = service.command(
+    messages: Messages = service.command(
         co.List(
             fields["topic"],
             fields["after_id"],
@@ -174,12 +174,12 @@ def _page(service: Service, fields: Header, ids: Int64s | None) -> Messages:
             died_to_us=requests.integer(fields, "died_to_us"),
         )
     )
-    return found
+    return messages
 
 
-def _answer(service: Service, fields: Header, found: Messages, tally: Tally) -> Header:
+def _answer(service: Service, fields: Header, messages: Messages, tally: Tally) -> Header:
     left = service.command(co.Count(fields["topic"])).states.get("dead", 0)
-    return tally.to_dict(found.next_after_id) | {"left": left}
+    return tally.to_dict(messages.next_after_id) | {"left": left}
 
 
 # Within their topic
@@ -195,24 +195,24 @@ def _redriven(service: Service, fields: Header, ids: Int64s, when: co.When) -> A
 
 
 def _move(
-    service: Service, fields: Header, target: str, when: co.When, found: Messages, tally: Tally
+    service: Service, fields: Header, target: str, when: co.When, messages: Messages, tally: Tally
 ) -> None:
     """As many of the page as may be gathered at once; the rest is left to the next call."""
     traits = KINDS[service.require_topic(target).kind]
-    if not len(found.ids):
+    if not len(messages.ids):
         return
-    contents = _contents(service, fields["topic"], found)
+    contents = _contents(service, fields["topic"], messages)
     count = contents.num_rows
-    if count < len(found.ids):
-        found.next_after_id = int(found.ids[count - 1])
-    ids = found.ids[:count]
+    if count < len(messages.ids):
+        messages.next_after_id = int(messages.ids[count - 1])
+    ids = messages.ids[:count]
     # What can't be read stays where it is.
     lost = pc.is_null(contents.column("payload")).to_numpy(zero_copy_only=False)
     status = np.where(lost, Outcome.DEAD, Outcome.OK).astype(np.uint8)
-    owners = np.array(found.columns["owner"][:count])
-    batch = _produced(service, fields["topic"], found, contents, when)
-    if traits.has_priorities and "priority" in found.columns:
-        numbers = pa.array(np.asarray(found.columns["priority"][:count], dtype=np.int32))
+    owners = np.array(messages.columns["owner"][:count])
+    batch = _produced(service, fields["topic"], messages, contents, when)
+    if traits.has_priorities and "priority" in messages.columns:
+        numbers = pa.array(np.asarray(messages.columns["priority"][:count], dtype=np.int32))
         batch = batch.append_column("priority", numbers)
     left = np.flatnonzero(~lost)
     # Each round that does not happen finds at least one message that can't go.
@@ -222,7 +222,7 @@ def _move(
         for owner in np.unique(owners[left]).tolist():
             mine = left[owners[left] == owner]
             rows_of.append(mine)
-            name = found.names["owner"][owner]
+            name = messages.names["owner"][owner]
             commands.append(_produce(service, target, name, batch.take(pa.array(mine))))
         reply = service.command(co.Transaction(commands))
         if reply.committed:
@@ -237,23 +237,23 @@ def _move(
     tally.add(ids, status)
 
 
-def _contents(service: Service, topic: str, found: Messages) -> pa.RecordBatch:
+def _contents(service: Service, topic: str, messages: Messages) -> pa.RecordBatch:
     shard = service.placement.shard_of(topic)
-    locations = found.columns["location"]
+    locations = messages.columns["location"]
     try:
         return shard.store.payloads.gather(locations, _PIECE_BYTES, lost=True)
     except MOVED:
         count = max(1, _PIECE_BYTES // service.limits.payload_bytes_max)
-        return fetch(shard, topic, co.Target(ids=found.ids[:count]))[1]
+        return fetch(shard, topic, co.Target(ids=messages.ids[:count]))[1]
 
 
 def _produced(
-    service: Service, topic: str, found: Messages, contents: pa.RecordBatch, when: co.When
+    service: Service, topic: str, messages: Messages, contents: pa.RecordBatch, when: co.When
 ) -> pa.RecordBatch:
     """The messages as the columns of a produce, with headers that tell of their death."""
     limit = service.limits.headers_bytes_max
-    reasons, numbers = found.names["reason"], found.columns["reason"].tolist()
-    attempts = found.columns["attempts"].tolist()
+    reasons, numbers = messages.names["reason"], messages.columns["reason"].tolist()
+    attempts = messages.columns["attempts"].tolist()
     headers = [
         _with_death(own or [], topic, reasons[numbers[row]], attempts[row], limit)
         for row, own in enumerate(contents.column("headers").to_pylist())
@@ -276,11 +276,11 @@ def _with_death(
     own: list[tuple[str, str]], topic: str, reason: str, attempts: int, limit: int
 ) -> list[tuple[str, str]]:
     """The message's own headers; those of an earlier death are replaced, and never too large."""
-    told = ((DEAD_TOPIC, topic), (DEAD_ATTEMPTS, str(attempts)), (DEAD_REASON, reason))
-    names = [name for name, _ in told]
+    death = ((DEAD_TOPIC, topic), (DEAD_ATTEMPTS, str(attempts)), (DEAD_REASON, reason))
+    names = [name for name, _ in death]
     kept = [pair for pair in own if pair[0] not in names]
     size = sum(len(name.encode()) + len(value.encode()) for name, value in kept)
-    for name, value in told:
+    for name, value in death:
         size += len(name.encode()) + len(value.encode())
         if size > limit:
             break

@@ -30,7 +30,7 @@ IDLE_S = 5.0
 
 
 class Follower:
-    """One who follows. Whoever is below says what is written, how to wake it, and what it leaves."""
+    """The end of a reader that follows. A subclass says what is written, how to wake it, and what to leave."""
 
     # The call of the protocol that opens it.
     call: str
@@ -55,7 +55,7 @@ class Follower:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Nobody follows any more: called once."""
+        """The reader has gone: called once."""
         raise NotImplementedError
 
     def said(self, **header: Any) -> Header:

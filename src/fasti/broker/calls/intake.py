@@ -89,7 +89,7 @@ class Intake:
                 raise self._refused
             if misshapen is not None:
                 raise misshapen
-            self._waiting.put(_Pending(self._counted(metadata, batch), size_bytes))
+            self._waiting.put(_Pending(self._submit_counted(metadata, batch), size_bytes))
         except FastiError as error:
             # Tracebacks would keep the batch until the next full collection of garbage.
             error.__cause__ = error.__context__ = error.__traceback__ = None
@@ -97,7 +97,7 @@ class Intake:
                 self._refused = error
             self._waiting.put(_Pending(error, size_bytes))
 
-    def _counted(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
+    def _submit_counted(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
         """Its rows count towards the caller's share of the inbox until they are answered."""
         share, caller, rows = self._service.shares.inbox_rows, self.caller, batch.num_rows
         share.take(caller, rows)
@@ -138,7 +138,7 @@ class Intake:
         if self._producer:
             self._service.submit(self._shard, [EndProducer(self._producer)])
 
-    def _told(self, reply: Reply) -> Header:
+    def _receipt(self, reply: Reply) -> Header:
         self._service.metrics.mutated("produce", self._topic, reply.status)
         return outcomes.encode(reply)
 
@@ -147,7 +147,7 @@ class Intake:
         self._waiting.put(None)
 
     def end(self) -> None:
-        """Nobody reads receipts any more. May be called again."""
+        """No receipts are read any more. May be called again."""
         with self._changed:
             ended, self._ended = self._ended, True
             self._changed.notify_all()
@@ -169,7 +169,7 @@ class Intake:
             reply: Reply = pending.answer.result()[0]
             if reply.error is not None:
                 raise reply.error
-            receipt = self._told(reply)
+            receipt = self._receipt(reply)
         except Exception as raised:
             error = (
                 raised

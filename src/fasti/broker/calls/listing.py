@@ -136,16 +136,16 @@ class Listings:
             after_id = max(after_id, partition << SEQUENCE_BITS)
         while True:
             # Which of a page have the prefix is seen when their keys are read.
-            found = self._page(fields, after_id, rows if prefix or left is None else left, rows)
-            after_id = found.next_after_id
-            if partition is not None and len(found.ids):
-                found = _within(found, partition)
+            messages = self._page(fields, after_id, rows if prefix or left is None else left, rows)
+            after_id = messages.next_after_id
+            if partition is not None and len(messages.ids):
+                messages = _within(messages, partition)
             if prefix:
-                found = with_prefix(self._service, fields["topic"], found, prefix)
+                messages = with_prefix(self._service, fields["topic"], messages, prefix)
             if left is not None:
-                found = _rows_from(found, 0, left)
-                left -= len(found.ids)
-            yield from self._batches(found, fields["topic"], schema, contents)
+                messages = _rows_from(messages, 0, left)
+                left -= len(messages.ids)
+            yield from self._batches(messages, fields["topic"], schema, contents)
             beyond = partition is not None and after_id >> SEQUENCE_BITS > partition
             if not after_id or beyond or left == 0:
                 break
@@ -168,15 +168,15 @@ class Listings:
         )
 
     def _batches(
-        self, found: Messages, topic: str, schema: pa.Schema, contents: tuple[str, ...]
+        self, messages: Messages, topic: str, schema: pa.Schema, contents: tuple[str, ...]
     ) -> Iterator[pa.RecordBatch]:
         """A page as one batch; with contents, as many as it takes to keep each small enough."""
         if not contents:
-            yield metadata(found).select(schema.names)
+            yield metadata(messages).select(schema.names)
             return
         begin = 0
-        while begin < len(found.ids) or not begin:
-            part = _rows_from(found, begin, len(found.ids))
+        while begin < len(messages.ids) or not begin:
+            part = _rows_from(messages, begin, len(messages.ids))
             part = _rows_from(part, 0, self._fitting(topic, part))
             more = gather(self._service, topic, part, contents)
             facts = metadata(part)
@@ -187,22 +187,24 @@ class Listings:
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
             begin += max(1, len(part.ids))
 
-    def _fitting(self, topic: str, found: Messages) -> int:
+    def _fitting(self, topic: str, messages: Messages) -> int:
         """How many of these may be gathered at once."""
-        if not found.columns:
+        if not messages.columns:
             return 0
         try:
             return self._service.placement.shard_of(topic).store.payloads.fitting(
-                found.columns["location"], PIECE_BYTES
+                messages.columns["location"], PIECE_BYTES
             )
         except MOVED:
             return max(1, PIECE_BYTES // self._service.limits.payload_bytes_max)
 
 
-def gather(service: Service, topic: str, found: Messages, names: tuple[str, ...]) -> pa.RecordBatch:
+def gather(
+    service: Service, topic: str, messages: Messages, names: tuple[str, ...]
+) -> pa.RecordBatch:
     """Some contents of messages. Of what has gone meanwhile, or can't be read, they are null."""
     shard = service.placement.shard_of(topic)
-    locations = found.columns.get("location", np.zeros(0, dtype=np.int64))
+    locations = messages.columns.get("location", np.zeros(0, dtype=np.int64))
     try:
         return shard.store.payloads.gather(locations, names=names, lost=True)
     except MOVED:
@@ -210,7 +212,7 @@ def gather(service: Service, topic: str, found: Messages, names: tuple[str, ...]
         again = fetch(
             shard,
             topic,
-            Target(ids=found.ids),
+            Target(ids=messages.ids),
             lambda shard, places: shard.store.payloads.gather(places, names=names, lost=True),
         )
         return again[1]
@@ -223,47 +225,47 @@ def check_prefix(service: Service, prefix: str) -> None:
         raise InvalidArgument(f"a key has at most {limit} bytes", field="key_prefix", limit=limit)
 
 
-def with_prefix(service: Service, topic: str, found: Messages, prefix: str) -> Messages:
+def with_prefix(service: Service, topic: str, messages: Messages, prefix: str) -> Messages:
     """Those whose key begins so. Keys lie beside the payloads and are read for it."""
-    if not len(found.ids):
-        return found
-    keys = gather(service, topic, found, ("key",)).column("key")
-    return only_rows(found, begins_with(keys, prefix))
+    if not len(messages.ids):
+        return messages
+    keys = gather(service, topic, messages, ("key",)).column("key")
+    return only_rows(messages, begins_with(keys, prefix))
 
 
-def metadata(found: Messages) -> pa.RecordBatch:
+def metadata(messages: Messages) -> pa.RecordBatch:
     """Metadata of messages as the protocol has it."""
-    if not found.columns:
+    if not messages.columns:
         return pa.RecordBatch.from_pylist([], schema=METADATA)
-    columns = found.columns
+    columns = messages.columns
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(found.ids),
-            pa.array((found.ids >> SEQUENCE_BITS).astype(np.int32)),
+            pa.array(messages.ids),
+            pa.array((messages.ids >> SEQUENCE_BITS).astype(np.int32)),
             STATES.take(pa.array(columns["state"])),
             pa.array(columns["due_us"]),
             pa.array(columns["version"].astype(np.int64)),
             pa.array(columns["attempts"].astype(np.int32)),
-            *(_named(found, name) for name in ("owner", "consumer", "reason")),
-            pa.array(_priorities(found)),
-            *(_moment(found, name) for name in SOME_MOMENTS),
+            *(_named(messages, name) for name in ("owner", "consumer", "reason")),
+            pa.array(_priorities(messages)),
+            *(_moment(messages, name) for name in SOME_MOMENTS),
         ],
         schema=METADATA,
     )
 
 
-def _moment(found: Messages, name: str) -> pa.Array:
+def _moment(messages: Messages, name: str) -> pa.Array:
     """Null where there is none."""
-    given = found.columns.get(name)
+    given = messages.columns.get(name)
     if given is None:
-        return pa.nulls(len(found.ids), pa.int64())
+        return pa.nulls(len(messages.ids), pa.int64())
     return pa.array(given, mask=given == 0)
 
 
-def _priorities(found: Messages) -> NDArray[np.int32]:
+def _priorities(messages: Messages) -> NDArray[np.int32]:
     """0 outside of priority topics."""
-    given = found.columns.get("priority")
-    return np.zeros(len(found.ids), np.int32) if given is None else given.astype(np.int32)
+    given = messages.columns.get("priority")
+    return np.zeros(len(messages.ids), np.int32) if given is None else given.astype(np.int32)
 
 
 def with_payloads(batch: pa.RecordBatch, payloads: pa.RecordBatch) -> pa.RecordBatch:
@@ -273,7 +275,7 @@ def with_payloads(batch: pa.RecordBatch, payloads: pa.RecordBatch) -> pa.RecordB
 
 
 def with_status(batch: pa.RecordBatch, status: NDArray[np.uint8]) -> pa.RecordBatch:
-    """Row by row what was found; where a message is not there, its columns are null."""
+    """Row by row the messages; where one is not there, its columns are null."""
     words = pa.array([outcome.word for outcome in Outcome]).take(pa.array(status))
     here = status == Outcome.OK
     columns = [batch.column("id"), *(_masked(column, here) for column in batch.columns[1:])]
@@ -288,27 +290,29 @@ def _masked(column: pa.Array, here: NDArray[np.bool_]) -> pa.Array:
     return column.take(pa.array(places, mask=~here))
 
 
-def _named(found: Messages, name: str) -> pa.Array:
-    numbers = found.columns[name].astype(np.int64)
-    return pa.array(found.names[name]).take(pa.array(numbers, mask=numbers == 0))
+def _named(messages: Messages, name: str) -> pa.Array:
+    numbers = messages.columns[name].astype(np.int64)
+    return pa.array(messages.names[name]).take(pa.array(numbers, mask=numbers == 0))
 
 
-def _within(found: Messages, partition: int) -> Messages:
+def _within(messages: Messages, partition: int) -> Messages:
     """Only the messages of one partition."""
-    return only_rows(found, found.ids >> SEQUENCE_BITS == partition)
+    return only_rows(messages, messages.ids >> SEQUENCE_BITS == partition)
 
 
-def only_rows(found: Messages, keep: NDArray[np.bool_]) -> Messages:
+def only_rows(messages: Messages, keep: NDArray[np.bool_]) -> Messages:
     """Some of the messages of a page."""
     if keep.all():
-        return found
-    columns = {name: values[keep] for name, values in found.columns.items()}
-    return Messages(found.status[keep], found.ids[keep], columns, found.names, found.next_after_id)
+        return messages
+    columns = {name: values[keep] for name, values in messages.columns.items()}
+    return Messages(
+        messages.status[keep], messages.ids[keep], columns, messages.names, messages.next_after_id
+    )
 
 
-def _rows_from(found: Messages, begin: int, end: int) -> Messages:
-    columns = {name: values[begin:end] for name, values in found.columns.items()}
-    return Messages(found.status[begin:end], found.ids[begin:end], columns, found.names)
+def _rows_from(messages: Messages, begin: int, end: int) -> Messages:
+    columns = {name: values[begin:end] for name, values in messages.columns.items()}
+    return Messages(messages.status[begin:end], messages.ids[begin:end], columns, messages.names)
 
 
 def _again(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

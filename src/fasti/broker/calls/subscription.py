@@ -55,7 +55,7 @@ class _Answered:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Outgoing:
     """A word that needs no engine. With `last`, the session ends behind it."""
 
     header: Header
@@ -131,7 +131,7 @@ class Subscription:
     @property
     def identity(self) -> Header:
         """Who it is, for the log."""
-        return {"topic": self._topic, "consumer": self._consumer, "peer": self.caller.peer}
+        return {"topic": self._topic, "consumer": self._consumer, **self.caller.log_fields()}
 
     @property
     def token_unheard(self) -> int:
@@ -199,14 +199,14 @@ class Subscription:
         except FastiError as error:
             known = op if op in requests.RETURNS else "consume"
             self._service.metrics.refused(known, error.code, self.caller.name)
-            self._reply(_Told(_problem(request, error), last=request is None, answer=True))
+            self._reply(_Outgoing(_problem(request, error), last=request is None, answer=True))
 
     def _carry_out(
         self, op: Any, request: int | None, fields: Header, batch: pa.RecordBatch | None
     ) -> None:
         if op == "clock":
             requests.checked(fields)
-            self._reply(_Told({"kind": "clock", "request": request}, answer=True))
+            self._reply(_Outgoing({"kind": "clock", "request": request}, answer=True))
             return
         credit = requests.integer(fields, "credit") or 0
         fields.pop("credit", None)
@@ -267,7 +267,7 @@ class Subscription:
             raise
         # Called by the committer's thread, which must not do more than this.
         answer.add_done_callback(
-            lambda done: self._tell(_Answered(op, request, credit, granted, done))
+            lambda done: self._write(_Answered(op, request, credit, granted, done))
         )
 
     def _wait_for_room(self) -> None:
@@ -277,14 +277,14 @@ class Subscription:
                 self._changed.wait()
             self._unanswered += 1
 
-    def _reply(self, told: _Told) -> None:
+    def _reply(self, outgoing: _Outgoing) -> None:
         self._wait_for_room()
-        self._tell(told)
+        self._write(outgoing)
 
-    def _tell(self, told: _Told | _Answered) -> None:
-        # Nobody writes it any more, and one that writes on would fill the memory.
+    def _write(self, outgoing: _Outgoing | _Answered) -> None:
+        # It is not written any more, and a consumer that writes on would fill the memory.
         if not self._closed:
-            self._session.arrived.put(told)
+            self._session.arrived.put(outgoing)
 
     def finish(self) -> None:
         """The consumer writes no more: what it asked is answered, then `next` says None.
@@ -312,7 +312,7 @@ class Subscription:
 
     def stop(self, error: FastiError) -> None:
         """The broker ends the session, with a reason."""
-        self._tell(_Told(_problem(None, error), last=True))
+        self._write(_Outgoing(_problem(None, error), last=True))
 
     def close(self) -> None:
         """The wire is gone, or done: no more credit. Leases stay."""
@@ -340,8 +340,8 @@ class Subscription:
             # Told, because a session that says nothing more would be waited for for ever.
             _log.warning("a session of %r on %r ended: %r", self._consumer, self._topic, error)
             self._ended = True
-            told = self._service.failed("consume", error, self._shard, self._engine)
-            return self._stamped(_problem(None, told)), None
+            failure = self._service.failed("consume", error, self._shard, self._engine)
+            return self._stamped(_problem(None, failure)), None
 
     def _next(self) -> Written | None:
         while True:
@@ -352,31 +352,31 @@ class Subscription:
                 if written is not None:
                     return written
                 continue
-            found = self._session.arrived.get()
+            item = self._session.arrived.get()
             if self._closed:
                 return None
-            if isinstance(found, (Shown, _Answered)):
+            if isinstance(item, (Shown, _Answered)):
                 written = (
-                    self._delivery(found.leased, found.commit)
-                    if isinstance(found, Shown)
-                    else self._answer(found)
+                    self._delivery(item.leased, item.commit)
+                    if isinstance(item, Shown)
+                    else self._answer(item)
                 )
                 if written is not None:
                     return written
-            elif found is not None or not (self._finishing and self._unanswered):
-                return self._last_words(found)
+            elif item is not None or not (self._finishing and self._unanswered):
+                return self._last_words(item)
 
-    def _last_words(self, found: Any) -> Written | None:
+    def _last_words(self, item: Any) -> Written | None:
         """A word of the broker's own, or the end of the session and why."""
-        if isinstance(found, _Told):
-            if found.answer:
+        if isinstance(item, _Outgoing):
+            if item.answer:
                 self._answered()
-            self._ended = self._ended or found.last
-            return self._stamped(found.header), None
+            self._ended = self._ended or item.last
+            return self._stamped(item.header), None
         self._ended = True
-        if isinstance(found, ConsumerReplaced):
-            fenced = Fenced(f"another session took the name {found.consumer!r}")
-            error: FastiError = found.error or fenced
+        if isinstance(item, ConsumerReplaced):
+            fenced = Fenced(f"another session took the name {item.consumer!r}")
+            error: FastiError = item.error or fenced
         elif self._finishing:
             return None
         else:
@@ -416,39 +416,39 @@ class Subscription:
             ready_us = np.where(leased.attempts == 1, ready_us, 0)
         self._service.lateness.delivered(leased.token, leased.ids, ready_us)
 
-    def _answer(self, found: _Answered) -> Written | None:
+    def _answer(self, item: _Answered) -> Written | None:
         """The answer to a request; None for a credit that needs none."""
         self._answered()
         replies: list[Any] = []
         try:
-            replies = found.answer.result()
+            replies = item.answer.result()
             for reply in replies:
                 if reply.error is not None:
                     raise reply.error
         except FastiError as error:
             # Without a request nobody would know what failed: that ends the session.
-            self._ended = self._ended or found.request is None
-            problem = _problem(found.request, error)
-            if found.credit and replies and replies[-1].error is None:
-                problem["credit"] = found.credit
+            self._ended = self._ended or item.request is None
+            problem = _problem(item.request, error)
+            if item.credit and replies and replies[-1].error is None:
+                problem["credit"] = item.credit
             else:
-                self._credit.withdraw(found.granted)
+                self._credit.withdraw(item.granted)
             return self._stamped(problem), None
         except Exception as error:  # A future that failed in an unknown way is still answered.
-            return self._stamped(_problem(found.request, OutcomeUnknown(repr(error)))), None
+            return self._stamped(_problem(item.request, OutcomeUnknown(repr(error)))), None
         reply = replies[0]
-        if found.op == "credit":
+        if item.op == "credit":
             return None
-        if found.op == "heartbeat":
-            header = {"kind": "heartbeat", "request": found.request, "held": reply.value}
+        if item.op == "heartbeat":
+            header = {"kind": "heartbeat", "request": item.request, "held": reply.value}
             return self._stamped(header), None
-        if found.op == "withdraw":
-            return self._stamped({"kind": "withdrawn", "request": found.request}), None
+        if item.op == "withdraw":
+            return self._stamped({"kind": "withdrawn", "request": item.request}), None
         assert isinstance(reply, Reply)
-        self._service.metrics.mutated(found.op, self._topic, reply.status)
+        self._service.metrics.mutated(item.op, self._topic, reply.status)
         header = {
             "kind": "outcomes",
-            "request": found.request,
+            "request": item.request,
             **outcomes.encode(reply, with_ids=False),
         }
         return self._stamped(header), None

@@ -1,4 +1,4 @@
-"""Whoever watches a key-value topic: its changes as they become durable, from a position on.
+"""A watcher of a key-value topic: its changes as they become durable, from a position on.
 
 A position is a frame of the journal, and watching from it gives what happened behind it. The
 latest changes come from the topic's ring, older ones from the journal, as far as it goes back;

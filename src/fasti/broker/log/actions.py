@@ -53,8 +53,8 @@ def _offsets(service: Service, caller: Caller, header: Header, parts: Parts) -> 
     fields = requests.checked(header, topic=str, time_us=int, partition=None)
     topic, partition = fields["topic"], requests.integer(fields, "partition")
     chosen = checked_partitions(len(described(service, topic)), partition)
-    found = {str(n): offset_at(service, topic, n, fields["time_us"]) for n in chosen}
-    return {"offsets": found}, []
+    offsets = {str(n): offset_at(service, topic, n, fields["time_us"]) for n in chosen}
+    return {"offsets": offsets}, []
 
 
 def _truncate(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -107,7 +107,7 @@ def _create_group(service: Service, caller: Caller, header: Header, parts: Parts
     for number, offset in _places(service, fields, None, partitions).items():
         where[number] = offset
     service.command(lo.CreateGroup(fields["topic"], fields["group"], where, fields["ordered"]))
-    return _told(service, fields)
+    return _describe_group(service, fields)
 
 
 def _reset_group(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -124,7 +124,7 @@ def _reset_group(service: Service, caller: Caller, header: Header, parts: Parts)
     else:
         for number, offset in places.items():
             service.command(lo.ResetGroup(topic, group, offset, number))
-    return _told(service, fields)
+    return _describe_group(service, fields)
 
 
 def _places(
@@ -153,7 +153,7 @@ def _places(
     return dict.fromkeys(chosen, start_of(fields["start"] or "earliest"))
 
 
-def _told(service: Service, fields: Header) -> Answer:
+def _describe_group(service: Service, fields: Header) -> Answer:
     command = lo.DescribeGroups(fields["topic"], fields["group"])
     return {"group": service.command(command).value[0]}, []
 
@@ -178,31 +178,31 @@ def _dead(service: Service, caller: Caller, header: Header, parts: Parts) -> Ans
         raise InvalidArgument("'reason' must be a JSON string", field="reason")
     if fields["limit"] < 0:
         raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
-    found: Messages = service.command(
+    messages: Messages = service.command(
         lo.ListDead(
             fields["topic"], fields["group"], fields["after_id"], max(1, fields["limit"]), reason
         )
     )
-    count = len(found.ids) if fields["limit"] else 0
+    count = len(messages.ids) if fields["limit"] else 0
     if not fields["payload"]:
-        return {"next_after_id": found.next_after_id}, [metadata(found).slice(0, count)]
-    count, contents = _contents(service, fields["topic"], found, count)
-    if count < len(found.ids):
-        found.next_after_id = int(found.ids[count - 1]) if count else 0
-    batch = with_payloads(metadata(found).slice(0, count), contents)
-    return {"next_after_id": found.next_after_id}, [batch]
+        return {"next_after_id": messages.next_after_id}, [metadata(messages).slice(0, count)]
+    count, contents = _contents(service, fields["topic"], messages, count)
+    if count < len(messages.ids):
+        messages.next_after_id = int(messages.ids[count - 1]) if count else 0
+    batch = with_payloads(metadata(messages).slice(0, count), contents)
+    return {"next_after_id": messages.next_after_id}, [batch]
 
 
 def _contents(
-    service: Service, topic: str, found: Messages, count: int
+    service: Service, topic: str, messages: Messages, count: int
 ) -> tuple[int, pa.RecordBatch]:
     """The contents of dead rows, of as many as fit one answer."""
     shard = service.placement.shard_of(topic)
-    locations = found.columns["location"][:count]
+    locations = messages.columns["location"][:count]
     try:
         contents = shard.store.payloads.gather(locations, _PAYLOAD_BYTES, lost=True)
     except MOVED:
-        _, contents = fetch(shard, topic, Target(ids=found.ids[:count]))
+        _, contents = fetch(shard, topic, Target(ids=messages.ids[:count]))
     return contents.num_rows, contents
 
 

@@ -35,9 +35,9 @@ STARTS = {"earliest": EARLIEST, "latest": LATEST}
 _PAGE_ROWS = 65_536
 # Small pieces travel together until they have about so much.
 _GATHER_ROWS = 4_096
-# Whoever says which columns it wants reads in bulk.
+# A reader that says which columns it wants reads in bulk.
 _BULK_ROWS = 65_536
-# A frame may have 64 MiB: nobody has to take so much at once.
+# A frame may have 64 MiB: no reader has to take so much at once.
 _BATCH_BYTES = 16 << 20
 _TRIES = 16
 _FIELDS: Header = {
@@ -170,7 +170,7 @@ def _cut(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def gone(topic: str, partition: int, offset: int, earliest: int) -> Gone:
-    """What is answered to whoever asks for a row that was dropped."""
+    """The answer to a reader that asks for a row that was dropped."""
     return Gone(
         f"offset {offset} of partition {partition} of {topic!r} was dropped: "
         f"the earliest is {earliest}",

@@ -113,12 +113,12 @@ def _sinks(service: Service, caller: Caller, header: Header, parts: Parts) -> An
     views: list[SinkView] = service.command(DescribeSinks(**fields)).value
     whole = not fields["sink"] and len(views) == fields["limit"]
     return {
-        "sinks": [_told(view) for view in views],
+        "sinks": [_describe(view) for view in views],
         "next_after": views[-1].sink if whole else "",
     }, []
 
 
-def _told(view: SinkView) -> Header:
+def _describe(view: SinkView) -> Header:
     published = view.batch >= 0
     return {
         "sink": view.sink,

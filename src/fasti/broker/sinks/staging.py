@@ -74,7 +74,7 @@ class StageIntake(Intake):
         self._counts.append(offset + batch.num_rows)
         return self._shard.submit([command])
 
-    def _told(self, reply: Reply) -> Header:
+    def _receipt(self, reply: Reply) -> Header:
         return {"rows": self._counts.pop(0)}
 
 
