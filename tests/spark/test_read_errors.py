@@ -50,7 +50,7 @@ def test_a_topic_that_is_not_there_or_of_another_kind(
 def test_offsets_that_can_not_be(read: Reading, client: Client, topic: MakeTopic) -> None:
     log = topic(kind="log", partitions=2)
     told = refused(read(log, view="log", startingOffsets='{"0": 1}').collect)
-    assert "startingOffsets names every partition" in told
+    assert "startingOffsets must name every partition" in told
     told = refused(read(log, view="log", startingOffsets='{"0": 0, "1": 7}').collect)
     assert "an offset up to 0" in told
     told = refused(read(view="changes", startingOffsets='{"0.0000000000000000": 5}').collect)
