@@ -295,7 +295,7 @@ def test_a_topic_that_can_not_be_served_is_closed_to_consumers_only(
 @pytest.mark.parametrize(
     ("holder", "method"),
     [
-        ("fasti.core.engine.leasing.expire", None),
+        ("fasti.core.engine.verbs.expire", None),
         ("fasti.core.engine.Engine.tidy", None),
         ("fasti.core.engine.Slices.ask", None),
         (Idle, "look"),

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from fasti.core.commands import Get, Redrive, Target, Update, When
 from fasti.core.keys import FIELDS, Keys, Rows
-from fasti.core.replies import Messages, Reply
-from fasti.core.timeline.judging import blank
+from fasti.core.replies import Messages, Reply, blank
 from fasti.errors import Closed, FastiError, Gone, InvalidArgument, NotFound
 from fasti.model import Outcome
 

@@ -26,7 +26,7 @@ from fasti.core import checkpoint, commands, queries
 from fasti.core import events as ev
 from fasti.core.agenda import FOREVER
 from fasti.core.calendar.slices import Slices
-from fasti.core.delivery import consumers, expiry, leasing
+from fasti.core.delivery import consumers, expiry, verbs
 from fasti.core.delivery.leases import NEVER
 from fasti.core.delivery.together import ack_together, find_acks
 from fasti.core.delivery.turns import Turns
@@ -209,7 +209,7 @@ class Engine:
         now_us, tick = work.now_us, work.tick
         step = Step(frames=work.frames, effects=work.effects, faults=work.faults)
         if tick >= self.memory.leases.expiry_bound:
-            step.more |= self._grouped(work, leasing.expire)
+            step.more |= self._grouped(work, verbs.expire)
         if self.memory.plans.first_us <= now_us:
             step.more |= self._grouped(work, expiry.lapse)
         for kind in self._before:

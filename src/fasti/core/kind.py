@@ -25,6 +25,7 @@ from fasti.core.traits import Traits
 
 if TYPE_CHECKING:
     from fasti.core.commands import Produce
+    from fasti.core.delivery.leasable import Leasable, LeasedRows
     from fasti.core.delivery.lines import Line
     from fasti.core.engine import Engine
     from fasti.core.keys import Keys, Rows
@@ -177,9 +178,13 @@ class Kind:
         """Whether a `Lease` does no more than add to its session's credit."""
         return False
 
-    def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
-        """These slots of the lease table ran out."""
-        raise AssertionError(f"{self.name} topics have no leases of their own")
+    def leasable(self, topic: Topic, group: str) -> Leasable:
+        """Where messages are leased from: the topic, or a group. Raises `not_found`."""
+        raise AssertionError(f"{self.name} topics have no leases")
+
+    def leased_at(self, topic: Topic, place: int, sequences: Int64s) -> LeasedRows:
+        """Leased messages of one partition, as the lease table names them."""
+        raise AssertionError(f"{self.name} topics have no leases")
 
     def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
         """After a start: these leases run their full length from here."""

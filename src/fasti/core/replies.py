@@ -55,6 +55,15 @@ class Reply:
         return Outcome(int(self.status[row]))
 
 
+def blank(count: int) -> Reply:
+    """A reply to be filled in."""
+    return Reply(
+        np.zeros(count, dtype=np.uint8),
+        np.zeros(count, dtype=np.int64),
+        np.zeros(count, dtype=np.int64),
+    )
+
+
 @dataclass(slots=True)
 class TransactionReply:
     """Of each command, in order. Where nothing happened, its good rows say ABORTED."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.columns.reductions import every, some
+from fasti.core.columns.reductions import some
 from fasti.core.directory import NAMING, Directory
 from fasti.core.lifecycle import Verb
 from fasti.core.partitions import Partitions, ignore
@@ -346,25 +346,12 @@ class ShardState:
         partition.turn(slots, Verb.LEASE, lease=held, attempts=np.minimum(attempts, 65_534) + 1)
 
     def _resumed(self, event: ev.Resumed, _: int) -> None:
-        partition, leases = self.partition(event), self.memory.leases
-        held = self._held(partition, event.sequence)
-        leases.token[held] = event.token
-        leases.next_token = max(leases.next_token, event.token + 1)
-        leases.renew(held, self._tick)
+        held = self._held(self.partition(event), event.sequence)
+        self.memory.leases.resume(held, event.token, self._tick)
 
     def _extended(self, event: ev.Extended, _: int) -> None:
         held = self._held(self.partition(event), event.sequence)
-        leases = self.memory.leases
-        until, length, sign = leases.until[held], leases.length[held], leases.sign[held]
-
-        def take_back() -> None:
-            leases.length[held], leases.sign[held] = length, sign
-            leases.arm(held, until)
-
-        self.memory.undo.note(take_back)
-        leases.length[held] = event.length_us
-        leases.arm(held, self._tick + event.length_us)
-        leases.note_alive(held)
+        self.memory.leases.extend(held, event.length_us, self._tick, self.memory.undo)
 
     def _renewed(self, event: ev.Renewed, _: int) -> None:
         consumer = self.memory.consumers.find(event.consumer)
@@ -466,24 +453,12 @@ class ShardState:
         """The rows' slots, and the reasons that they had before they were leased."""
         slots = self.slots_of(partition, sequences)
         held = partition.arena.lease.take(slots, mode="clip").astype(np.int64)
-        leases, consumers = self.memory.leases, self.memory.consumers
-        assert every(leases.sequence[held] == sequences), "the lease is this message's"
-        tokens = leases.token[held]
         reasons: NDArray[np.int32] | int = 0
         if self.memory.reasons:
-            reasons = leases.reason.take(held, mode="clip")
+            reasons = self.memory.leases.reason.take(held, mode="clip")
             if not keep_reasons:
                 self._unuse(reasons)
-        leases.token[held] = 0
-
-        def let_go() -> None:
-            consumers.unuse_all(leases.consumer[held])
-            leases.close(held)
-
-        def take_back() -> None:
-            leases.token[held] = tokens
-
-        self.memory.undo.when_settled(let_go, take_back)
+        self.memory.close_leases(held, sequences)
         return slots, reasons
 
     # Stages

@@ -15,7 +15,8 @@ from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none, one
 from fasti.core import commands as co
-from fasti.core.delivery.consumers import RELEASED_PER_CALL, ConsumerRow, check
+from fasti.core.delivery.consumers import ConsumerRow
+from fasti.core.delivery.verbs import RELEASED_PER_CALL, check_release
 from fasti.errors import InvalidArgument
 from fasti.protocol import outcomes
 
@@ -66,7 +67,7 @@ def _release_leases(service: Service, caller: Caller, header: Header, parts: Par
             raise InvalidArgument(
                 f"at most {RELEASED_PER_CALL} messages a call", field="id", limit=RELEASED_PER_CALL
             )
-    check(command)
+    check_release(command)
     if command.consumer:
         # One that doesn't react would get the same messages at once: not before it is heard.
         for session in service.subscriptions().values():

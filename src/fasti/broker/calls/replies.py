@@ -25,9 +25,8 @@ from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts
 from fasti.broker.placement import shard_for
 from fasti.core import commands as co
 from fasti.core.keys import Rows
-from fasti.core.replies import Reply, TransactionReply
+from fasti.core.replies import Reply, TransactionReply, blank
 from fasti.core.timeline.bury import Bury
-from fasti.core.timeline.judging import blank
 from fasti.errors import FastiError, InvalidArgument, NotFound
 from fasti.model import DAY_US, Limits, Outcome, TopicSettings
 from fasti.protocol import outcomes

@@ -32,10 +32,9 @@ from fasti.core.cron.schedule import OVERLAPS, Schedule
 from fasti.core.events import Cancelled, Event
 from fasti.core.keys import Rows
 from fasti.core.kind import Apply, Columns, Handler, Kind
-from fasti.core.replies import Done, Reply, SchedulesChanged
+from fasti.core.replies import Done, Reply, SchedulesChanged, blank
 from fasti.core.state import Topic
 from fasti.core.timeline import reads
-from fasti.core.timeline.judging import blank
 from fasti.core.traits import Traits
 from fasti.core.work import Work, repeated, split_ids
 from fasti.errors import InvalidArgument, NotFound, Overloaded

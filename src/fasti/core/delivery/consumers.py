@@ -1,10 +1,7 @@
-"""Who consumes: the sessions that wait, the leases that are out, and taking leases back.
+"""Who consumes: the sessions that wait, and the leases that are out.
 
 A consumer is shown once for each topic (of logs, for each group) where a session has its name or a
 lease is its; one that is gone may still have leases, and one that waits may have none.
-
-Taking back is for operators: it needs no token. The message is scheduled again at the due time it
-had, the attempt doesn't count, and the old token is stale from then on, as after every release.
 """
 
 from __future__ import annotations
@@ -15,24 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core import events as ev
-from fasti.core.columns import codes
-from fasti.core.columns.reductions import rows_where
-from fasti.core.commands import DescribeConsumers, ReleaseLeases, Target
-from fasti.core.delivery.expiry import lapse_over
+from fasti.core.commands import DescribeConsumers
 from fasti.core.delivery.lines import Line
-from fasti.core.replies import Done, Reply
+from fasti.core.replies import Done
 from fasti.core.state import Topic
-from fasti.core.timeline.judging import blank, explain, locate, mark_repeated, why_not
 from fasti.core.work import Work
-from fasti.errors import InvalidArgument
-from fasti.model import SEQUENCE_BITS, Outcome
 
 Int64s = NDArray[np.int64]
 # The lines of a topic: of each group by its number, 0 where there are no groups.
 Lines = Callable[[Topic], Iterator[tuple[int, Line]]]
-
-RELEASED_PER_CALL = 5_000
 
 
 @dataclass(slots=True)
@@ -99,53 +87,3 @@ def _add_leases(
             row.leases = int(counts[place])
             row.oldest_lease_us = int(since[place])
             row.lease_until_us = int(until[place]) + work.now_us - work.tick
-
-
-def check(command: ReleaseLeases) -> None:
-    """It names a consumer or messages. Raises `invalid_argument`."""
-    if (command.ids is None) == (not command.consumer):
-        raise InvalidArgument("name a consumer, or messages by id", field="consumer")
-
-
-def release_leases(work: Work, command: ReleaseLeases) -> Reply:
-    """Gives leased messages back: those of a consumer, some thousand a call, or named ones."""
-    check(command)
-    topic = work.topic(command.topic)
-    ids = command.ids
-    if ids is None:
-        ids = _held_ids(work, topic, command.consumer)
-    reply = blank(len(ids))
-    for piece in locate(topic, Target(ids=ids), reply):
-        status = np.zeros(len(piece.sequences), dtype=np.uint8)
-        others = rows_where(piece.states != codes.LEASED)
-        if len(others):
-            answers = why_not(work, topic, piece, others, by_key=False)
-            # Nobody has it.
-            answers[answers == Outcome.OK] = Outcome.CONFLICT
-            status[others] = answers
-        mark_repeated(piece, status)
-        reply.status[piece.rows] = status
-        reply.versions[piece.rows] = piece.versions()
-        explain(work, topic, piece, reply)
-        good = rows_where(status == codes.OK)
-        free = piece.only(good, len(ids))
-        left = lapse_over(work, piece.partition, free.sequences, free.slots)
-        if left is not None:
-            free = free.only(left, len(ids))
-        if len(free.sequences):
-            due = piece.partition.arena.due.take(free.slots)
-            where = (work.now_us, topic.number, piece.partition.number)
-            none = np.zeros(len(due), dtype=np.int64)
-            work.emit(ev.Released(*where, free.sequences, due, none), free.slots)
-            reply.versions[free.rows] = piece.partition.arena.version.take(free.slots)
-    return reply
-
-
-def _held_ids(work: Work, topic: Topic, consumer: str) -> Int64s:
-    memory = work.state.memory
-    number = memory.consumers.find(consumer)
-    if number is None:
-        return np.zeros(0, dtype=np.int64)
-    held = memory.leases.held_by(number, topic.number)[:RELEASED_PER_CALL]
-    partitions = memory.leases.partition[held].astype(np.int64)
-    return memory.leases.sequence[held] | partitions << SEQUENCE_BITS

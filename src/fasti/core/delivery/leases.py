@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.columns.reductions import every, highest, lowest
+from fasti.core.undo import Undo
 from fasti.errors import Overloaded
 
 Int64s = NDArray[np.int64]
@@ -167,6 +168,25 @@ class LeaseTable:
         renewed = np.minimum(tick + self.length[slots], self.hold_until[slots])
         self.arm(slots, np.maximum(renewed, self.until[slots]))
         self.sign[slots] = ALIVE
+
+    def resume(self, slots: Int64s, token: int, tick: int) -> None:
+        """Their consumer came back: they run under a new token."""
+        self.token[slots] = token
+        self.next_token = max(self.next_token, token + 1)
+        self.renew(slots, tick)
+
+    def extend(self, slots: Int64s, length_us: int, tick: int, undo: Undo) -> None:
+        """Each runs so long from now."""
+        until, length, sign = self.until[slots], self.length[slots], self.sign[slots]
+
+        def take_back() -> None:
+            self.length[slots], self.sign[slots] = length, sign
+            self.arm(slots, until)
+
+        undo.note(take_back)
+        self.length[slots] = length_us
+        self.arm(slots, tick + length_us)
+        self.note_alive(slots)
 
     def note_silent(self, slots: Int64s, after_token: int) -> int:
         """Nothing was heard from the holder since the lease of that token: how many are news."""

@@ -1,4 +1,4 @@
-"""Deciding leases: handing messages out, and everything that is done under a lease.
+"""Deciding leases: handing messages of timelines and priority topics out.
 
 Consumers wait in a line per topic (lines.py), first come first served; one whose credit outlasts
 its turn goes to the end of the line. Messages leave in (due, sequence) order of their partition. A
@@ -8,34 +8,26 @@ lease is journaled before the message leaves, so there is never a second live on
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.columns import codes
-from fasti.core.columns.reductions import rows_where, some
-from fasti.core.commands import Ack, Extend, Heartbeat, Lease, Nack, Reject, Release, Target
-from fasti.core.delivery.expiry import lapse_over
-from fasti.core.delivery.leases import SILENT
+from fasti.core.columns.reductions import some
+from fasti.core.commands import Lease
 from fasti.core.delivery.lines import Line, Waiting
-from fasti.core.delivery.retry import retry_delays
-from fasti.core.delivery.silence import doubt, give_back_unopened, holders_of
-from fasti.core.replies import ConsumerReplaced, Deliver, Done, Reply
-from fasti.core.state import LEASE_EXPIRED, Topic
-from fasti.core.timeline.judging import Piece, blank, explain, judge_lease, locate
+from fasti.core.replies import ConsumerReplaced, Deliver, Done
+from fasti.core.state import Topic
 from fasti.core.timeline.partition import Partition
-from fasti.core.work import Work, column
+from fasti.core.work import Work
 from fasti.errors import Fenced, InvalidArgument, Overloaded
-from fasti.model import DUE_MAX_US, SEQUENCE_BITS
+from fasti.model import SEQUENCE_BITS
 
 Int64s = NDArray[np.int64]
 
 # What a session gets at a time if it has the credit: at most, and if it is there at least.
 TURN_ROWS = 5_000
 TURN_ROWS_MIN = 1_000
-_EXPIRED_PER_STEP = 5_000
 
 
 def lease(work: Work, command: Lease, line: Line) -> Done:
@@ -236,216 +228,3 @@ def _last_reasons(work: Work, partition: Partition, slots: Int64s) -> NDArray[np
         return None
     numbers = leases.reason.take(partition.arena.lease.take(slots, mode="clip"))
     return names.look_up(numbers) if some(numbers) else None
-
-
-def expire(work: Work) -> bool:
-    """Leases that ran out: ready again, or dead after the last attempt. True if more remain."""
-    leases = work.state.memory.leases
-    held = leases.expired(work.tick, _EXPIRED_PER_STEP)
-    if not len(held):
-        return False
-    holders = holders_of(work, held)
-    places = np.stack([leases.topic[held], leases.partition[held]])
-    for topic_number, number in np.unique(places, axis=1).T.tolist():
-        mine = held[(places[0] == topic_number) & (places[1] == number)]
-        topic = work.state.topics[topic_number]
-        if not topic.partitions:
-            topic.kind.expire(work, topic, mine)
-            continue
-        mine = mine[np.argsort(leases.sequence[mine])]
-        partition = topic.partitions[number]
-        _expire_in(work, topic, partition, mine)
-    for holder in holders:
-        doubt(work, holder)
-    return len(held) == _EXPIRED_PER_STEP
-
-
-def _expire_in(work: Work, topic: Topic, partition: Partition, held: Int64s) -> None:
-    """Leases of one partition ran out, in the order of their messages."""
-    leases = work.state.memory.leases
-    sequences = leases.sequence[held]
-    left = lapse_over(work, partition, sequences, partition.ledger.slots(sequences))
-    if left is not None:
-        held, sequences = held[left], sequences[left]
-    silent = leases.sign[held] == SILENT
-    if silent.any():
-        give_back_unopened(work, topic, partition, held[silent], sequences[silent])
-        sequences = sequences[~silent]
-    if not len(sequences):
-        return
-    spent = _spent(topic, partition.arena.attempts.take(partition.ledger.slots(sequences)))
-    if spent.any():
-        _die(work, topic, partition, sequences[spent], LEASE_EXPIRED, 0, exhausted=True)
-    if not spent.all():
-        place = topic.number, partition.number
-        work.emit(ev.Expired(work.now_us, *place, sequences[~spent]))
-
-
-def heartbeat(work: Work, command: Heartbeat) -> Done:
-    """Renews a consumer's leases, by one event."""
-    topic = work.topic(command.topic)
-    number = work.state.memory.consumers.find(command.consumer)
-    held = 0
-    if number is not None:
-        held = len(work.state.memory.leases.held_by(number, topic.number))
-    if held:
-        work.emit(ev.Renewed(work.now_us, topic.number, command.consumer))
-    return Done(held)
-
-
-def extend(work: Work, command: Extend) -> Reply:
-    """Longer leases."""
-    limits = work.limits
-    if not limits.lease_us_min <= command.length_us <= limits.lease_us_max:
-        raise InvalidArgument(
-            f"a lease must last {limits.lease_us_min} to {limits.lease_us_max} microseconds",
-            field="length",
-            limit=limits.lease_us_max,
-        )
-
-    def decide(topic: Topic, piece: Piece) -> None:
-        event = ev.Extended(work.now_us, *_place(topic, piece), command.length_us, piece.sequences)
-        work.emit(event, piece.slots)
-
-    return _under_lease(work, command, decide)
-
-
-def ack(work: Work, command: Ack) -> Reply:
-    """Done."""
-    started = column(command.started_us, len(command.ids), "started")
-
-    def decide(topic: Topic, piece: Piece) -> None:
-        begun = started[piece.rows]
-        event = ev.Acked(work.now_us, *_place(topic, piece), piece.sequences, begun)
-        work.emit(event, piece.slots)
-
-    return _under_lease(work, command, decide)
-
-
-def release(work: Work, command: Release) -> Reply:
-    """Given back to any time, the attempt not counted."""
-    due = work.moments(command.when, len(command.ids))
-    started = column(command.started_us, len(command.ids), "started")
-
-    def decide(topic: Topic, piece: Piece) -> None:
-        piece = _without_expired(work, piece, len(command.ids))
-        if not len(piece.sequences):
-            return
-        to, begun = due[piece.rows], started[piece.rows]
-        event = ev.Released(work.now_us, *_place(topic, piece), piece.sequences, to, begun)
-        work.emit(event, piece.slots)
-
-    return _under_lease(work, command, decide)
-
-
-def nack(work: Work, command: Nack) -> Reply:
-    """Failed: again after the retry delay or when it says, or dead."""
-    count = len(command.ids)
-    started = column(command.started_us, count, "started")
-    given = None if command.when is None else work.moments(command.when, count)
-    _check_reason(work, command.reason)
-
-    def decide(topic: Topic, piece: Piece) -> None:
-        piece = _without_expired(work, piece, count)
-        if not len(piece.sequences):
-            return
-        attempts = piece.partition.arena.attempts.take(piece.slots)
-        spent = _spent(topic, attempts)
-        if spent.any():
-            last = piece.only(spent, count)
-            begun = started[last.rows]
-            _die(work, topic, piece.partition, last.sequences, command.reason, begun, True)
-        left = ~spent
-        if left.any():
-            piece = piece.only(left, count)
-            ids = piece.sequences | piece.partition.number << SEQUENCE_BITS
-            if given is None:
-                delays = retry_delays(topic.settings.retry, ids, attempts[left])
-                due = np.minimum(work.now_us + delays, DUE_MAX_US)
-            else:
-                due = given[piece.rows]
-            place, begun = _place(topic, piece), started[piece.rows]
-            event = ev.Nacked(work.now_us, *place, command.reason, piece.sequences, due, begun)
-            work.emit(event, piece.slots)
-
-    return _under_lease(work, command, decide)
-
-
-def reject(work: Work, command: Reject) -> Reply:
-    """Failed for good."""
-    started = column(command.started_us, len(command.ids), "started")
-    _check_reason(work, command.reason)
-
-    def decide(topic: Topic, piece: Piece) -> None:
-        begun = started[piece.rows]
-        _die(work, topic, piece.partition, piece.sequences, command.reason, begun, False)
-
-    return _under_lease(work, command, decide)
-
-
-def _without_expired(work: Work, piece: Piece, count: int) -> Piece:
-    """Of rows that come back, those that do: the others are dead."""
-    left = lapse_over(work, piece.partition, piece.sequences, piece.slots)
-    return piece if left is None else piece.only(left, count)
-
-
-def _place(topic: Topic, piece: Piece) -> tuple[int, int]:
-    return topic.number, piece.partition.number
-
-
-def _under_lease(
-    work: Work,
-    command: Extend | Ack | Release | Nack | Reject,
-    decide: Callable[[Topic, Piece], None],
-) -> Reply:
-    """Judges the rows of a command; `decide` gets those, by partition, that may be used."""
-    topic = work.topic(command.topic)
-    count = len(command.ids)
-    tokens = column(command.tokens, count, "token")
-    reply = blank(count)
-    for piece in locate(topic, Target(ids=command.ids), reply):
-        status = judge_lease(work, topic, piece, tokens[piece.rows])
-        if some(status):
-            reply.status[piece.rows] = status
-            explain(work, topic, piece, reply)
-            reply.versions[piece.rows] = piece.versions()
-            piece = piece.only(rows_where(status == codes.OK), count)
-        if len(piece.sequences):
-            decide(topic, piece)
-            reply.versions[piece.rows] = piece.partition.arena.version.take(piece.slots)
-    return reply
-
-
-def _spent(topic: Topic, attempts: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    """Which had their last attempt. `max_attempts` of 0 means that there is no last one."""
-    limit = topic.settings.max_attempts
-    return attempts >= limit if limit else np.zeros(len(attempts), dtype=np.bool_)
-
-
-def _die(
-    work: Work,
-    topic: Topic,
-    partition: Partition,
-    sequences: Int64s,
-    reason: str,
-    started: Int64s | int,
-    exhausted: bool,
-) -> None:
-    begun = column(started, len(sequences), "started")
-    work.emit(
-        ev.Died(
-            work.now_us,
-            topic.number,
-            partition.number,
-            reason,
-            int(exhausted),
-            sequences,
-            begun,
-        )
-    )
-
-
-def _check_reason(work: Work, reason: str) -> None:
-    limit = work.limits.reason_bytes_max
-    if len(reason.encode()) > limit:
-        raise InvalidArgument(f"a reason has at most {limit} bytes", field="reason", limit=limit)

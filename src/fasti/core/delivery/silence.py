@@ -22,12 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core import events as ev
 from fasti.core.commands import Heard, Unheard
 from fasti.core.delivery.lines import Line
 from fasti.core.replies import Done, SessionDoubted
 from fasti.core.state import Topic
-from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work
 
 Int64s = NDArray[np.int64]
@@ -106,19 +104,6 @@ def held_on(work: Work, topic: Topic, consumer: str) -> Int64s:
     if number is None:
         return np.zeros(0, dtype=np.int64)
     return work.state.memory.leases.held_by(number, topic.number)
-
-
-def give_back_unopened(
-    work: Work, topic: Topic, partition: Partition, held: Int64s, sequences: Int64s
-) -> None:
-    """Silent leases ended: the attempt doesn't count."""
-    numbers, names = work.state.memory.leases.reason[held], work.state.memory.reasons
-    place = topic.number, partition.number
-    for number in np.unique(numbers).tolist():
-        reason, mine = again(names.name(number)), sequences[numbers == number]
-        due_us = partition.arena.due.take(partition.ledger.slots(mine))
-        work.emit(ev.Unopened(work.now_us, *place, reason, mine, due_us))
-    topic.unopened += len(sequences)
 
 
 def again(reason: str) -> str:

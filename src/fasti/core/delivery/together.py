@@ -18,13 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core import events as ev
 from fasti.core.columns.reductions import some
-from fasti.core.commands import Ack, Lease, Target
-from fasti.core.log import leasing as log_leasing
-from fasti.core.replies import Reply
-from fasti.core.state import Topic
-from fasti.core.timeline.judging import blank, judge_lease, locate
+from fasti.core.commands import Ack, Lease
+from fasti.core.replies import Reply, blank
 from fasti.core.work import Work, column
 from fasti.errors import FastiError
 
@@ -56,33 +52,21 @@ def ack_together(work: Work, acks: Sequence[Ack]) -> list[Reply] | None:
         tokens = np.concatenate([column(ack.tokens, len(ack.ids), "token") for ack in acks])
         ids = np.concatenate([ack.ids for ack in acks])
         started = np.concatenate([column(ack.started_us, len(ack.ids), "started") for ack in acks])
-        if acks[0].group or not topic.partitions:
-            whole = _ack_in_group(work, topic, acks[0].group, ids, tokens, started)
-            return None if whole is None else _split(whole, acks)
+        place = topic.kind.leasable(topic, acks[0].group)
     except FastiError:
         return None
     reply = blank(len(ids))
-    pieces = locate(topic, Target(ids=ids), reply)
+    pieces = list(place.locate(ids, reply))
     for piece in pieces:
-        if some(judge_lease(work, topic, piece, tokens[piece.rows])):
+        if some(piece.judge(work, tokens[piece.rows])):
             return None
     if some(reply.status):
         return None
     for piece in pieces:
-        number = piece.partition.number
-        event = ev.Acked(work.now_us, topic.number, number, piece.sequences, started[piece.rows])
-        reply.versions[piece.rows] = piece.versions()
-        work.emit(event, piece.slots)
+        ordered = piece.in_order(len(ids))
+        ordered.ack(work, started[ordered.rows])
+        ordered.note_versions(reply)
     return _split(reply, acks)
-
-
-def _ack_in_group(
-    work: Work, topic: Topic, name: str, ids: Int64s, tokens: Int64s, started: Int64s
-) -> Reply | None:
-    if not topic.kind.traits.has_groups or name not in topic.body.groups.by_name:
-        return None
-    group = topic.body.groups.by_name[name]
-    return log_leasing.ack_all(work, topic, group, ids, tokens, started)
 
 
 def _split(reply: Reply, acks: Sequence[Ack]) -> list[Reply]:

@@ -18,9 +18,8 @@ from fasti.core.keys import Keys, Rows
 from fasti.core.log.body import log_of, partition_of
 from fasti.core.log.events import LogAppended
 from fasti.core.log.partition import APPENDED_BYTES, SCATTERED_ROW_BYTES
-from fasti.core.replies import Reply
+from fasti.core.replies import Reply, blank
 from fasti.core.state import Topic
-from fasti.core.timeline.judging import blank
 from fasti.core.timeline.produce import advance_producer, known_batch
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument

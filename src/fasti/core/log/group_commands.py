@@ -11,10 +11,9 @@ from fasti.core.commands import Purge, Redrive
 from fasti.core.log import group_events as ge
 from fasti.core.log.commands import CreateGroup, DeleteGroup, DescribeGroups, ListDead, ResetGroup
 from fasti.core.log.group import GROUP_BYTES, Group, GroupPartition, Groups
-from fasti.core.log.judging import explain, find_group, judge_dead, locate
-from fasti.core.replies import Done, Messages, Reply
+from fasti.core.log.judging import find_group, judge_dead, locate
+from fasti.core.replies import Done, Messages, Reply, blank
 from fasti.core.state import Topic
-from fasti.core.timeline.judging import blank
 from fasti.core.work import Work
 from fasti.errors import AlreadyExists, InvalidArgument, Overloaded
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK, Outcome, State
@@ -236,11 +235,11 @@ def redrive(work: Work, command: Redrive) -> Reply:
     reply = blank(len(command.ids))
     for piece in locate(topic, group, command.ids, reply):
         reply.status[piece.rows] = status = judge_dead(piece)
-        explain(work, piece, reply)
+        piece.explain(work, reply)
         good = np.flatnonzero(status == Outcome.OK)
         if len(good):
             chosen = piece.only(good, len(command.ids))
-            where = topic.number, piece.number, group.number
+            where = topic.number, piece.log.number, group.number
             work.emit(ge.GroupRevived(work.now_us, *where, chosen.offsets, due[chosen.rows]))
     return reply
 
@@ -252,10 +251,10 @@ def purge(work: Work, command: Purge) -> Reply:
     reply = blank(len(command.ids))
     for piece in locate(topic, group, command.ids, reply):
         reply.status[piece.rows] = status = judge_dead(piece)
-        explain(work, piece, reply)
+        piece.explain(work, reply)
         good = status == Outcome.OK
         if good.any():
-            where = topic.number, piece.number, group.number
+            where = topic.number, piece.log.number, group.number
             work.emit(ge.GroupPurged(work.now_us, *where, piece.offsets[good]))
     return reply
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import commands as co
-from fasti.core.columns.reductions import every, lowest
-from fasti.core.delivery.leases import SILENT
+from fasti.core.columns.reductions import lowest
+from fasti.core.delivery.verbs import VERBS
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Columns, Handler
 from fasti.core.lifecycle import Verb
@@ -54,15 +54,9 @@ class LogGroups:
         """Who decides commands on groups."""
         return {
             co.Lease: self.turns.lease,
-            co.Heartbeat: leasing.heartbeat,
             co.Unheard: self.turns.unheard,
             co.Heard: self.turns.heard,
-            co.Extend: leasing.extend,
-            co.Ack: leasing.ack,
-            co.Release: leasing.release,
-            co.ReleaseLeases: leasing.release_leases,
-            co.Nack: leasing.nack,
-            co.Reject: leasing.reject,
+            **VERBS,
             co.Redrive: group_commands.redrive,
             co.Purge: group_commands.purge,
             GiveUp: leasing.give_up,
@@ -159,24 +153,13 @@ class LogGroups:
 
     def _resumed(self, event: ge.GroupResumed, _: int) -> None:
         place = self._find(event)[2]
-        leases, held = self.memory.leases, _held(place, event.offset)
-        leases.token[held] = event.token
-        leases.next_token = max(leases.next_token, event.token + 1)
-        leases.renew(held, self.state.tick)
+        held = _held(place, event.offset)
+        self.memory.leases.resume(held, event.token, self.state.tick)
 
     def _extended(self, event: ge.GroupExtended, _: int) -> None:
         place = self._find(event)[2]
-        leases, held = self.memory.leases, _held(place, event.offset)
-        until, length, sign = leases.until[held], leases.length[held], leases.sign[held]
-
-        def take_back() -> None:
-            leases.length[held], leases.sign[held] = length, sign
-            leases.arm(held, until)
-
-        self.memory.undo.note(take_back)
-        leases.length[held] = event.length_us
-        leases.arm(held, self.state.tick + event.length_us)
-        leases.note_alive(held)
+        held, undo = _held(place, event.offset), self.memory.undo
+        self.memory.leases.extend(held, event.length_us, self.state.tick, undo)
 
     def _renewed(self, event: ge.GroupRenewed, _: int) -> None:
         group = _groups(self.state.topics[event.topic]).by_number[event.group]
@@ -227,20 +210,7 @@ class LogGroups:
         self._changed(group, place)
 
     def _close_leases(self, place: GroupPartition, offsets: Int64s) -> None:
-        leases, consumers = self.memory.leases, self.memory.consumers
-        held = _held(place, offsets)
-        assert every(leases.sequence[held] == offsets + 1), "the lease is this row's"
-        tokens = leases.token[held]
-        leases.token[held] = 0
-
-        def let_go() -> None:
-            consumers.unuse_all(leases.consumer[held])
-            leases.close(held)
-
-        def take_back() -> None:
-            leases.token[held] = tokens
-
-        self.memory.undo.when_settled(let_go, take_back)
+        self.memory.close_leases(_held(place, offsets), offsets + 1)
 
     def _end_leases(self, held: Int64s) -> None:
         if len(held):
@@ -309,21 +279,6 @@ class LogGroups:
         self.turns.detach(session)
 
     # Leases
-
-    def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
-        """These slots of the lease table ran out."""
-        leases = self.memory.leases
-        places = leases.partition[held]
-        for place in np.unique(places).tolist():
-            group = _groups(topic).by_number[place >> GROUP_SHIFT]
-            mine = held[places == place]
-            mine = mine[np.argsort(leases.sequence[mine])]
-            offsets, silent = leases.sequence[mine] - 1, leases.sign[mine] == SILENT
-            number = place & (PARTITIONS_MAX - 1)
-            if silent.any():
-                leasing.give_back_unopened(work, topic, group, number, offsets[silent])
-            if not silent.all():
-                leasing.expire(work, topic, group, number, offsets[~silent])
 
     def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
         """After a start: these leases run their full length from here."""

@@ -39,6 +39,8 @@ from fasti.core.log.commands import (
 from fasti.core.log.events import LogAppended, LogTrimmed
 from fasti.core.log.group import GROUP_SHIFT
 from fasti.core.log.groups import LogGroups
+from fasti.core.log.judging import GroupPiece, find_group
+from fasti.core.log.leasing import LeasableGroup, leased_at
 from fasti.core.log.partition import LOG_PARTITION_BYTES, NO_ROWS, LogPartition, LogTail
 from fasti.core.log.retention import Retention
 from fasti.core.replies import Counts, Done, Reply
@@ -250,9 +252,13 @@ class LogKind(Kind):
         """Whether a `Lease` does no more than add to its session's credit."""
         return self.groups.turns.is_credit(command)
 
-    def expire(self, work: Work, topic: Topic, held: Int64s) -> None:
-        """Leases of groups ran out."""
-        self.groups.expire(work, topic, held)
+    def leasable(self, topic: Topic, group: str) -> LeasableGroup:
+        """One of its groups."""
+        return LeasableGroup(topic, find_group(topic, group))
+
+    def leased_at(self, topic: Topic, place: int, sequences: Int64s) -> GroupPiece:
+        """Rows that a group has leased."""
+        return leased_at(topic, place, sequences)
 
     def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
         """Leases of groups, after a start."""

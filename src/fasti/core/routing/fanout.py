@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from fasti.core.columns.hashing import first_rows, repeated_keys
 from fasti.core.commands import Produce
 from fasti.core.keys import Rows
-from fasti.core.replies import Reply
+from fasti.core.replies import Reply, blank
 from fasti.core.routing.commands import Routes
 from fasti.core.routing.matching import Matcher, routes_of
 from fasti.core.state import Topic
 from fasti.core.timeline import produce as timeline
-from fasti.core.timeline.judging import blank
 from fasti.core.work import Work
 from fasti.errors import FastiError, InvalidArgument, Overloaded
 from fasti.model import OnConflict, Outcome

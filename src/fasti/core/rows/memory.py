@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasti.core.agenda import Agenda
+from fasti.core.columns.reductions import every
 from fasti.core.delivery.leases import LeaseTable
 from fasti.core.producers import Producers
 from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE, Arena
@@ -95,6 +97,22 @@ class Memory:
             "schedules": self.schedules_bytes,
             "names": self._names_bytes,
         }
+
+    def close_leases(self, held: NDArray[np.int64], sequences: NDArray[np.int64]) -> None:
+        """The leases of these messages are over, once that stands."""
+        leases, consumers = self.leases, self.consumers
+        assert every(leases.sequence[held] == sequences), "the lease is this message's"
+        tokens = leases.token[held]
+        leases.token[held] = 0
+
+        def let_go() -> None:
+            consumers.unuse_all(leases.consumer[held])
+            leases.close(held)
+
+        def take_back() -> None:
+            leases.token[held] = tokens
+
+        self.undo.when_settled(let_go, take_back)
 
     def require(self, needed_bytes: int, what: str) -> None:
         """Raises `overloaded` if the budget has no room for what a command would make it remember.

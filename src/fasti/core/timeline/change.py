@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from fasti.core import events as ev
 from fasti.core.commands import Cancel, Move, Purge, Redrive, Reprioritise, Target, Update
 from fasti.core.priority.events import Reprioritised
-from fasti.core.replies import Reply
+from fasti.core.replies import Reply, blank
 from fasti.core.rows.location import ROWS_MAX
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import (
     Piece,
-    blank,
     explain,
     judge_change,
     locate,
@@ -106,12 +105,12 @@ def _change(
     reply = blank(len(target))
     for piece in locate(topic, target, reply):
         status = judge_change(
-            work, topic, piece, versions[piece.rows], command.owner, target.keys is not None
+            work, piece, versions[piece.rows], command.owner, target.keys is not None
         )
         reply.status[piece.rows] = status
         current = piece.versions()
         reply.versions[piece.rows] = current
-        explain(work, topic, piece, reply)
+        explain(work, piece, reply)
         good = np.flatnonzero(status == Outcome.OK)
         if len(good):
             places = np.arange(len(target))[piece.rows][good]
@@ -149,7 +148,7 @@ def redrive(work: Work, command: Redrive) -> Reply:
         reply.status[piece.rows] = status
         current = piece.versions()
         reply.versions[piece.rows] = current
-        explain(work, topic, piece, reply)
+        explain(work, piece, reply)
         good = np.flatnonzero(status == Outcome.OK)
         if len(good):
             places = np.arange(count)[piece.rows][good]
@@ -178,7 +177,7 @@ def purge(work: Work, command: Purge) -> Reply:
         mark_repeated(piece, status)
         reply.status[piece.rows] = status
         reply.versions[piece.rows] = piece.versions()
-        explain(work, topic, piece, reply)
+        explain(work, piece, reply)
         good = status == Outcome.OK
         if good.any():
             number = piece.partition.number
@@ -190,7 +189,7 @@ def _judge_dead(work: Work, topic: Topic, piece: Piece) -> NDArray[np.uint8]:
     status = np.zeros(len(piece.sequences), dtype=np.uint8)
     others = np.flatnonzero(piece.states != State.DEAD)
     if len(others):
-        reasons = why_not(work, topic, piece, others, by_key=False)
+        reasons = why_not(work, piece, others, by_key=False)
         reasons[reasons == Outcome.OK] = Outcome.CONFLICT  # alive: nothing to bring back
         status[others] = reasons
     return status

@@ -16,8 +16,8 @@ from fasti.core import events as ev
 from fasti.core.columns import codes
 from fasti.core.command import ByIds
 from fasti.core.commands import Target
-from fasti.core.replies import Reply
-from fasti.core.timeline.judging import blank, locate, mark_repeated
+from fasti.core.replies import Reply, blank
+from fasti.core.timeline.judging import locate, mark_repeated
 from fasti.core.work import Work
 from fasti.model import Outcome
 

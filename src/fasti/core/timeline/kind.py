@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from fasti.core import commands, traits
 from fasti.core.commands import Produce
-from fasti.core.delivery import consumers, leasing
+from fasti.core.delivery.verbs import VERBS
 from fasti.core.events import Int64s
 from fasti.core.keys import Rows
 from fasti.core.kind import Handler, Kind
@@ -15,6 +15,8 @@ from fasti.core.state import Topic
 from fasti.core.timeline import change, produce, reads
 from fasti.core.timeline.bury import Bury, bury
 from fasti.core.timeline.corrupt import GiveUp, give_up
+from fasti.core.timeline.judging import Piece
+from fasti.core.timeline.leasing import LeasableTopic, leased_at
 from fasti.core.traits import Traits
 from fasti.core.work import Work
 
@@ -51,6 +53,14 @@ class TimelineKind(Kind):
         """Decides them as if they were produced here."""
         produce.put_rows(work, topic, command, begin, due, rows, reply)
 
+    def leasable(self, topic: Topic, group: str) -> LeasableTopic:
+        """The topic."""
+        return LeasableTopic(topic)
+
+    def leased_at(self, topic: Topic, place: int, sequences: Int64s) -> Piece:
+        """Leased messages of a partition."""
+        return leased_at(topic, place, sequences)
+
     def handlers(self) -> dict[type, Handler]:
         """Who decides commands on timelines."""
         return {
@@ -63,15 +73,9 @@ class TimelineKind(Kind):
             Bury: bury,
             GiveUp: give_up,
             commands.Lease: self.engine.turns.lease,
-            commands.Heartbeat: leasing.heartbeat,
             commands.Unheard: self.engine.turns.unheard,
             commands.Heard: self.engine.turns.heard,
-            commands.ReleaseLeases: consumers.release_leases,
-            commands.Extend: leasing.extend,
-            commands.Ack: leasing.ack,
-            commands.Release: leasing.release,
-            commands.Nack: leasing.nack,
-            commands.Reject: leasing.reject,
+            **VERBS,
             commands.Get: reads.get,
             commands.List: self.engine.list_page,
             commands.Count: reads.count,

@@ -17,12 +17,12 @@ from fasti.core.columns.hashing import UInt64s, repeated_keys
 from fasti.core.commands import EndProducer, Expires, Produce, Staging
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced
 from fasti.core.producers import PRODUCER_BYTES, Producer
-from fasti.core.replies import Done, Reply
+from fasti.core.replies import Done, Reply, blank
 from fasti.core.rows.location import ROWS_MAX
 from fasti.core.sinks.deciding import check_room
 from fasti.core.sinks.events import SinkStageOpened
 from fasti.core.state import Topic
-from fasti.core.timeline.judging import Piece, blank, explain
+from fasti.core.timeline.judging import Piece, explain
 from fasti.core.timeline.partition import Partition
 from fasti.core.traits import hint
 from fasti.core.work import Work
@@ -315,8 +315,8 @@ class _Part:
         status = self._statuses(partition, slots)
         self.reply.status[places] = status
         if (status == Outcome.LEASED).any():
-            piece = Piece(partition, places, sequences, slots, partition.states(slots))
-            explain(self.work, self.topic, piece, self.reply)
+            piece = Piece(self.topic, partition, places, sequences, slots, partition.states(slots))
+            explain(self.work, piece, self.reply)
         return status
 
     def _statuses(self, partition: Partition, slots: Int64s) -> NDArray[np.uint8]:

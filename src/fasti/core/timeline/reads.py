@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from fasti.core.calendar.histogram import BUCKET_US
 from fasti.core.commands import Count, Forecast, Get, List, Target
-from fasti.core.replies import Buckets, Counts, Messages, Reply
+from fasti.core.replies import Buckets, Counts, Messages, Reply, blank
 from fasti.core.rows.arena import EXPIRES, FRAME_ROWS, MOMENT, PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns, Snapshot, live_rows_of, read_range
 from fasti.core.state import Topic
-from fasti.core.timeline.judging import blank, locate, unname_strangers, why_not
+from fasti.core.timeline.judging import locate, unname_strangers, why_not
 from fasti.core.work import Work
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome, State, partition_of, sequence_of
@@ -48,7 +48,7 @@ def _find(work: Work, topic_name: str, target: Target) -> tuple[Reply, Columns]:
         hidden = np.flatnonzero((piece.states == State.NONE) | (piece.states == State.STAGED))
         if len(hidden):
             places = np.arange(count)[piece.rows][hidden]
-            status = why_not(work, topic, piece, hidden, by_key)
+            status = why_not(work, piece, hidden, by_key)
             # Published rows that have not landed yet are seconds from being visible.
             reply.status[places] = np.where(status == Outcome.LEASED, Outcome.NOT_FOUND, status)
     unname_strangers(reply, by_key)
