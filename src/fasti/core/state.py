@@ -14,18 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.columns.reductions import some
 from fasti.core.directory import NAMING, Directory
-from fasti.core.lifecycle import Verb
 from fasti.core.partitions import Partitions, ignore
 from fasti.core.producers import Producer
 from fasti.core.receipts import Receipt
-from fasti.core.rows.location import in_frame
 from fasti.core.rows.memory import Memory
 from fasti.core.sinks.book import SinkBook
 from fasti.core.timeline.partition import Partition
-from fasti.core.timeline.stages import Stage, StagedRows
-from fasti.model import State, TopicSettings
+from fasti.core.timeline.stages import Stage
+from fasti.model import TopicSettings
 
 if TYPE_CHECKING:
     from fasti.core.kind import Kind
@@ -37,8 +34,6 @@ Int64s = NDArray[np.int64]
 # The objects that a topic and a binding are made of, about.
 TOPIC_BYTES = 2 << 10
 BINDING_BYTES = 256
-# The reason of an attempt whose lease ran out.
-LEASE_EXPIRED = "the lease expired"
 
 
 def _no_partition(number: int) -> Partition:
@@ -103,7 +98,8 @@ class ShardState:
         self.last_claim = 0
         self.next_frame = 1
         self.last_at_us = 0
-        self._tick = 0
+        # When the event that is being applied was decided; 0 in replay.
+        self.tick = 0
         self._found: Int64s | None = None
         self._apply: dict[type[ev.Event], Callable[[Any, int], None]] = {
             ev.TopicCreated: self._topic_created,
@@ -111,30 +107,8 @@ class ShardState:
             ev.TopicDeleted: self._topic_deleted,
             ev.BindingsChanged: self._bindings_changed,
             ev.TopicPaused: self._topic_paused,
-            ev.Produced: self.produced,
             ev.ProducerAdvanced: self._producer_advanced,
             ev.ProducerEnded: self._producer_ended,
-            ev.Replaced: self.replaced,
-            ev.Updated: self._updated,
-            ev.Moved: self._moved,
-            ev.Cancelled: self._cancelled,
-            ev.ExpirySet: self._expiry_set,
-            ev.Leased: self._leased,
-            ev.Resumed: self._resumed,
-            ev.Extended: self._extended,
-            ev.Renewed: self._renewed,
-            ev.Released: self._released,
-            ev.Nacked: self._nacked,
-            ev.Expired: self._expired,
-            ev.Unopened: self._unopened,
-            ev.Acked: self._acked,
-            ev.Died: self._died,
-            ev.Redriven: self._redriven,
-            ev.Purged: self._purged,
-            ev.Lapsed: self._lapsed,
-            ev.StageOpened: self._stage_opened,
-            ev.Published: self._published,
-            ev.StageDropped: self._stage_dropped,
             **self.sinks.events(),
         }
 
@@ -142,11 +116,6 @@ class ShardState:
         """A topic kind, and how its own events are made so."""
         self.kinds[kind.name] = kind
         self._apply.update(kind.events())
-
-    @property
-    def tick(self) -> int:
-        """The tick under which the event that is being applied was decided; 0 in replay."""
-        return self._tick
 
     def make_topic(self, number: int, name: str, settings: TopicSettings) -> Topic:
         """A topic that is new, or read back."""
@@ -171,7 +140,7 @@ class ShardState:
 
         `slots` are those of the event's sequences, if whoever decided it has them at hand.
         """
-        self._tick, self._found = tick, slots
+        self.tick, self._found = tick, slots
         self._apply[type(event)](event, frame)
         if type(event) in NAMING:
             self.directory.note(event, frame)
@@ -248,24 +217,7 @@ class ShardState:
         topic.bindings = bindings
         self.memory.topics_bytes += topic_bytes(topic)
 
-    # Producing and changing
-
-    def produced(self, event: ev.Produced, frame: int, **columns: Any) -> None:
-        """New rows; with further columns, as their kind has them."""
-        partition = self.partition(event)
-        assert event.first_sequence == partition.ledger.next_sequence, "sequences have no holes"
-        state = State.STAGED if event.stage else State.SCHEDULED
-        partition.calendar.begin_at(event.at_us)
-        owner = self.memory.owners.number(event.owner)
-        places = in_frame(frame, event.row)
-        sequences = partition.create(event.due_us, places, owner, state, **columns)
-        if event.stage:
-            staged = StagedRows(event.partition, sequences, event.hashes)
-            stage = self.stages[event.stage]
-            stage.add(staged, int(event.due_us.sum()) if stage.is_parcels else len(sequences))
-            self.count_stage(stage)
-        elif event.hashes is not None:
-            partition.claim_keys(event.hashes, sequences, event.new_keys)
+    # Producers
 
     def _producer_advanced(self, event: ev.ProducerAdvanced, _: int) -> None:
         before = self.producers.find(event.producer, 0)
@@ -281,190 +233,7 @@ class ShardState:
         self.memory.undo.note(lambda: self.producers.set(event.producer, before))
         self.producers.set(event.producer, None)
 
-    def replaced(self, event: ev.Replaced, frame: int, **columns: Any) -> None:
-        """Rows with new contents; with further columns, as their kind has them."""
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        values = {"due": event.due_us, "version": event.version, "attempts": 0, **columns}
-        self._unuse_reasons(partition, slots)
-        partition.turn(slots, Verb.REPLACE, lease=0, **values)
-        partition.relocate(slots, in_frame(frame, event.row))
-        partition.schedule(event.sequence, slots, event.due_us)
-
-    def _updated(self, event: ev.Updated, frame: int) -> None:
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        partition.relocate(slots, in_frame(frame, event.row), version=event.version)
-
-    def _moved(self, event: ev.Moved, _: int) -> None:
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        partition.turn(slots, Verb.MOVE, due=event.due_us, version=event.version)
-        partition.schedule(event.sequence, slots, event.due_us)
-
-    def _cancelled(self, event: ev.Cancelled, _: int) -> None:
-        partition = self.partition(event)
-        self._unuse_reasons(partition, self.slots_of(partition, event.sequence))
-        self._finish(event, Verb.CANCEL)
-
-    def _expiry_set(self, event: ev.ExpirySet, _: int) -> None:
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        partition.set_expiry(event.sequence, slots, event.expires_us, event.at_us)
-
-    def _finish(self, event: Any, verb: Verb) -> None:
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        partition.finish(event.sequence, slots, verb, event.at_us)
-        settings = self.topics[event.topic].settings
-        before_us, most = event.at_us - settings.outcome_age_us, settings.outcome_count
-        # Within a transaction too, or a replay, which sees no transactions, would forget more.
-        self.memory.undo.once_settled(lambda: partition.outcomes.forget(before_us, most))
-
-    # Leases
-
-    def _leased(self, event: ev.Leased, _: int) -> None:
-        partition, leases = self.partition(event), self.memory.leases
-        slots = self.slots_of(partition, event.sequence)
-        consumer = self.memory.consumers.number(event.consumer)
-        self.memory.consumers.use(consumer, len(slots))
-        place = (event.topic, event.partition, consumer)
-        # The row's last reason waits in its lease. Mostly no message anywhere has one.
-        reasons: NDArray[Any] | int = 0
-        if self.memory.reasons:
-            reasons = partition.arena.lease.take(slots, mode="clip")
-        terms = (event.token, event.length_us, event.at_us)
-        held = leases.open(event.sequence, *place, *terms, reasons)
-        settings = self.topics[event.topic].settings
-        start: Int64s | int = self._tick
-        if settings.lookahead_us:
-            # The lease of a message that is sent ahead of its time runs from its due time.
-            ahead = partition.arena.due.take(slots, mode="clip") - event.at_us
-            start = self._tick + np.maximum(ahead, 0)
-        leases.arm(held, start + event.length_us, start + settings.hold_us)
-        attempts = partition.arena.attempts.take(slots, mode="clip")
-        partition.turn(slots, Verb.LEASE, lease=held, attempts=np.minimum(attempts, 65_534) + 1)
-
-    def _resumed(self, event: ev.Resumed, _: int) -> None:
-        held = self._held(self.partition(event), event.sequence)
-        self.memory.leases.resume(held, event.token, self._tick)
-
-    def _extended(self, event: ev.Extended, _: int) -> None:
-        held = self._held(self.partition(event), event.sequence)
-        self.memory.leases.extend(held, event.length_us, self._tick, self.memory.undo)
-
-    def _renewed(self, event: ev.Renewed, _: int) -> None:
-        consumer = self.memory.consumers.find(event.consumer)
-        if consumer is not None:
-            held = self.memory.leases.held_by(consumer, event.topic)
-            self.memory.leases.renew(held, self._tick)
-
-    def _released(self, event: ev.Released, _: int) -> None:
-        self._return(event, Verb.RELEASE, event.due_us)
-
-    def _nacked(self, event: ev.Nacked, _: int) -> None:
-        self._return(event, Verb.NACK, event.due_us, event.reason)
-
-    def _expired(self, event: ev.Expired, _: int) -> None:
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        due = partition.arena.due.take(slots, mode="clip")
-        self._return(event, Verb.EXPIRE, due, LEASE_EXPIRED)
-
-    def _unopened(self, event: ev.Unopened, _: int) -> None:
-        self._return(event, Verb.RELEASE, event.due_us, event.reason)
-
-    def _return(self, event: Any, verb: Verb, due: Int64s, reason: str | None = None) -> None:
-        """Rows wait again: for the reason that is given, or the one that they had before."""
-        partition = self.partition(event)
-        slots, reasons = self._close_leases(partition, event.sequence, reason is None)
-        values: dict[str, Any] = {"lease": reasons}
-        if reason is not None:
-            values["lease"] = self._use_reason(reason, len(slots))
-        if verb is not Verb.EXPIRE:
-            version = partition.arena.version.take(slots, mode="clip") + 1
-            values |= {"due": due, "version": version}
-        if verb is Verb.RELEASE:
-            values["attempts"] = partition.arena.attempts.take(slots, mode="clip") - 1
-        partition.turn(slots, verb, **values)
-        partition.schedule(event.sequence, slots, due)
-
-    def _acked(self, event: ev.Acked, _: int) -> None:
-        self._close_leases(self.partition(event), event.sequence)
-        self._finish(event, Verb.ACK)
-
-    def _died(self, event: ev.Died, _: int) -> None:
-        partition = self.partition(event)
-        slots, _reasons = self._close_leases(partition, event.sequence)
-        verb = Verb.EXHAUST if event.exhausted else Verb.REJECT
-        self._bury(partition, slots, verb, event)
-
-    def _bury(self, partition: Partition, slots: Int64s, verb: Verb, event: Any) -> None:
-        partition.keep_moments()
-        reason = self._use_reason(event.reason, len(slots))
-        partition.turn(slots, verb, lease=reason, moment=event.at_us)
-
-    def _redriven(self, event: ev.Redriven, _: int) -> None:
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        # It keeps its reason: that it died, and of what, is still the last that is known of it.
-        partition.turn(slots, Verb.REDRIVE, attempts=0, due=event.due_us, version=event.version)
-        partition.schedule(event.sequence, slots, event.due_us)
-        hashes = np.stack([event.hash_first, event.hash_last], axis=1)
-        partition.claim_keys(hashes, event.sequence)
-
-    def _purged(self, event: ev.Purged, _: int) -> None:
-        partition = self.partition(event)
-        self._unuse_reasons(partition, self.slots_of(partition, event.sequence))
-        self._finish(event, Verb.PURGE)
-
-    def _lapsed(self, event: ev.Lapsed, _: int) -> None:
-        partition = self.partition(event)
-        slots = self.slots_of(partition, event.sequence)
-        if int(partition.states(slots[:1])[0]) == State.LEASED:
-            self._close_leases(partition, event.sequence)
-        else:
-            self._unuse_reasons(partition, slots)
-        self._bury(partition, slots, Verb.LAPSE, event)
-
-    def _use_reason(self, reason: str, rows: int) -> int:
-        """The number of a reason that so many rows have from now on."""
-        reasons = self.memory.reasons
-        number = reasons.number(reason)
-        reasons.use(number, rows)
-        self.memory.undo.note(lambda: reasons.use(number, -rows))
-        return number
-
-    def _unuse_reasons(self, partition: Partition, slots: Int64s) -> None:
-        """Rows that are not leased lose their reasons, which go when a transaction stands."""
-        self._unuse(partition.arena.lease.take(slots, mode="clip"))
-
-    def _unuse(self, numbers: NDArray[Any]) -> None:
-        if some(numbers):
-            self.memory.undo.once_settled(lambda: self.memory.reasons.unuse_all(numbers))
-
-    def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
-        slots = self.slots_of(partition, sequences)
-        return partition.arena.lease.take(slots, mode="clip").astype(np.int64)
-
-    def _close_leases(
-        self, partition: Partition, sequences: Int64s, keep_reasons: bool = False
-    ) -> tuple[Int64s, NDArray[np.int32] | int]:
-        """The rows' slots, and the reasons that they had before they were leased."""
-        slots = self.slots_of(partition, sequences)
-        held = partition.arena.lease.take(slots, mode="clip").astype(np.int64)
-        reasons: NDArray[np.int32] | int = 0
-        if self.memory.reasons:
-            reasons = self.memory.leases.reason.take(held, mode="clip")
-            if not keep_reasons:
-                self._unuse(reasons)
-        self.memory.close_leases(held, sequences)
-        return slots, reasons
-
     # Stages
-
-    def _stage_opened(self, event: ev.StageOpened, _: int) -> None:
-        self.open_stage(event.stage, Stage(event.topic, event.at_us))
 
     def open_stage(self, name: str, stage: Stage) -> None:
         """A stage that is new."""
@@ -491,25 +260,3 @@ class ShardState:
         self.publishing.pop(name, None)
         self.dropping.pop(name, None)
         self.stage_expiry_us = None
-
-    def _published(self, event: ev.Published, _: int) -> None:
-        stage = self.stages[event.stage]
-        stage.published = True
-        stage.claimed = False
-        stage.skipped = set(event.skipped.tolist())
-        self.publishing[event.stage] = stage
-        self.stage_expiry_us = None
-        if event.claimed:
-            return
-        for batch in stage.batches:
-            if batch.hashes is not None:
-                partition = self.topics[stage.topic].partitions[batch.partition]
-                ids = batch.sequences + (batch.partition << 51)
-                kept = ~np.isin(ids, event.skipped)
-                partition.claim_keys(batch.hashes[kept], batch.sequences[kept])
-
-    def _stage_dropped(self, event: ev.StageDropped, _: int) -> None:
-        stage = self.stages[event.stage]
-        self.begin_drop(event.stage)
-        if not stage.batches:
-            self.close_stage(event.stage)

@@ -20,13 +20,15 @@ from fasti.core.delivery.leases import SILENT
 from fasti.core.delivery.retry import retry_delays
 from fasti.core.delivery.silence import doubt, holders_of
 from fasti.core.replies import Done, Reply, blank
-from fasti.core.state import LEASE_EXPIRED, Topic
+from fasti.core.state import Topic
 from fasti.core.work import Work, column
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US, PARTITIONS_MAX, SEQUENCE_BITS
 
 Int64s = NDArray[np.int64]
 
+# The reason of an attempt whose lease ran out.
+LEASE_EXPIRED = "the lease expired"
 _EXPIRED_PER_STEP = 5_000
 RELEASED_PER_CALL = 5_000
 

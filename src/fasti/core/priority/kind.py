@@ -233,10 +233,10 @@ class PriorityKind(TimelineKind):
         }
 
     def _produced(self, event: PriorityProduced, frame: int) -> None:
-        self.state.produced(event, frame, priority=event.priority)
+        self._applying.produced(event, frame, priority=event.priority)
 
     def _replaced(self, event: PriorityReplaced, frame: int) -> None:
-        self.state.replaced(event, frame, priority=event.priority)
+        self._applying.replaced(event, frame, priority=event.priority)
 
     def _reprioritised(self, event: Reprioritised, _: int) -> None:
         partition = self.state.partition(event)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fasti.core import commands, traits
 from fasti.core.commands import Produce
 from fasti.core.delivery.verbs import VERBS
-from fasti.core.events import Int64s
+from fasti.core.events import Event, Int64s
 from fasti.core.keys import Rows
-from fasti.core.kind import Handler, Kind
+from fasti.core.kind import Apply, Handler, Kind
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
 from fasti.core.timeline import change, produce, reads
+from fasti.core.timeline.applying import Applying
 from fasti.core.timeline.bury import Bury, bury
 from fasti.core.timeline.corrupt import GiveUp, give_up
 from fasti.core.timeline.judging import Piece
 from fasti.core.timeline.leasing import LeasableTopic, leased_at
 from fasti.core.traits import Traits
 from fasti.core.work import Work
+
+if TYPE_CHECKING:
+    from fasti.core.engine import Engine
 
 
 class TimelineKind(Kind):
@@ -38,6 +42,14 @@ class TimelineKind(Kind):
         commands.Nack,
         commands.Reject,
     )
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._applying = Applying(self.state)
+
+    def events(self) -> dict[type[Event], Apply]:
+        """What happens to messages in partitions, of whatever kind."""
+        return self._applying.events()
 
     def put_rows(
         self,
