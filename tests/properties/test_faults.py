@@ -32,9 +32,8 @@ class Faulty(MixedShard):
     def sessions(self) -> Any:
         """Who waits, as what, for how many."""
         engine = self.shard.engine
-        lines = {number: line for number, line in engine.turns._lines.items() if line}
-        groups = engine.kind("log").groups.turns._waiters  # type: ignore[attr-defined]
-        lines |= {key: waiters.line for key, waiters in groups.items() if waiters.line}
+        groups = engine.kind("log").groups.turns._lines  # type: ignore[attr-defined]
+        lines = {key: line for key, line in (engine.turns._lines | groups).items() if line}
         return {
             key: [(each.session, each.consumer, each.credit) for each in line._waiting.values()]
             for key, line in lines.items()

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from fasti.core import agenda
 from fasti.core import commands as co
+from fasti.core.delivery import turns
 from fasti.core.log import commands as lo
 from fasti.core.log import dead as log_dead
 from fasti.core.log import order as log_order
@@ -55,8 +56,9 @@ def _small(request: Any) -> Any:
     patch.setattr(log_serving, "KEYS_AHEAD", 5)
     patch.setattr(log_order, "KEYS_AHEAD", 5)
     patch.setattr(log_order, "_LOOKED_AT", 3)
-    for name, value in {"SERVED_PER_STEP": 7, "TURN_ROWS": 5, "TURN_ROWS_MIN": 2}.items():
+    for name, value in {"TURN_ROWS": 5, "TURN_ROWS_MIN": 2}.items():
         patch.setattr(log_turns, name, value)
+    patch.setattr(turns, "SERVED_PER_STEP", 7)
     patch.setattr(agenda, "_SIZE_MIN", 3)
     yield
     patch.undo()

@@ -29,7 +29,6 @@ from fasti.core.calendar.slices import Slices
 from fasti.core.delivery import consumers, expiry, verbs
 from fasti.core.delivery.leases import NEVER
 from fasti.core.delivery.together import ack_together, find_acks
-from fasti.core.delivery.turns import Turns
 from fasti.core.idle import Idle
 from fasti.core.kind import Handler, Kind
 from fasti.core.kinds import KIND_CLASSES
@@ -43,6 +42,7 @@ from fasti.core.sinks import commands as sink_commands
 from fasti.core.sinks import deciding as sinks
 from fasti.core.state import ShardState
 from fasti.core.timeline import produce, reads, staging
+from fasti.core.timeline.turns import TimelineTurns
 from fasti.core.topics import change_topic, create_topic, delete_topic, pause_topic
 from fasti.core.traits import hint
 from fasti.core.work import Fault, StepFailed, Work
@@ -96,7 +96,7 @@ class Engine:
         self._next_snapshot = 1
         # The broker's clock less its tick, as of the last step.
         self._ahead_us = 0
-        self.turns = Turns(self.state)
+        self.turns = TimelineTurns(self.state)
         self.slices = Slices(self.state)
         self.idle = Idle(self)
         self._decide: dict[type, Handler] = {
@@ -263,7 +263,8 @@ class Engine:
             return {}
 
     def _is_credit(self, command: commands.Lease) -> bool:
-        return self.turns.is_credit(command) or any(kind.is_credit(command) for kind in self.kinds)
+        topic = self.state.by_name.get(command.topic)
+        return topic is not None and topic.kind.is_credit(topic, command)
 
     def _ack_together(self, work: Work, acks: Sequence[commands.Ack]) -> Sequence[Reply]:
         """The replies of acks; none if each is to be decided by itself."""

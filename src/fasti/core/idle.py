@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fasti.core.agenda import Agenda
 from fasti.core.commands import DeleteTopic
+from fasti.core.delivery.turns import Key
 from fasti.core.state import Topic
 from fasti.core.work import Work
 
@@ -50,9 +51,9 @@ class Idle:
             self._look_at(work, idle)
         return self._agenda.next_us() <= work.now_us
 
-    def left(self, work: Work, numbers: set[int]) -> None:
+    def left(self, work: Work, keys: set[Key]) -> None:
         """A session that waited for these topics' messages is gone: until now it used them."""
-        for number in numbers:
+        for number, _ in keys:
             topic = self._state.mortal.get(number)
             if topic is not None:
                 topic.active_us = max(topic.active_us, work.now_us)

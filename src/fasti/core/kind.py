@@ -24,7 +24,7 @@ from fasti.core.timeline.partition import PARTITION_BYTES, Partition
 from fasti.core.traits import Traits
 
 if TYPE_CHECKING:
-    from fasti.core.commands import Produce
+    from fasti.core.commands import Lease, Produce
     from fasti.core.delivery.leasable import Leasable, LeasedRows
     from fasti.core.delivery.lines import Line
     from fasti.core.engine import Engine
@@ -174,7 +174,7 @@ class Kind:
 
     # Leases of topics without partitions
 
-    def is_credit(self, command: Any) -> bool:
+    def is_credit(self, topic: Topic, command: Lease) -> bool:
         """Whether a `Lease` does no more than add to its session's credit."""
         return False
 

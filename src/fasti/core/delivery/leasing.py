@@ -16,7 +16,7 @@ from fasti.core import events as ev
 from fasti.core.columns.reductions import some
 from fasti.core.commands import Lease
 from fasti.core.delivery.lines import Line, Waiting
-from fasti.core.replies import ConsumerReplaced, Deliver, Done
+from fasti.core.replies import ConsumerReplaced, Deliver
 from fasti.core.state import Topic
 from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work
@@ -28,14 +28,6 @@ Int64s = NDArray[np.int64]
 # What a session gets at a time if it has the credit: at most, and if it is there at least.
 TURN_ROWS = 5_000
 TURN_ROWS_MIN = 1_000
-
-
-def lease(work: Work, command: Lease, line: Line) -> Done:
-    """Takes a session's wish; the messages follow as `Deliver` effects of this step or a later."""
-    topic = work.topic(command.topic)
-    if join(work, topic, command, line):
-        _resume(work, topic, command)
-    return Done()
 
 
 def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
@@ -72,7 +64,7 @@ def join(work: Work, topic: Topic, command: Lease, line: Line) -> bool:
     return before != command.session
 
 
-def _resume(work: Work, topic: Topic, command: Lease) -> None:
+def resume(work: Work, topic: Topic, command: Lease) -> None:
     """A consumer that comes back gets its live leases again, under a new token."""
     memory = work.state.memory
     number = memory.consumers.find(command.consumer)

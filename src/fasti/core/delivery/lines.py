@@ -49,7 +49,6 @@ class Line:
         self._held_back: set[int] = set()
         self._sessions: dict[str, int] = {}
         self._names: dict[int, list[str]] = {}
-        # Nothing has to go out before, as far as it is known.
         # What each got in a turn that was broken off, to go on with.
         self.share = 0
 

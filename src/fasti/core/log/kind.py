@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import traits
-from fasti.core.commands import Count, Get, Produce
+from fasti.core.commands import Count, Get, Lease, Produce
 from fasti.core.delivery.lines import Line
 from fasti.core.events import Event
 from fasti.core.keys import Keys, Rows
@@ -248,9 +248,9 @@ class LogKind(Kind):
         """Groups go on where they were."""
         self.groups.turns.resume(topic)
 
-    def is_credit(self, command: Any) -> bool:
+    def is_credit(self, topic: Topic, command: Lease) -> bool:
         """Whether a `Lease` does no more than add to its session's credit."""
-        return self.groups.turns.is_credit(command)
+        return self.groups.turns.is_credit(topic, command)
 
     def leasable(self, topic: Topic, group: str) -> LeasableGroup:
         """One of its groups."""

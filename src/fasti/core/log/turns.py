@@ -3,7 +3,7 @@
 Sessions wait in one line per group (delivery/lines.py), first come first served. A partition that has
 something to give stands among the group's *ready* ones, and goes to the end of them when it gave;
 it comes there by a hint: rows were appended or given back, or the window has room again. What may
-go out only later is planned in a heap.
+go out only later is planned.
 
 Rows that go out again and fresh ones are served side by side: when there are both, each gets half
 of a turn, so that neither holds the other up, however slow or broken a row is. Fresh rows stop at
@@ -22,12 +22,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.agenda import FOREVER, Agenda
-from fasti.core.commands import Heard, Lease, Unheard
-from fasti.core.delivery import silence
-from fasti.core.delivery.leasing import TURN_ROWS, TURN_ROWS_MIN, join
+from fasti.core.agenda import Agenda
+from fasti.core.commands import Lease
+from fasti.core.delivery import turns
+from fasti.core.delivery.leasing import TURN_ROWS, TURN_ROWS_MIN
 from fasti.core.delivery.lines import Line, Waiting
-from fasti.core.delivery.turns import SERVED_PER_STEP
+from fasti.core.delivery.turns import Key, Turns
 from fasti.core.log import group_events as ge
 from fasti.core.log.commands import KeysLoaded
 from fasti.core.log.group import Group, GroupPartition, Groups
@@ -41,47 +41,39 @@ from fasti.errors import FastiError, Gone
 from fasti.model import PARTITIONS_MAX, SECOND_US
 
 Int64s = NDArray[np.int64]
-# A topic's number and a group's.
-Key = tuple[int, int]
-
-_SHARE_MIN = 500
-# A turn takes as long as so many rows do, however few it hands out.
-_TURN_COST = 50
 
 
 class _Waiters:
-    """Who waits for a group's rows, and which of its partitions may have some."""
+    """Which partitions of a group that somebody waits for may have rows."""
 
-    __slots__ = ("line", "planned", "ready")
+    __slots__ = ("planned", "ready")
 
     def __init__(self, partitions: list[int]) -> None:
-        self.line = Line()
         self.ready: dict[int, None] = dict.fromkeys(partitions)
         # By partition: when it will be ready by itself.
         self.planned: Agenda[int] = Agenda()
 
 
-class LogTurns:
+class LogTurns(Turns):
     """The lines of all groups of a shard."""
 
+    turn_cost = 50
+
     def __init__(self, state: ShardState) -> None:
-        self._state = state
+        super().__init__(state)
         self._waiters: dict[Key, _Waiters] = {}
         self._groups_of: dict[int, set[int]] = {}
-        self._lines_of: dict[int, set[Key]] = {}
-        # Groups whose turn has come, in order.
-        self._due: dict[Key, None] = {}
         # By session, the groups (topic's number, name) that it lost because they were deleted: what
         # it asked for before it knew must not make them again.
         self._deleted: dict[int, set[tuple[int, str]]] = {}
-        # When the first partition of a group will be ready by itself.
-        self._agenda: Agenda[Key] = Agenda()
 
     # Sessions
 
-    def lease(self, work: Work, command: Lease) -> Done:
-        """A session waits for rows of a group, which is made if there is none."""
-        topic = work.topic(command.topic)
+    def _find(self, topic: Topic, group: str) -> Key | None:
+        known = topic.body.groups.by_name.get(group)
+        return None if known is None else (topic.number, known.number)
+
+    def _admit(self, work: Work, topic: Topic, command: Lease) -> Key:
         check_name(work, command.group)
         if (topic.number, command.group) in self._deleted.get(command.session, ()):
             raise deleted(command.group)
@@ -89,51 +81,18 @@ class LogTurns:
         group = groups.by_name.get(command.group)
         if group is not None and group.is_behind:
             raise _behind(topic, group)
-        key = (topic.number, group.number if group is not None else groups.free_number())
-        line = self._waiters[key].line if key in self._waiters else Line()
-        waiting = line.find(command.session)
-        before = waiting.credit if waiting is not None else 0
-        nobody_waited = not line
-        comes_new = join(work, topic, command, line)
-        if group is None:
-            group = make_group(work, topic, command.group, earliest_offsets(topic))
-        waiters = self._add(key, line, topic.body.partitions.numbers())
-        self._lines_of.setdefault(command.session, set()).add(key)
-        if line.is_doubted(command.session):
-            held = topic.kind.count_held(topic, command.consumer, key[1])
-            line.count_held(command.session, held)
-        if comes_new:
-            self._resume(work, topic, group, command)
-        if not command.wait:
-            self._serve_at_once(work, topic, group, waiters, command.session)
-            # What it waited for before, it still waits for.
-            line.limit(command.session, before)
-        elif nobody_waited:
-            self._due[key] = None
-        return Done()
+        return topic.number, group.number if group is not None else groups.free_number()
 
-    def _add(self, key: Key, line: Line, partitions: list[int]) -> _Waiters:
-        waiters = self._waiters.get(key)
-        if waiters is None:
-            waiters = self._waiters[key] = _Waiters(partitions)
-            waiters.line = line
+    def _open(self, work: Work, topic: Topic, command: Lease, key: Key) -> None:
+        """The group is made if there is none; all its partitions may have something to give."""
+        if command.group not in topic.body.groups.by_name:
+            make_group(work, topic, command.group, earliest_offsets(topic))
+        if key not in self._waiters:
+            self._waiters[key] = _Waiters(topic.body.partitions.numbers())
             self._groups_of.setdefault(key[0], set()).add(key[1])
-        return waiters
 
-    def is_credit(self, command: Lease) -> bool:
-        """Whether the command does no more than add to its session's credit."""
-        topic = self._state.by_name.get(command.topic)
-        if topic is None or not topic.kind.traits.has_groups or not command.wait:
-            return False
-        groups: Groups = topic.body.groups
-        group = groups.by_name.get(command.group)
-        waiters = self._waiters.get((topic.number, group.number)) if group is not None else None
-        return waiters is not None and (
-            waiters.line.session_of(command.consumer) == command.session
-        )
-
-    def _resume(self, work: Work, topic: Topic, group: Group, command: Lease) -> None:
-        """A consumer that comes back gets its live leases again, under a new token."""
+    def _resume(self, work: Work, topic: Topic, command: Lease) -> None:
+        group = topic.body.groups.by_name[command.group]
         leases = work.state.memory.leases
         held = held_in_group(work.state.memory, topic.number, group, command.consumer)
         numbers = leases.partition[held] & (PARTITIONS_MAX - 1)
@@ -144,46 +103,14 @@ class LogTurns:
             work.emit(ge.GroupResumed(work.now_us, *where, token, offsets))
             deliver(work, topic, group, number, command.session, token, offsets)
 
-    def detach(self, session: int) -> None:
+    def detach(self, session: int) -> set[Key]:
         """The session is gone from all lines."""
         self._deleted.pop(session, None)
-        for key in self._lines_of.pop(session, ()):
-            if key in self._waiters:
-                self._waiters[key].line.leave(session)
-
-    def withdraw(self, session: int) -> None:
-        """The session waits for nothing, in any line; its names stay its own."""
-        for key in self._lines_of.get(session, ()):
-            if key in self._waiters:
-                self._waiters[key].line.limit(session, 0)
-
-    def unheard(self, work: Work, command: Unheard) -> Done:
-        """A session's peer is silent."""
-        _, line, held = self._consumer(work, command)
-        return silence.unheard(work, command, line, held)
-
-    def heard(self, work: Work, command: Heard) -> Done:
-        """A session's peer is there."""
-        key, line, held = self._consumer(work, command)
-        if silence.heard(work, command, line, held):
-            self._due[key] = None
-        return Done()
-
-    def _consumer(self, work: Work, command: Unheard | Heard) -> tuple[Key, Line | None, Int64s]:
-        """The group's key, its line, and the leases that the consumer has there."""
-        topic = work.topic(command.topic)
-        group = topic.body.groups.by_name.get(command.group)
-        if group is None:
-            return (topic.number, 0), None, np.zeros(0, dtype=np.int64)
-        key = topic.number, group.number
-        waiters = self._waiters.get(key)
-        held = held_in_group(work.state.memory, topic.number, group, command.consumer)
-        return key, waiters.line if waiters is not None else None, held
+        return super().detach(session)
 
     def end(self, work: Work, topic: Topic, group: Group, error: FastiError) -> None:
         """All who wait are told that they wait for nothing."""
-        waiters = self._waiters.get((topic.number, group.number))
-        line = waiters.line if waiters is not None else Line()
+        line = self._lines.get((topic.number, group.number), Line())
         for waiting in line.everyone():
             line.leave(waiting.session)
             ended = ConsumerReplaced(waiting.session, topic.name, waiting.consumer, error)
@@ -201,12 +128,12 @@ class LogTurns:
     def lines(self, topic: Topic) -> Iterator[tuple[int, Line]]:
         """Who waits for the rows of each group."""
         for number in self._groups_of.get(topic.number, ()):
-            yield number, self._waiters[topic.number, number].line
+            yield number, self._lines[topic.number, number]
 
     def resume(self, topic: Topic) -> None:
         """The topic was paused: groups go on where they were."""
         for number in self._groups_of.get(topic.number, ()):
-            if self._waiters[topic.number, number].line:
+            if self._lines[topic.number, number]:
                 self._due[topic.number, number] = None
 
     def forget(self, topic: Topic, group: Group) -> None:
@@ -221,9 +148,8 @@ class LogTurns:
             self._drop((topic.number, number))
 
     def _drop(self, key: Key) -> None:
+        super()._drop(key)
         self._waiters.pop(key, None)
-        self._due.pop(key, None)
-        self._agenda.drop(key)
 
     # Hints, from apply
 
@@ -269,7 +195,7 @@ class LogTurns:
         waiters = self._waiters.get(key)
         if waiters is not None:
             waiters.ready[partition] = None
-            if waiters.line:
+            if self._lines[key]:
                 self._due[key] = None
 
     def _plan(self, key: Key, partition: int, due_us: int) -> None:
@@ -287,34 +213,16 @@ class LogTurns:
             while (partition := partitions.pop(work.now_us)) is not None:
                 self._ready(planned, partition)
             self._agenda.plan(planned, partitions.next_us())
-        for key in [key for key in self._due if self._find(key).is_behind]:
-            group = self._find(key)
+        for key in [key for key in self._due if self._group(key).is_behind]:
+            group = self._group(key)
             topic = self._state.topics[key[0]]
             self.end(work, topic, group, _behind(topic, group))
             del self._due[key]
         if not self._due or not work.state.memory.leases.free:
             return False
-        more, budget, left = False, SERVED_PER_STEP, len(self._due)
-        for key in list(self._due):
-            if budget <= 0:
-                return True
-            share = min(budget, max(_SHARE_MIN, -(-budget // left)))
-            left -= 1
-            handed, busy = self._turn(work, key, share)
-            budget -= max(handed, _TURN_COST)
-            more |= busy
-        return more
+        return self._serve_due(work)[0]
 
-    def next_us(self) -> int:
-        """When the next turn is, if nothing happens before."""
-        # Without room for a lease there is nothing to wake up for: one must end first.
-        if not self._state.memory.leases.free:
-            return FOREVER
-        if self._due:
-            return 0
-        return self._agenda.next_us()
-
-    def _find(self, key: Key) -> Group:
+    def _group(self, key: Key) -> Group:
         group: Group = self._state.topics[key[0]].body.groups.by_number[key[1]]
         return group
 
@@ -323,23 +231,21 @@ class LogTurns:
         if topic.paused:
             del self._due[key]
             return 0, False
-        group = self._find(key)
+        line, group = self._lines[key], self._group(key)
         work.serving = topic.name
-        handed = _serve(self, work, topic, group, waiters, budget)
+        handed = _serve(self, work, topic, group, line, waiters, budget)
         work.serving = ""
         del self._due[key]
-        if waiters.line and waiters.ready:
+        if line and waiters.ready:
             # Whoever got something comes last next time, so that no group starves another.
             self._due[key] = None
             return handed, work.state.memory.leases.free > 0
         return handed, False
 
-    def _serve_at_once(
-        self, work: Work, topic: Topic, group: Group, waiters: _Waiters, session: int
-    ) -> None:
-        more = int(not topic.paused)
-        while more and waiters.line.find(session):
-            more = _serve(self, work, topic, group, waiters, SERVED_PER_STEP)
+    def _serve_at_once(self, work: Work, topic: Topic, key: Key, session: int) -> None:
+        line, waiters, group, more = self._lines[key], self._waiters[key], self._group(key), 1
+        while more and line.find(session):
+            more = _serve(self, work, topic, group, line, waiters, turns.SERVED_PER_STEP)
 
     def rest(self, key: Key, partition: int, waiters: _Waiters, place: GroupPartition) -> None:
         """A partition has no more to give for now."""
@@ -350,11 +256,17 @@ class LogTurns:
 
 
 def _serve(
-    turns: LogTurns, work: Work, topic: Topic, group: Group, waiters: _Waiters, budget: int
+    turns: LogTurns,
+    work: Work,
+    topic: Topic,
+    group: Group,
+    line: Line,
+    waiters: _Waiters,
+    budget: int,
 ) -> int:
     """Hands rows to those who wait: how many."""
-    line, handed = waiters.line, 0
-    most = _turn_rows(topic, group, waiters)
+    handed = 0
+    most = _turn_rows(topic, group, line, waiters)
     while line and waiters.ready and handed < budget:
         waiting = line.first()
         count = min(line.can_take(waiting), most, budget, work.state.memory.leases.free)
@@ -368,16 +280,16 @@ def _serve(
     return handed
 
 
-def _turn_rows(topic: Topic, group: Group, waiters: _Waiters) -> int:
+def _turn_rows(topic: Topic, group: Group, line: Line, waiters: _Waiters) -> int:
     """How many rows a session gets at a time: an even share of what is there."""
-    if len(waiters.line) < 2:
+    if len(line) < 2:
         return TURN_ROWS
     logs = topic.body.partitions
     there = 0
     for number in waiters.ready:
         place = group.partitions[number]
         there += logs[number].next_offset - place.next + place.again.entries
-    return min(TURN_ROWS, max(TURN_ROWS_MIN, -(-there // len(waiters.line))))
+    return min(TURN_ROWS, max(TURN_ROWS_MIN, -(-there // len(line))))
 
 
 def _take(

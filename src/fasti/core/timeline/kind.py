@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from fasti.core import commands, traits
-from fasti.core.commands import Produce
+from fasti.core.commands import Lease, Produce
 from fasti.core.delivery.verbs import VERBS
 from fasti.core.events import Event, Int64s
 from fasti.core.keys import Rows
@@ -68,6 +68,10 @@ class TimelineKind(Kind):
     def leasable(self, topic: Topic, group: str) -> LeasableTopic:
         """The topic."""
         return LeasableTopic(topic)
+
+    def is_credit(self, topic: Topic, command: Lease) -> bool:
+        """Whether a `Lease` does no more than add to its session's credit."""
+        return self.engine.turns.is_credit(topic, command)
 
     def leased_at(self, topic: Topic, place: int, sequences: Int64s) -> Piece:
         """Leased messages of a partition."""
