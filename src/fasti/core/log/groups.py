@@ -12,7 +12,7 @@ The methods that `Kind` has too mean the same here. The sequencer's thread only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,6 @@ Int64s = NDArray[np.int64]
 
 class LogGroups:
     """Consumer groups of all logs of an engine."""
-
-    in_transactions: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.state, self.limits = engine, engine.state, engine.limits
@@ -240,9 +238,6 @@ class LogGroups:
         """The topic is new, or read back."""
         topic.body.groups = Groups()
 
-    def changed(self, topic: Topic) -> None:
-        """Nothing of a group's depends on settings but what is decided later."""
-
     def drop(self, topic: Topic) -> None:
         """The topic is being deleted; its leases go with all others of the topic."""
         for group in _groups(topic).by_number.values():
@@ -261,10 +256,6 @@ class LogGroups:
         }
 
     # Steps
-
-    def before(self, work: Work) -> bool:
-        """Before the inputs: nothing."""
-        return False
 
     def after(self, work: Work) -> bool:
         """After the inputs and after retention: hands out; True if there is more."""
@@ -306,9 +297,6 @@ class LogGroups:
             for place in group.partitions.made():
                 place.count_reasons(self.memory.reasons)
                 self._changed(group, place)
-
-    def start(self, tick: int) -> None:
-        """Replay is over."""
 
 
 def _groups(topic: Topic) -> Groups:

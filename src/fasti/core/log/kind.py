@@ -56,7 +56,7 @@ class LogKind(Kind):
     """Everything that can be asked of a log, but what its groups are asked."""
 
     traits: ClassVar[Traits] = traits.LOG
-    in_transactions: ClassVar[tuple[type, ...]] = (Produce, *LogGroups.in_transactions)
+    in_transactions: ClassVar[tuple[type, ...]] = (Produce,)
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
@@ -191,7 +191,6 @@ class LogKind(Kind):
     def changed(self, topic: Topic) -> None:
         """Retention may begin, or be shorter."""
         self._retention.changed(topic)
-        self.groups.changed(topic)
 
     def drop(self, topic: Topic) -> None:
         """The topic is being deleted."""
@@ -207,10 +206,6 @@ class LogKind(Kind):
         self.groups.forget(topic)
 
     # Steps
-
-    def before(self, work: Work) -> bool:
-        """Groups only."""
-        return self.groups.before(work)
 
     def after(self, work: Work) -> bool:
         """Drops what is too old or too much; then groups hand out."""
@@ -316,4 +311,3 @@ class LogKind(Kind):
                 log_of(topic).dropped.clear()
                 for partition in log_of(topic).partitions.made():
                     self._changed(topic, partition)
-        self.groups.start(tick)
