@@ -170,7 +170,7 @@ def _contradictions(values: dict[str, Any], sources: dict[str, str]) -> Iterator
     advertise: Address | None = values["advertise"]
     if advertise is not None and (advertise.port == 0 or advertise.near != advertise):
         yield WrongSetting(
-            sources["advertise"], f"{advertise} is no address that a client can connect to"
+            sources["advertise"], f"{advertise} is not an address that a client can connect to"
         )
     for key in ("tls_cert", "tls_key", "tls_client_ca", "credentials"):
         if values[key] is not None and (reason := _unreadable(values[key])):
