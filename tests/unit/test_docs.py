@@ -26,7 +26,7 @@ from fasti.broker.kv import reads, rings
 from fasti.config import ShardSettings
 from fasti.core import topic_settings
 from fasti.core.columns import index
-from fasti.core.delivery import leasing, turns
+from fasti.core.delivery import turns, verbs
 from fasti.core.journaled import EVENTS
 from fasti.core.keys import Keys
 from fasti.core.lifecycle import draw
@@ -172,7 +172,7 @@ def test_figures_of_the_architecture_are_those_of_the_code() -> None:
         f"At most {steps} steps or {waiting} wait",
         f"| steps that wait for the disk | {steps}, or {waiting} |",
         f"up to about {mebibytes(committer._BYTES_PER_SYNC)}, writes them",
-        f"whose deadline has passed (at most {leasing._EXPIRED_PER_STEP:,})",
+        f"whose deadline has passed (at most {verbs._EXPIRED_PER_STEP:,})",
         f"land in the calendar (at most {staging.LANDED_PER_STEP:,})",
         f"to waiting consumers (at most {turns.SERVED_PER_STEP:,})",
         f"| rows taken into a step | about {request._STEP_ROWS:,},",
