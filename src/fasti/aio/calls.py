@@ -50,7 +50,7 @@ class LoopPending(sync.Pending):
                 alarm.cancel()
 
     def _alarm(self, clock: BrokerClock) -> asyncio.TimerHandle | None:
-        """The loop's own timer; in virtual time nobody needs one, because leaps are told."""
+        """The loop's own timer; in virtual time there is none, because the clock calls its listeners."""
         left_s = clock.seconds_until(self.deadline_us)
         if left_s == math.inf:
             return None
@@ -92,14 +92,14 @@ class LoopCalls:
             receipt = await self._producer(topic, owner).send(
                 payload, headers=begun.headers, **given
             )
-            # The caller is told, in time or not; later calls have nothing to do with it.
+            # The caller gets its error here; `flush` and `close` don't raise it again.
             receipt.disown()
             # Real time, whatever the broker's clock does: only for a broker that doesn't answer.
             taken = within(timeout, _awaited(receipt), lambda: sync.not_sent(topic, timeout))
             outcome = sync.accepted(topic, await taken)
             await pending.settled(self._clock)
         except asyncio.CancelledError:
-            # Nobody wants the answer any more: a request that nobody has taken is not handled.
+            # The answer is not wanted any more: a request that no consumer has taken is withdrawn.
             if receipt is not None:
                 with suppress(Closed):
                     self._home.submit(partial(self._withdraw, topic, receipt, owner))

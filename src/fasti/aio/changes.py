@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
-from types import TracebackType
 
 from fasti.aio.home import Home
-from fasti.aio.waiter import Waiter
+from fasti.aio.waiter import Follower
 from fasti.client import changes as sync
 from fasti.client.arguments import ArrowTable
 from fasti.client.changes import Position
 
 
-class Changes:
+class Changes(Follower):
     """Made by `client.changes()`; iterate over it with `async for`, one task at a time.
 
     As `fasti.Changes`. A task that is cancelled while it waits has taken nothing.
     """
 
     def __init__(self, home: Home, changes: sync.Changes) -> None:
+        super().__init__(home, "these changes are")
         self._changes = changes
-        self._waiter = Waiter(home, "these changes are")
         self._waiter.ends(changes.close)
-        self._gone = weakref.finalize(self, self._waiter.close)
-        self._gone.atexit = False
         self._position = changes.position
 
     @property
@@ -46,21 +42,6 @@ class Changes:
         if table is None:
             raise StopAsyncIteration
         return table
-
-    async def close(self) -> None:
-        """Ends it. Again: nothing happens."""
-        self._waiter.close()
-
-    async def __aenter__(self) -> Changes:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return repr(self._changes)

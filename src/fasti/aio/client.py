@@ -83,7 +83,7 @@ class Connecting:
         try:
             return Client(await home.hear(connecting), home, on_failure=self._on_failure)
         except BaseException:
-            # Connected too late for anybody to use.
+            # Connected too late to be used.
             connecting.add_done_callback(_close_unused)
             home.abandon()
             raise
@@ -192,7 +192,7 @@ class Client(TopicCalls):
             ),
             duration_us(max_block, "max_block") / 1_000_000,
         )
-        self._kept = {each for each in self._kept if each.busy} | {made}
+        self._kept = {producer for producer in self._kept if producer.busy} | {made}
         self._producers.add(made)
         return made
 
@@ -317,7 +317,7 @@ class Client(TopicCalls):
             answer = await client.call("prices", b"...", timeout="5s")
 
         As `fasti.Client.call`; any number of tasks may call at once. If the task is cancelled, a
-        request that nobody has taken is withdrawn; of any other the reply is dead.
+        request that no consumer has taken is withdrawn; of any other the reply is dead.
         """
         self._check_open()
         if self._calls is None:
@@ -402,7 +402,7 @@ class Client(TopicCalls):
         if error is None:
             await self.close()
             return
-        # What went wrong in the block is told, not what went wrong because of it.
+        # The error of the block is raised, not one that follows from it.
         with suppress(FastiError):
             await self.close(timeout="10s")
 

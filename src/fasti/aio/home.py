@@ -25,7 +25,7 @@ from fasti.client.durations import Duration, seconds
 from fasti.errors import Closed, FastiError, IllegalTransition
 
 _Given = ParamSpec("_Given")
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 # A task that never has to wait gives the others a turn this often.
 _BREATH_S = 0.001
@@ -50,7 +50,7 @@ class Home:
     # From any thread
 
     def post(self, call: Callable[[], None]) -> None:
-        """Has the loop call it soon. After the loop's end nobody is left to be told."""
+        """Has the loop call it soon. After the loop's end it does nothing."""
         self._posted.append(call)
         if not self._rung:
             self._rung = True
@@ -64,7 +64,7 @@ class Home:
         return lambda done, total: self.post(partial(progress, done, total))
 
     def _call_posted(self) -> None:
-        # Before looking: whoever posts from now on rings again.
+        # Before looking: a `post` from now on wakes the loop again.
         self._rung = False
         posted = self._posted
         while posted:
@@ -106,37 +106,37 @@ class Home:
         self.breathe_at = time.monotonic() + _BREATH_S
 
     async def run(
-        self, call: Callable[_Given, _Found], *given: _Given.args, **named: _Given.kwargs
-    ) -> _Found:
+        self, call: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
+    ) -> _Result:
         """Runs a call that waits in one of our threads.
 
         If the task is cancelled, a call that has not begun does not; one that has goes on, and
-        nobody hears how it ends.
+        its result is dropped.
         """
         self.check()
         return await self.hear(self.submit(partial(call, *given, **named)))
 
-    async def hear(self, call: Future[_Found]) -> _Found:
+    async def hear(self, call: Future[_Result]) -> _Result:
         """What becomes of a call that was submitted."""
-        found = await asyncio.wrap_future(call)
+        result = await asyncio.wrap_future(call)
         self.rested()
-        return found
+        return result
 
-    async def run_through(self, call: Callable[[], _Found]) -> _Found:
+    async def run_through(self, call: Callable[[], _Result]) -> _Result:
         """The same for a call that is to be made even if the task is cancelled."""
         self.check()
         return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
 
     async def iterate(
-        self, call: Callable[_Given, Iterator[_Found]], *given: _Given.args, **named: _Given.kwargs
-    ) -> AsyncGenerator[_Found, None]:
+        self, call: Callable[_Given, Iterator[_Result]], *given: _Given.args, **named: _Given.kwargs
+    ) -> AsyncGenerator[_Result, None]:
         """Goes through what a call gives one by one, which is read in our threads.
 
         Each turn of a thread brings what it can read within a millisecond, and at least one item.
         """
         self.check()
         items = _Items(partial(call, *given, **named))
-        reading: Future[list[_Found]] | None = None
+        reading: Future[list[_Result]] | None = None
         try:
             while True:
                 reading = self.submit(items.read)
@@ -150,11 +150,11 @@ class Home:
                 # A read that is under way ends first: a generator runs in one thread at a time.
                 reading.add_done_callback(lambda _: self._close_items(items))
 
-    def _close_items(self, items: _Items[_Found]) -> None:
+    def _close_items(self, items: _Items[_Result]) -> None:
         with suppress(Closed):
             self.submit(items.close)
 
-    def submit(self, call: Callable[[], _Found]) -> Future[_Found]:
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
         """The same without waiting for it. Raises `closed`."""
         self._check_process()
         try:
@@ -172,8 +172,8 @@ class Home:
     async def close(self, last: Callable[[], None]) -> None:
         """Runs `last` in a thread, waits for all calls and ends our threads, once.
 
-        It goes on whatever becomes of the task. Who comes later waits for its end as well, but the
-        first alone is told what it raised.
+        It goes on whatever becomes of the task. A later caller waits for its end as well, but only
+        the first gets what it raised.
         """
         self.check()
         if self._closed is not None:
@@ -203,20 +203,20 @@ class Home:
         self._executor.shutdown(wait=False)
 
 
-class _Items(Generic[_Found]):
+class _Items(Generic[_Result]):
     """An iterator that is opened and read in threads, one at a time."""
 
-    def __init__(self, call: Callable[[], Iterator[_Found]]) -> None:
+    def __init__(self, call: Callable[[], Iterator[_Result]]) -> None:
         self._call = call
-        self._items: Iterator[_Found] | None = None
+        self._items: Iterator[_Result] | None = None
         self._error: Exception | None = None
 
-    def read(self) -> list[_Found]:
+    def read(self) -> list[_Result]:
         """The next items; none at the end. Raises what the iterator raised behind the last ones."""
         if self._error is not None:
             raise self._error
         until = time.monotonic() + _BREATH_S
-        batch: list[_Found] = []
+        batch: list[_Result] = []
         try:
             if self._items is None:
                 self._items = self._call()
@@ -237,16 +237,16 @@ class _Items(Generic[_Found]):
 
 
 def settle(future: asyncio.Future[None]) -> None:
-    """Wakes who awaits it, if anybody still does."""
+    """Wakes the task that awaits it, unless it is done."""
     if not future.done():
         future.set_result(None)
 
 
 async def within(
     timeout: Duration | None,
-    waiting: Coroutine[Any, Any, _Found],
+    waiting: Coroutine[Any, Any, _Result],
     refusal: Callable[[], FastiError],
-) -> _Found:
+) -> _Result:
     """Awaits for `timeout` at most, then raises what `refusal` makes."""
     if timeout is None:
         return await waiting

@@ -7,21 +7,19 @@ time.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import AsyncIterator
-from types import TracebackType
 
 import pyarrow as pa
 
 from fasti.aio.home import Home
-from fasti.aio.waiter import Waiter
+from fasti.aio.waiter import Follower
 from fasti.client import reader as sync
 from fasti.client.arguments import ArrowTable
 from fasti.client.log_message import LogMessage
 from fasti.errors import Closed, InvalidArgument
 
 
-class Reader:
+class Reader(Follower):
     """Made by `client.reader(topic)`. Iterate over it, or over `batches(...)`.
 
         async for message in client.reader("events", start="earliest"):
@@ -34,11 +32,9 @@ class Reader:
     def __init__(self, home: Home, reader: sync.Reader) -> None:
         self.topic = reader.topic
         self.follow = reader.follow
-        self._home, self._reader = home, reader
-        self._waiter = Waiter(home, f"the reader of {self.topic!r} is")
+        super().__init__(home, f"the reader of {self.topic!r} is")
+        self._reader = reader
         self._waiter.ends(reader.close)
-        self._gone = weakref.finalize(self, self._waiter.close)
-        self._gone.atexit = False
 
     @property
     def position(self) -> dict[int, int]:
@@ -82,21 +78,8 @@ class Reader:
         self._home.check()
         return not self._reader.closed and await self._waiter.ask(self._reader.more)
 
-    async def close(self) -> None:
-        """Ends the iteration. Again: nothing happens."""
-        self._waiter.close()
-
-    async def __aenter__(self) -> Reader:
+    async def _begin(self) -> None:
         await self._home.run(self._reader.begin)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<Reader of {self.topic!r}>"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import AsyncGenerator
 from functools import partial
-from types import TracebackType
 
 from fasti.aio.home import Home
-from fasti.aio.waiter import Waiter
+from fasti.aio.waiter import Follower, Waiter
 from fasti.client import watch as sync
 from fasti.client.arguments import ArrowBatch
 from fasti.client.watch import Change
 
 
-class Watch:
+class Watch(Follower):
     """Made by `kv.watch()`; an asynchronous iterator and context manager, for one task.
 
     Watching begins when the context is entered, or with the first change that is asked for.
@@ -22,11 +20,9 @@ class Watch:
 
     def __init__(self, home: Home, topic: str, open_watch: partial[sync.Watch]) -> None:
         self.topic = topic
-        self._home, self._open_watch = home, open_watch
+        super().__init__(home, f"the watch of {topic!r} is")
+        self._open_watch = open_watch
         self._watch: sync.Watch | None = None
-        self._waiter = Waiter(home, f"the watch of {topic!r} is")
-        self._gone = weakref.finalize(self, self._waiter.close)
-        self._gone.atexit = False
 
     @property
     def position(self) -> int | None:
@@ -58,21 +54,8 @@ class Watch:
             self._watch = await self._waiter.ask(partial(_open, self._waiter, self._open_watch))
         return self._watch
 
-    async def close(self) -> None:
-        """Ends it. Again: nothing happens."""
-        self._waiter.close()
-
-    async def __aenter__(self) -> Watch:
+    async def _begin(self) -> None:
         await self._opened()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<Watch of {self.topic!r}>"

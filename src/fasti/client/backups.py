@@ -22,11 +22,11 @@ class BrokerSource:
 
     def __init__(self, transport: Transport, rate: int) -> None:
         self._transport, self._rate = transport, rate
-        told, _ = transport.call("begin_backup")
-        self._number: int = told["backup"]
+        reply, _ = transport.call("begin_backup")
+        self._number: int = reply["backup"]
         names = ("shard", "position", "last", "at_us", "blocks", "journal_bytes")
-        given = {name: told[name] for name in names}
-        self.listing = Listing(manifest=base64.b64decode(told["manifest"]), **given)
+        given = {name: reply[name] for name in names}
+        self.listing = Listing(manifest=base64.b64decode(reply["manifest"]), **given)
 
     def read(self, names: Sequence[str]) -> Iterator[Chunk]:
         """Pieces as they come; the broker holds its files meanwhile."""

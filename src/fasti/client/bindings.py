@@ -50,7 +50,7 @@ class Bindings:
     def list(self) -> list[Binding]:
         """All of them, in the order in which they were made."""
         header, _ = self._transport.call("bindings", {"topic": self.topic})
-        return [Binding(each["pattern"], each["target"]) for each in header["bindings"]]
+        return [Binding(binding["pattern"], binding["target"]) for binding in header["bindings"]]
 
     def __repr__(self) -> str:
         return f"<Bindings of {self.topic!r}>"

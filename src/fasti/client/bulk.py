@@ -61,9 +61,9 @@ def each_piece(
     progress: Progress | None = None,
     total: Callable[[], int] | None = None,
 ) -> BulkOutcomes:
-    """Goes through all that fit; `progress` is told how many of how many, about.
+    """Goes through all that fit; `progress` is called with how many are done and how many there are, about.
 
-    `total` counts them, if somebody wants to know.
+    `total` counts them, and is called only if there is a `progress`.
     """
     counts: Counter[str] = Counter()
     failed: list[dict[str, Any]] = []
@@ -99,14 +99,14 @@ def pending_filter(
 
     Raises `invalid_argument` if nothing is said at all: that must be meant.
     """
-    found = {
+    filters = {
         "due_from_us": optional_moment_us(due_from, "due_from"),
         "due_to_us": optional_moment_us(due_to, "due_to"),
         "key_prefix": key_prefix or None,
         "of_owner": owner or None,
         "state": state or None,
     }
-    given = {name: value for name, value in found.items() if value is not None}
+    given = {name: value for name, value in filters.items() if value is not None}
     if not given and not everything:
         raise InvalidArgument(
             "give a filter: due_from, due_to, key_prefix, owner or state; everything=True means all",

@@ -1,8 +1,8 @@
-"""Calls: a request is sent, and whoever handles it sends the answer back.
+"""Calls: a request is sent, and the consumer that handles it sends the answer back.
 
 A client that calls has an inbox, a topic of its own that is made at the first call and deleted when
 the client is closed; one consumer takes the answers of all calls from it, in one thread, and wakes
-whoever waits. If the client dies the broker deletes the inbox when nobody has used it for an hour.
+the callers. If the client dies the broker deletes the inbox after it was unused for ten minutes.
 
 A call that is over is no longer waited for: an answer that comes all the same is dead, with its
 reason: in `_replies` if the broker knew that it was too late, else in the inbox. Any thread may
@@ -72,26 +72,26 @@ class Answer:
 
 
 class Pending:
-    """One call that waits. Settled once, by whoever takes it out of the book."""
+    """One call that waits. Settled once, by the thread that takes it out of the book."""
 
     def __init__(self, deadline_us: int) -> None:
         self.deadline_us = deadline_us
         self.answer: Answer | None = None
         self.error: FastiError | None = None
-        self._told = threading.Event()
+        self._settled = threading.Event()
 
     def settle(self, answer: Answer | None, error: FastiError | None = None) -> None:
         """The answer, the reason why there will be none, or neither: the time is over."""
         self.answer, self.error = answer, error
-        self._told.set()
+        self._settled.set()
 
     def wait(self, clock: BrokerClock) -> bool:
         """Waits until it is settled; False once its time is over."""
-        while not self._told.is_set():
+        while not self._settled.is_set():
             left_s = clock.seconds_until(self.deadline_us)
             if left_s <= 0:
                 return False
-            self._told.wait(min(left_s, _LOOK_S))
+            self._settled.wait(min(left_s, _LOOK_S))
         return True
 
 
@@ -105,7 +105,7 @@ class Book:
         self._error: FastiError | None = None
 
     def add(self, name: str, pending: Pending) -> None:
-        """A call begins to wait; one that comes too late for that is told at once."""
+        """A call begins to wait; after `fail` it is settled at once, with that error."""
         with self._lock:
             error = self._error
             if error is None:
@@ -114,7 +114,7 @@ class Book:
             pending.settle(None, error)
 
     def take(self, name: str | None) -> Pending | None:
-        """Whoever waits under this name, who waits no longer by it."""
+        """Removes the call of this name and returns it, if it still waits."""
         with self._lock:
             return self._waiting.pop(name, None) if name is not None else None
 
@@ -131,12 +131,12 @@ class Book:
         now_us = self._clock.now_us()
         with self._lock:
             over = [n for n, p in self._waiting.items() if p.deadline_us <= now_us]
-            found = [self._waiting.pop(name) for name in over]
-        for pending in found:
+            late = [self._waiting.pop(name) for name in over]
+        for pending in late:
             pending.settle(None)
 
     def arrived(self, message: Message) -> None:
-        """An answer, for whoever waits for it; one for nobody is dead."""
+        """Settles the call that an answer belongs to; without one the answer is dead."""
         headers = message.headers
         pending = self.take(headers.get(CORRELATION_ID))
         if pending is None:
@@ -187,13 +187,13 @@ class Inbox:
         return self._broken.is_set()
 
     def name(self) -> str:
-        """A name for the next call, that no other call of anybody has."""
+        """A name for the next call, unique among all clients."""
         with self._lock:
             self._count += 1
             return f"{self.topic[len(INBOX_PREFIX) :]}-{self._count}"
 
     def stop(self) -> None:
-        """Takes no more answers; the topic goes when nobody has used it for a while."""
+        """Takes no more answers; the broker deletes the topic after its idle age."""
         self._stop_listening()
         self._consumer.stop()
 
@@ -286,7 +286,7 @@ class Calls:
         while not receipt.done:
             left_s = self._clock.seconds_until(begun.pending.deadline_us)
             if left_s <= 0:
-                # The caller was told; later calls have nothing to do with it.
+                # The caller gets the error here; `flush` and `close` don't raise it again.
                 receipt.disown()
                 raise not_sent(topic, timeout)
             with suppress(TimedOut):
@@ -346,21 +346,21 @@ class Calls:
         raise self._too_late(topic, outcome.id, timeout, owner)
 
     def _too_late(self, topic: str, id: int, timeout: Duration, owner: str | None) -> TimedOut:
-        """Takes the request back, if nobody has it yet, and says what became of it."""
+        """Cancels the request unless a consumer has it, and says what became of it."""
         status, by = self.withdraw(topic, id, owner)
-        told = {
-            "ok": "nobody took the request, which is withdrawn",
+        status_text = {
+            "ok": "no consumer took the request, which is withdrawn",
             "leased": f"{by or 'a consumer'} has the request; its reply will be dead",
             "done": "the request was acked without a reply",
             "dead": "the request is dead",
         }.get(status, "the request may still be handled; a reply will be dead")
         return TimedOut(
-            f"no answer from {topic!r} within {timeout}: {told}",
+            f"no answer from {topic!r} within {timeout}: {status_text}",
             details={"topic": topic, "request": id, "status": status},
         )
 
     def withdraw(self, topic: str, id: int, owner: str | None) -> tuple[str, str | None]:
-        """Takes a request back, if nobody has it yet; what it is otherwise, and who has it."""
+        """Cancels a request unless a consumer has it: its status, and which consumer has it."""
         client = self._client()
         name = (client.owner if client is not None else "") if owner is None else owner
         try:
@@ -373,7 +373,7 @@ class Calls:
             return "unknown", None
 
     def close(self, timeout: Duration | None) -> None:
-        """Calls that wait are told; the inbox goes. Called once, by the client."""
+        """Calls that wait raise `closed`; the inbox is deleted. Called once, by the client."""
         with self._lock:
             self._closed = True
             inbox = self._inbox
@@ -393,10 +393,10 @@ class Begun:
 
 def timeout_us(timeout: Duration) -> int:
     """How long a call waits. Raises `invalid_argument`."""
-    found = duration_us(timeout, "timeout")
-    if found <= 0:
+    length_us = duration_us(timeout, "timeout")
+    if length_us <= 0:
         raise InvalidArgument("the timeout of a call must be positive", field="timeout", limit=0)
-    return found
+    return length_us
 
 
 def not_sent(topic: str, timeout: Duration) -> TimedOut:

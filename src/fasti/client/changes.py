@@ -126,10 +126,10 @@ class Changes:
                 raise InvalidArgument("a key must not be empty", field="key")
             self._fields["key"] = key
         # Messages met under the key, the latest last: when the connection was lost, the broker is
-        # told of them.
+        # given them.
         self._met: dict[tuple[str, int], None] = {}
         if id is not None:
-            self._fields["ids"] = [id] if isinstance(id, int) else [int(each) for each in id]
+            self._fields["ids"] = [id] if isinstance(id, int) else [int(number) for number in id]
         self.position = resolve(transport, start)
         # Without following it ends where the feed does now.
         self._end: Position | None = None if follow else feed_bounds(transport).last
@@ -183,14 +183,14 @@ class Changes:
 
     def _place(self) -> Header:
         place = {"shard": self.position.shard, "after": self.position.frame}
-        known = {"known": [[*each] for each in self._met]} if self._met else {}
+        known = {"known": [[*message] for message in self._met]} if self._met else {}
         return {**self._fields, **place, **known}
 
     def _remember(self, batch: pa.RecordBatch) -> None:
         if "key" not in self._fields:
             return
         met = zip(batch.column("topic").to_pylist(), batch.column("id").to_pylist(), strict=True)
-        self._met.update(dict.fromkeys(each for each in met if None not in each))
+        self._met.update(dict.fromkeys(message for message in met if None not in message))
         for oldest in list(self._met)[: max(0, len(self._met) - _MET_MAX)]:
             del self._met[oldest]
 
@@ -206,12 +206,12 @@ class Changes:
             try:
                 if not following.open:
                     following.begin(self._place())
-                found = following.take(until)
-                if found is None:
+                item = following.take(until)
+                if item is None:
                     return None
-                if isinstance(found, FastiError):
-                    raise found
-                header, batch = found
+                if isinstance(item, FastiError):
+                    raise item
+                header, batch = item
                 self._moved(int(header["position"]))
                 if batch is not None and batch.num_rows:
                     self._remember(batch)

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fasti.client")
 
-# How often a scrub under way is asked how far it is.
-_SCRUB_LOOK_S = 0.2
 _clients: Kept[Client] = Kept()
 
 
@@ -299,7 +297,7 @@ class Client(TopicCalls):
         return made
 
     def look_after(self, session: Session) -> None:
-        """Has `close` end a session if nobody did before."""
+        """Has `close` end a session that is still open."""
         self._sessions.add(session)
 
     def reader(
@@ -367,15 +365,15 @@ class Client(TopicCalls):
 
             answer = client.call("prices", b"...", timeout="5s")
 
-        Whoever consumes the topic answers by `message.reply(...)`; it has the request under a lease
+        A consumer of the topic answers by `message.reply(...)`; it has the request under a lease
         like any message, so if it dies another one answers. `columns` are others of
         `Producer.send`, such as `priority` and `subject`. Any number of threads may call at once:
         all answers come by one session of this client.
 
-        Raises `timed_out` when no answer came in time: a request that nobody had taken is withdrawn
+        Raises `timed_out` when no answer came in time: a request that no consumer had taken is withdrawn
         then, and a reply that comes later is dead, with its reason. `not_found` if there is no such
-        topic, `rows_failed` if the request was not taken (`key` is in use), `unknown` if somebody
-        deleted this client's inbox meanwhile, `closed`, and what `Producer.send` raises.
+        topic, `rows_failed` if the request was not taken (`key` is in use), `unknown` if this
+        client's inbox was deleted meanwhile, `closed`, and what `Producer.send` raises.
         """
         self._check_open()
         given = {"key": key, "content_type": content_type, **columns}
@@ -499,9 +497,9 @@ class Client(TopicCalls):
             self._calls.close(timeout)
         problems: list[FastiError] = []
         opened: list[Consumer | Producer] = [*self._consumers.end(), *self._producers.end()]
-        for each in opened:
+        for worker in opened:
             try:
-                each.close(timeout=timeout)
+                worker.close(timeout=timeout)
             except FastiError as problem:
                 problems.append(problem)
         for box in list(self._abandoned):
@@ -532,7 +530,7 @@ class Client(TopicCalls):
         if error is None:
             self.close()
         else:
-            # What went wrong in the block is told, not what went wrong because of it.
+            # The error of the block is raised, not one that follows from it.
             with suppress(FastiError):
                 self.close(timeout="10s")
 
@@ -544,7 +542,7 @@ _LIMITS = set(Limits.__dataclass_fields__)
 
 
 def _close_at_exit() -> None:
-    """What nobody closed gets a moment to be sent."""
+    """Closes the clients that are still open, so that what they have taken is sent."""
     for client in list(_clients):
         with suppress(Exception):
             client.close(timeout="5s")

@@ -19,7 +19,7 @@ from fasti.client.durations import (
 from fasti.client.transport import Header, Transport
 
 _PIECE_ROWS = 5_000
-# What says where messages go, and not which are meant.
+# Fields that say where messages go, and not which are meant.
 _NOT_FILTERS = ("to", "delay_us", "due_us")
 
 
@@ -43,7 +43,7 @@ def filters(
     group: str | None = None,
 ) -> Header:
     """Which of the dead are meant, as the protocol says it. Raises `invalid_argument`."""
-    found = {
+    chosen = {
         "reason": reason,
         "owner": owner,
         "due_from_us": optional_moment_us(due_from, "due_from"),
@@ -52,31 +52,31 @@ def filters(
         "died_to_us": optional_moment_us(died_to, "died_to"),
         "group": group,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def moved(to: str | None, delay: Duration | None, at: Any, due: Any) -> Header:
     """Where redriven messages go, and when they are due there."""
     check_one_moment(at, delay, due)
-    found = {
+    fields = {
         "to": to,
         "delay_us": optional_duration_us(delay, "delay"),
         "due_us": optional_moment_us(due, "due") if at is None else aware_us(at),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def each_dead(
     transport: Transport, action: str, header: Header, progress: Progress | None
 ) -> DeadOutcomes:
-    """Goes through all that fit; `progress` is told how many of how many, about."""
+    """Goes through all that fit; `progress` is called with how many are done and how many there are, about."""
 
     def total() -> int:
         chosen = {name: header[name] for name in header if name not in _NOT_FILTERS}
         return int(transport.call("count_dead", chosen)[0]["dead"])
 
-    found = each_piece(transport, action, header, progress, total)
-    return DeadOutcomes(found.outcomes, found.failed)
+    outcomes = each_piece(transport, action, header, progress, total)
+    return DeadOutcomes(outcomes.outcomes, outcomes.failed)
 
 
 def named(transport: Transport, action: str, header: Header, ids: Sequence[int]) -> DeadOutcomes:
@@ -87,11 +87,11 @@ def named(transport: Transport, action: str, header: Header, ids: Sequence[int])
         left = list(ids[begin : begin + _PIECE_ROWS])
         while left:
             part = pa.RecordBatch.from_arrays([pa.array(left, type=pa.int64())], ["id"])
-            told, _ = transport.call(action, header, [part])
-            counts.update(told["outcomes"])
-            failed += told["failed"]
+            reply, _ = transport.call(action, header, [part])
+            counts.update(reply["outcomes"])
+            failed += reply["failed"]
             # Only as many as may be gathered at once were looked at.
-            last = told["next_after_id"]
+            last = reply["next_after_id"]
             left = left[left.index(last) + 1 :] if last else []
     missing = len(ids) - counts.total()
     if missing:

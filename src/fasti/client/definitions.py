@@ -2,7 +2,7 @@
 
 A document is what a TOML or JSON file holds (see `docs/guides/definitions.md`). It says how things
 should be: a setting that it leaves out has its default, and what it doesn't name at all is left
-alone, unless whoever applies it says that the rest goes (`prune`). Topics whose name begins with
+alone, unless the caller says that the rest goes (`prune`). Topics whose name begins with
 `_` are the broker's and its clients' own: they are never written out and never deleted.
 
 `difference` looks and changes nothing; `apply` carries out what it found, in an order in which
@@ -71,17 +71,21 @@ def export(client: TopicCalls) -> Document:
 
 
 def _present(client: TopicCalls) -> dict[str, TopicDefinition]:
-    found: dict[str, TopicDefinition] = {}
+    topics: dict[str, TopicDefinition] = {}
     for topic in client.topics():
         if topic.name.startswith("_"):
             continue
-        its = found[topic.name] = TopicDefinition(topic.settings)
+        its = topics[topic.name] = TopicDefinition(topic.settings)
         its.messages = sum(n for state, n in topic.counts.items() if state not in _FINISHED)
-        its.bindings = [(each.pattern, each.target) for each in client.bindings(topic.name).list()]
+        its.bindings = [
+            (binding.pattern, binding.target) for binding in client.bindings(topic.name).list()
+        ]
         if topic.settings.kind == "cron":
             schedules = client.schedules(topic.name).list()
-            its.schedules = {each.name: schedule_to_document(each.definition) for each in schedules}
-    return dict(sorted(found.items()))
+            its.schedules = {
+                schedule.name: schedule_to_document(schedule.definition) for schedule in schedules
+            }
+    return dict(sorted(topics.items()))
 
 
 # What differs
@@ -90,7 +94,7 @@ def _present(client: TopicCalls) -> dict[str, TopicDefinition]:
 def difference(client: TopicCalls, document: Document, prune: bool = False) -> list[Change]:
     """What must be done so that everything is as the document says, in the order to do it.
 
-    Without `prune`, what the document doesn't name is a `keep`: told, and left alone. Raises
+    Without `prune`, what the document doesn't name is a `keep`: listed, and left alone. Raises
     `invalid_argument` on a document that can't be, `topic_mismatch` where a topic would have to be
     another kind or have another number of partitions, `not_found` where a target is missing.
     """
@@ -137,7 +141,9 @@ def _check_fixed(name: str, wanted: TopicDefinition, present: TopicDefinition | 
 def _check_targets(wanted: dict[str, TopicDefinition], present: dict[str, TopicDefinition]) -> None:
     for name, topic in wanted.items():
         targets = {target for _, target in topic.bindings}
-        targets |= {each["target"] for each in topic.schedules.values() if "target" in each}
+        targets |= {
+            schedule["target"] for schedule in topic.schedules.values() if "target" in schedule
+        }
         for target in sorted(targets):
             if target not in wanted and target not in present:
                 raise NotFound(
@@ -199,15 +205,15 @@ def _of_schedules(
     name: str, present: TopicDefinition | None, wanted: TopicDefinition, gone: list[Change]
 ) -> list[Change]:
     there = {} if present is None else present.schedules
-    for each in sorted(set(there) - set(wanted.schedules)):
-        gone.append(Change("delete", "schedule", name, each, there[each]))
-    found = []
-    for each, after in sorted(wanted.schedules.items()):
-        before = there.get(each)
+    for schedule in sorted(set(there) - set(wanted.schedules)):
+        gone.append(Change("delete", "schedule", name, schedule, there[schedule]))
+    changes = []
+    for schedule, after in sorted(wanted.schedules.items()):
+        before = there.get(schedule)
         if before != after:
             action = "create" if before is None else "change"
-            found.append(Change(action, "schedule", name, each, before, after))
-    return found
+            changes.append(Change(action, "schedule", name, schedule, before, after))
+    return changes
 
 
 # Making it so

@@ -1,6 +1,6 @@
 """Definitions as documents: what a file holds, what that says, and how topics are written down.
 
-A document is checked whole before anybody acts on it. What is wrong is an `invalid_argument` that
+A document is validated whole before any of it is applied. What is wrong is an `invalid_argument` that
 says where.
 """
 
@@ -42,15 +42,15 @@ class TopicDefinition:
 def loads(text: str, as_json: bool = False) -> Document:
     """The document in a file. Raises `invalid_argument` on what is none."""
     try:
-        found = json.loads(text) if as_json else tomllib.loads(text)
+        document = json.loads(text) if as_json else tomllib.loads(text)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         kind = "JSON" if as_json else "TOML"
         raise InvalidArgument(
             f"the definitions are not valid {kind}: {error}", field="file"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InvalidArgument("definitions must be a table with version and topics", field="file")
-    return found
+    return document
 
 
 def dumps(document: Document, as_json: bool = False) -> str:
@@ -79,17 +79,17 @@ def settings_to_document(settings: TopicSettings) -> dict[str, Any]:
     """The kind, and whatever is not as it would be by default; lengths of time as `30s`."""
     default = TopicSettings()
     document: dict[str, Any] = {"kind": settings.kind}
-    for each in fields(TopicSettings):
-        value = getattr(settings, each.name)
-        if each.name == "kind" or value == getattr(default, each.name):
+    for setting in fields(TopicSettings):
+        value = getattr(settings, setting.name)
+        if setting.name == "kind" or value == getattr(default, setting.name):
             continue
-        if each.name == "retry":
+        if setting.name == "retry":
             document["retry"] = {
                 part.name.removesuffix("_us"): _shown(part.name, getattr(value, part.name))
                 for part in fields(RetryPolicy)
             }
         else:
-            document[each.name.removesuffix("_us")] = _shown(each.name, value)
+            document[setting.name.removesuffix("_us")] = _shown(setting.name, value)
     return document
 
 
@@ -101,7 +101,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def read_document(document: Document, limits: Limits) -> dict[str, TopicDefinition]:
-    """Checks a document, all of it, before anybody acts on it."""
+    """Validates a whole document."""
     for name in document:
         if name not in ("version", "topics"):
             raise InvalidArgument(f"definitions have version and topics, not {name!r}", field=name)
@@ -125,8 +125,10 @@ def _topic_of_document(name: str, given: Mapping[str, Any], limits: Limits) -> T
         schedules = _table(given.get("schedules", {}), "schedules")
         if schedules and topic.settings.kind != "cron":
             raise InvalidArgument("only a cron topic has schedules", field="schedules")
-        for each in schedules:
-            topic.schedules[each] = _schedule(each, _table(schedules[each], each), limits)
+        for schedule in schedules:
+            topic.schedules[schedule] = _schedule(
+                schedule, _table(schedules[schedule], schedule), limits
+            )
     except InvalidArgument as error:
         raise InvalidArgument(
             f"topics.{name}: {error.message}", field=error.field, limit=error.limit
@@ -144,7 +146,7 @@ def _schedule(name: str, given: Mapping[str, Any], limits: Limits) -> dict[str, 
 
 
 def settings_of_document(given: dict[str, Any]) -> TopicSettings:
-    """Back from `settings_to_document`, or as somebody wrote it."""
+    """The settings that a document has, written by `settings_to_document` or by hand."""
     retry = given.get("retry")
     if retry is not None:
         given = {**given, "retry": _retry_of_document(_table(retry, "retry"))}
@@ -153,31 +155,31 @@ def settings_of_document(given: dict[str, Any]) -> TopicSettings:
 
 def _retry_of_document(given: Mapping[str, Any]) -> dict[str, Any]:
     """`base = "1s"` and so on; what is left out has its default."""
-    found: dict[str, Any] = asdict(RetryPolicy())
+    policy: dict[str, Any] = asdict(RetryPolicy())
     for name, value in given.items():
-        if name in found:
-            found[name] = value
-        elif f"{name}_us" in found:
-            found[f"{name}_us"] = duration_us(value, name)
+        if name in policy:
+            policy[name] = value
+        elif f"{name}_us" in policy:
+            policy[f"{name}_us"] = duration_us(value, name)
         else:
             raise InvalidArgument(
                 f"retry has base, factor, limit and jitter, not {name!r}", field="retry"
             )
-    return found
+    return policy
 
 
 def _bindings_of_document(given: Any) -> list[Binding]:
     if not isinstance(given, list):
         raise InvalidArgument("bindings are a list of tables", field="bindings")
-    found: list[Binding] = []
-    for each in given:
-        binding = _table(each, "bindings")
+    bindings: list[Binding] = []
+    for table in given:
+        binding = _table(table, "bindings")
         if set(binding) != {"pattern", "target"}:
             raise InvalidArgument("a binding has a pattern and a target", field="bindings")
         pair = (str(binding["pattern"]), str(binding["target"]))
-        if pair not in found:
-            found.append(pair)
-    return found
+        if pair not in bindings:
+            bindings.append(pair)
+    return bindings
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

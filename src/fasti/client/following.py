@@ -1,8 +1,8 @@
-"""What the broker writes, on its way to somebody who follows: a log, a key-value topic, all changes.
+"""What the broker writes, on its way to a reader that follows: a log, a key-value topic, all changes.
 
 The stream's reading thread puts batches in, as long as there is room; when there is none it waits,
 and the wire holds the broker up. One thread takes. The end of a stream comes behind its rows, so
-whoever opens the next one knows exactly where to go on.
+the next one is opened exactly where this one ended.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Following:
                 stream.cancel()
 
     def close(self) -> None:
-        """Ends it for good; whoever takes gets nothing more."""
+        """Ends it for good; `take` gives nothing more."""
         self.closed = True
         self.end()
 

@@ -61,34 +61,36 @@ class Group:
     def of_reply(cls, header: Header) -> Group:
         """From the protocol's object; fields that we don't know are left out."""
         places = [
-            GroupPartition(**{name: each[name] for name in _PLACE if name in each})
-            for each in header["partitions"]
+            GroupPartition(**{name: partition[name] for name in _PLACE if name in partition})
+            for partition in header["partitions"]
         ]
         return cls(header["group"], bool(header.get("ordered")), places)
 
     @property
     def lag(self) -> int:
         """Rows that it has not finished."""
-        return sum(each.lag for each in self.partitions)
+        return sum(partition.lag for partition in self.partitions)
 
     @property
     def leased(self) -> int:
         """Rows that its consumers have."""
-        return sum(each.leased for each in self.partitions)
+        return sum(partition.leased for partition in self.partitions)
 
     @property
     def dead(self) -> int:
         """Rows that failed for good."""
-        return sum(each.dead for each in self.partitions)
+        return sum(partition.dead for partition in self.partitions)
 
     @property
     def behind(self) -> int:
         """Rows that were dropped before it had finished them."""
-        return sum(each.behind for each in self.partitions)
+        return sum(partition.behind for partition in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
         """For programs."""
-        partitions = [{name: getattr(each, name) for name in _PLACE} for each in self.partitions]
+        partitions = [
+            {name: getattr(partition, name) for name in _PLACE} for partition in self.partitions
+        ]
         return {
             "group": self.name,
             "ordered": self.ordered,
@@ -100,7 +102,7 @@ class Group:
         }
 
 
-_PLACE = [each.name for each in fields(GroupPartition)]
+_PLACE = [column.name for column in fields(GroupPartition)]
 
 
 class Groups:
@@ -120,7 +122,7 @@ class Groups:
     def list(self) -> builtins.list[Group]:
         """All groups, by name."""
         header, _ = self._transport.call("groups", {"topic": self.topic})
-        return [Group.of_reply(each) for each in header["groups"]]
+        return [Group.of_reply(group) for group in header["groups"]]
 
     def describe(self, group: str) -> Group:
         """One group. Raises `not_found`."""
@@ -288,17 +290,17 @@ class Groups:
     def dead_counts(self, group: str, *, reason: str | None = None) -> dict[str, int]:
         """How many rows are dead of which reason, the most frequent first."""
         header = {"topic": self.topic, "group": group, **filters(reason=reason)}
-        told, _ = self._transport.call("count_dead", header)
-        return {name: int(count) for name, count in told["reasons"]}
+        reply, _ = self._transport.call("count_dead", header)
+        return {name: int(count) for name, count in reply["reasons"]}
 
     def _each_dead(self, action: str, header: Header, id: Any) -> Any:
         target = Target(np.asarray(id) if isinstance(id, builtins.list) else id, None, None)
         batch = target.batch({})
-        found = []
+        outcomes = []
         for begin in range(0, batch.num_rows, _PAGE_ROWS):
             reply, _ = self._transport.call(action, header, [batch.slice(begin, _PAGE_ROWS)])
-            found.append(Outcomes.of_reply(reply))
-        return target.answer(Outcomes.joined(found))
+            outcomes.append(Outcomes.of_reply(reply))
+        return target.answer(Outcomes.joined(outcomes))
 
     def __repr__(self) -> str:
         return f"<Groups of {self.topic!r}>"

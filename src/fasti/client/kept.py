@@ -1,4 +1,4 @@
-"""What a client has made, for as long as somebody uses it: so that it can be ended with the client.
+"""What a client has made, held weakly, so that it can be ended with the client.
 
 Any thread. A plain weak set can't be looked through while another thread adds to it.
 """
@@ -35,7 +35,7 @@ class Kept(Generic[_Made]):
 
     def __init__(self) -> None:
         self._made: weakref.WeakSet[_Made] = weakref.WeakSet()
-        # The collector of garbage may come by in the middle of this, and with it somebody's end.
+        # The collector of garbage may come by in the middle of this, and with it a finaliser that comes here.
         self._lock = threading.RLock()
         self._ended = False
         forking.register(self)
@@ -48,7 +48,7 @@ class Kept(Generic[_Made]):
         """In a child process, which has the same things."""
 
     def add(self, made: _Made) -> bool:
-        """False if it comes too late: whoever made it ends it."""
+        """False if it comes too late: the caller ends what it made."""
         with self._lock:
             if not self._ended:
                 self._made.add(made)

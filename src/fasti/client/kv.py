@@ -161,11 +161,11 @@ class KeyValues:
         return self._outcomes("kv_delete", names_batch(keys, clustering, version))
 
     def _outcomes(self, action: str, batch: pa.RecordBatch) -> Outcomes:
-        found = []
+        outcomes = []
         for piece in pieces(batch, self._limits):
             reply, _ = self._transport.call(action, {"topic": self.topic}, [piece])
-            found.append(Outcomes.of_reply(reply))
-        return Outcomes.joined(found)
+            outcomes.append(Outcomes.of_reply(reply))
+        return Outcomes.joined(outcomes)
 
     # Reading
 
@@ -181,10 +181,10 @@ class KeyValues:
         `content_type`, `value` and `status` (`ok` or `not_found`).
         """
         batch = names_batch(keys, clustering, None)
-        found: list[pa.Table] = []
+        tables: list[pa.Table] = []
         for piece in pieces(batch, self._limits) or [batch]:
-            found += self._got(piece, values)
-        return pa.concat_tables(found)
+            tables += self._got(piece, values)
+        return pa.concat_tables(tables)
 
     def _got(self, names: pa.RecordBatch, values: bool) -> list[pa.Table]:
         header = {"topic": self.topic, "value": values}
@@ -290,7 +290,9 @@ def scan_ticket(
 ) -> Header:
     """The ticket of a scan. Raises `invalid_argument` on ways to say it that can't be used together."""
     if sum([key is not None, prefix is not None, start is not None or end is not None]) > 1:
-        raise InvalidArgument("one of key, prefix, and start or end", field="prefix")
+        raise InvalidArgument(
+            "give key, prefix, or start and end, but not several of them", field="prefix"
+        )
     ticket: Header = {"call": "kv", "topic": topic, "value": values}
     if key is not None:
         ticket["key"] = key

@@ -43,7 +43,7 @@ def put_batch(keys: Any, values: Any, **given: Any) -> pa.RecordBatch:
         columns = {"key": list(keys.keys()), "value": list(keys.values())}
     else:
         columns = {"key": keys}
-    columns |= {name: each for name, each in given.items() if each is not None}
+    columns |= {name: value for name, value in given.items() if value is not None}
     if values is not None:
         columns["value"] = values
     for needed in ("key", "value"):
@@ -59,7 +59,7 @@ def names_batch(keys: Any, clustering: Any, version: Any) -> pa.RecordBatch:
     else:
         columns = {"key": keys}
     given = {"clustering": clustering, "version": version}
-    return _batch(columns | {name: each for name, each in given.items() if each is not None})
+    return _batch(columns | {name: value for name, value in given.items() if value is not None})
 
 
 def _batch(columns: dict[str, Any]) -> pa.RecordBatch:
@@ -71,20 +71,20 @@ def _batch(columns: dict[str, Any]) -> pa.RecordBatch:
     keys = columns.pop("key")
     if isinstance(keys, str):
         raise InvalidArgument("keys must be a column, not a single string", field="key")
-    found = {"key": messages.column("key", keys, pa.string())}
-    rows = len(found["key"])
+    arrays = {"key": messages.column("key", keys, pa.string())}
+    rows = len(arrays["key"])
     for name, values in columns.items():
         wire, array = _converted(name, values, rows)
-        if wire in found:
+        if wire in arrays:
             raise InvalidArgument(f"{name} is given twice", field=name)
-        found[wire] = array
-    for name, array in found.items():
+        arrays[wire] = array
+    for name, array in arrays.items():
         if len(array) != rows:
             raise InvalidArgument(f"{name} has {len(array)} rows and key {rows}", field=name)
         if name in ("key", "value") and array.null_count:
             raise InvalidArgument(f"a {name} may not be missing", field=name)
-    names = [name for name in _TYPES if name in found]
-    return pa.RecordBatch.from_arrays([found[name] for name in names], names)
+    names = [name for name in _TYPES if name in arrays]
+    return pa.RecordBatch.from_arrays([arrays[name] for name in names], names)
 
 
 def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
@@ -99,7 +99,7 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
     if isinstance(values, (str, int, Mapping)):
         values = [values] * rows
     if name == "headers" and not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        values = [None if each is None else as_headers(each) for each in values]
+        values = [None if headers is None else as_headers(headers) for headers in values]
     if name == "value" and isinstance(values, (bytes, bytearray, memoryview)):
         raise InvalidArgument("values must be a column, not a single value", field=name)
     return name, messages.column(name, values, _TYPES[name])

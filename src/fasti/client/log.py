@@ -35,7 +35,7 @@ class LogPartition:
         return cls(**{name: header[name] for name in _PARTITION if name in header})
 
 
-_PARTITION = [each.name for each in fields(LogPartition)]
+_PARTITION = [column.name for column in fields(LogPartition)]
 
 
 class Log:
@@ -54,7 +54,7 @@ class Log:
     def describe(self) -> list[LogPartition]:
         """Each partition: its earliest offset, its end, bytes, segments."""
         header, _ = self._transport.call("log", {"topic": self.topic})
-        return [LogPartition.of_reply(each) for each in header["partitions"]]
+        return [LogPartition.of_reply(partition) for partition in header["partitions"]]
 
     def offset_at(self, moment: Any, partition: int | None = None) -> Any:
         """The first offset that was appended at the moment or later, or the end.
@@ -65,8 +65,8 @@ class Log:
         if partition is not None:
             header["partition"] = partition
         reply, _ = self._transport.call("offsets", header)
-        found = {int(number): int(offset) for number, offset in reply["offsets"].items()}
-        return found if partition is None else found[partition]
+        offsets = {int(number): int(offset) for number, offset in reply["offsets"].items()}
+        return offsets if partition is None else offsets[partition]
 
     def truncate(
         self, before: int | datetime | str, *, partition: int | None = None
@@ -92,7 +92,7 @@ class Log:
                 field="before",
             )
         reply, _ = self._transport.call("truncate", header)
-        return [LogPartition.of_reply(each) for each in reply["partitions"]]
+        return [LogPartition.of_reply(partition) for partition in reply["partitions"]]
 
     def __repr__(self) -> str:
         return f"<Log {self.topic!r}>"

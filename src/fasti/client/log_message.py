@@ -13,7 +13,7 @@ from fasti.model import SEQUENCE_BITS
 
 
 class Rows:
-    """Rows that were read together, in columns. They become Python values when somebody asks."""
+    """Rows that were read together, in columns. They become Python values when they are read."""
 
     __slots__ = (
         "_data",

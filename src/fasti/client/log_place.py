@@ -32,8 +32,8 @@ def place_header(start: Start, partition: int | None, field: str = "start") -> H
     if isinstance(start, Mapping):
         if partition is not None:
             raise InvalidArgument("offsets by partition name their partitions", field="partition")
-        found = {checked_offset(n, field): checked_offset(at, field) for n, at in start.items()}
-        return {"offsets": {str(number): offset for number, offset in found.items()}}
+        offsets = {checked_offset(n, field): checked_offset(at, field) for n, at in start.items()}
+        return {"offsets": {str(number): offset for number, offset in offsets.items()}}
     return header | {"offset": checked_offset(start, field)}
 
 

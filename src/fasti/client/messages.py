@@ -264,14 +264,14 @@ class Messages(DeadLetters):
         column: dict[str, pa.Array] = {}
         if payload is not None:
             payloads: Any = [payload] * rows if _is_single(payload) else payload
-            column["payload"] = pa.array([as_bytes(each) for each in payloads], type=pa.binary())
+            column["payload"] = pa.array([as_bytes(value) for value in payloads], type=pa.binary())
         elif priority is None or headers is not None or content_type is not None:
             raise InvalidArgument("an update needs a payload, or a priority alone", field="payload")
         if priority is not None:
             column["priority"] = priority_column(priority, rows)
         if headers is not None:
             many = [headers] * rows if isinstance(headers, Mapping) else headers
-            pairs = [None if each is None else as_headers(each) for each in many]
+            pairs = [None if row is None else as_headers(row) for row in many]
             column["headers"] = pa.array(pairs, type=HEADERS)
         if content_type is not None:
             types = [content_type] * rows if isinstance(content_type, str) else content_type
@@ -308,7 +308,7 @@ class Messages(DeadLetters):
 
         `owner`: those of this owner, in its name; without it, those of another owner than the
         client's answer `not_owner`. `state` is scheduled, ready or leased; what a consumer has answers
-        `leased`. One that somebody else changes in the same moment answers `conflict` and is left
+        `leased`. One that another client changes in the same moment answers `conflict` and is left
         alone. The broker goes through them piece by piece; no ids travel. If the call is broken off
         (an error, Ctrl-C), what was cancelled until then is cancelled. To mean all messages, say
         `everything=True`. `progress` is called with how many are done, and how many fitted when it
@@ -585,8 +585,8 @@ class Messages(DeadLetters):
         """Takes leased messages back without their token, for others: `Outcome`, `Outcomes` for a list.
 
         For operators, when a worker hangs: end it first, or it may get them again. The attempt doesn't
-        count, and what the worker still does with them answers `stale_lease`. A message that nobody
-        has answers `conflict`. `group` names the group of a log.
+        count, and what the worker still does with them answers `stale_lease`. A message that no
+        consumer has answers `conflict`. `group` names the group of a log.
         """
         header = {"topic": self.topic, "group": group}
         return change_ids(self._transport, "release_leases", header, id)

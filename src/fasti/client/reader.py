@@ -82,10 +82,10 @@ class Reader:
 
         Empty until it has begun: in a `with` block, or when it is iterated over.
         """
-        found = dict(self._position)
+        position = dict(self._position)
         if self._rows is not None:
-            found[self._rows.partition] = self._rows.first_offset + self._row
-        return found
+            position[self._rows.partition] = self._rows.first_offset + self._row
+        return position
 
     @property
     def closed(self) -> bool:
@@ -95,7 +95,7 @@ class Reader:
     def begin(self) -> None:
         """Finds out where it begins, if it has not: what `latest` and the end are is settled then.
 
-        Called by `with`, and by whoever iterates.
+        Called by `with` and by iterating.
         """
         self._check_open()
         if not self._begun:
@@ -201,8 +201,8 @@ class Reader:
 
     def _read_all(self) -> Generator[pa.RecordBatch, None, None]:
         """What was there when the reader began, or is now, if all of that was read before."""
-        if all(self._position[each] >= end for each, end in self._ends.items()):
-            self._plan({"offsets": {str(each): at for each, at in self._position.items()}})
+        if all(self._position[number] >= end for number, end in self._ends.items()):
+            self._plan({"offsets": {str(number): at for number, at in self._position.items()}})
         for partition in sorted(self._ends):
             patience = _Patience()
             while self._position[partition] < self._ends[partition]:
@@ -252,12 +252,12 @@ class Reader:
                 tickets = self._transport.plan({"call": "log", "topic": self.topic, **place})
             except FastiError as error:
                 self._bear(error, -1, patience)
-        self._position = {int(each["partition"]): int(each["offset"]) for each in tickets}
-        self._ends = {int(each["partition"]): int(each["end_offset"]) for each in tickets}
+        self._position = {int(ticket["partition"]): int(ticket["offset"]) for ticket in tickets}
+        self._ends = {int(ticket["partition"]): int(ticket["end_offset"]) for ticket in tickets}
         self._brokers = {
-            int(each["partition"]): {LOCATION: each[LOCATION]}
-            for each in tickets
-            if LOCATION in each
+            int(ticket["partition"]): {LOCATION: ticket[LOCATION]}
+            for ticket in tickets
+            if LOCATION in ticket
         }
 
     # Following
@@ -270,11 +270,11 @@ class Reader:
                     anew = dict.fromkeys(self._anew, EARLIEST)
                     at = {str(number): offset for number, offset in (self._position | anew).items()}
                     following.begin({"call": "follow", "topic": self.topic, "offsets": at})
-                found = following.take(until)
-                if isinstance(found, FastiError):
-                    raise found
-                if found is None or (found[1] is not None and found[1].num_rows):
-                    return None if found is None else found[1]
+                item = following.take(until)
+                if isinstance(item, FastiError):
+                    raise item
+                if item is None or (item[1] is not None and item[1].num_rows):
+                    return None if item is None else item[1]
             except FastiError as error:
                 following.end()
                 if following.closed:

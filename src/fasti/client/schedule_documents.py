@@ -2,7 +2,7 @@
 
 Lengths of time are `30s`, moments ISO 8601 in UTC; a payload that is a text stands as one, another
 in base64 as `payload_base64`. Two equal schedules have equal documents. Whether a schedule rests is
-no part of it: that is up to whoever pauses and resumes.
+no part of it: that is left to the callers of `pause` and `resume`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IN_BASE64 = "payload_base64"
 
 def schedule_to_document(schedule: Schedule) -> dict[str, Any]:
     """Its document."""
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, value in schedule.to_dict().items():
         plain = name.removesuffix("_us")
         if name == "payload":
@@ -34,12 +34,12 @@ def schedule_to_document(schedule: Schedule) -> dict[str, Any]:
             value = as_datetime(value).isoformat().replace("+00:00", "Z")
         elif plain != name:
             value = length_text(value)
-        found[plain] = value
-    return found
+        document[plain] = value
+    return document
 
 
 def schedule_of_document(given: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """The document of what somebody wrote. Raises `invalid_argument` on what makes no schedule."""
+    """The arguments of `put` from a document. Raises `invalid_argument` on what makes no schedule."""
     schedule = Schedule.from_dict(wire_definition(**arguments_of(given)))
     check_schedule(schedule, limits)
     return schedule_to_document(schedule)
@@ -47,15 +47,15 @@ def schedule_of_document(given: Mapping[str, Any], limits: Limits) -> dict[str, 
 
 def arguments_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """What `put` is given to make it."""
-    found = dict(document)
-    if _IN_BASE64 in found:
-        if "payload" in found:
+    arguments = dict(document)
+    if _IN_BASE64 in arguments:
+        if "payload" in arguments:
             raise InvalidArgument(f"payload or {_IN_BASE64}, not both", field="payload")
-        found["payload"] = _decoded(found.pop(_IN_BASE64))
+        arguments["payload"] = _decoded(arguments.pop(_IN_BASE64))
     for name in _MOMENTS:
-        if isinstance(found.get(name), str):
-            found[name] = _moment(name, found[name])
-    return found
+        if isinstance(arguments.get(name), str):
+            arguments[name] = _moment(name, arguments[name])
+    return arguments
 
 
 def _shown(payload: bytes) -> tuple[str, str]:

@@ -101,7 +101,7 @@ class Schedule:
 
     def arguments(self) -> dict[str, Any]:
         """What `put` would be given to make it, without what is a default."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         given = self.definition.to_dict()
         for name, value in given.items():
             plain = name.removesuffix("_us")
@@ -111,8 +111,8 @@ class Schedule:
                 value = as_datetime(value)
             elif plain != name:
                 value = timedelta(microseconds=value)
-            found[plain] = value
-        return found
+            arguments[plain] = value
+        return arguments
 
 
 _MOMENTS = ("start", "end")
@@ -172,7 +172,7 @@ class Schedules:
         `allow`, `skip` the next, or `cancel` the last. With `template`, `{{occurrence}}`,
         `{{local}}`, `{{date}}` and `{{schedule}}` in the payload are filled in.
 
-        `expires` is how long after it is due a message must be begun: one that nobody began by then is
+        `expires` is how long after it is due a message must be begun: one that was not begun by then is
         dead with the reason `expired`.
 
         With `version`, only if the schedule has it (0: if there is none): else the answer is
@@ -190,7 +190,7 @@ class Schedules:
             {"name": name, "schedule": wire_definition(**arguments)}
             for name, arguments in schedules.items()
         ]
-        found: builtins.list[Outcome] = []
+        outcomes: builtins.list[Outcome] = []
         for begin in range(0, len(named), _PUT_ROWS):
             header = {
                 "topic": self.topic,
@@ -198,8 +198,10 @@ class Schedules:
                 "expected": -1 if version is None else version,
             }
             reply, _ = self._transport.call("put_schedules", header)
-            found += [Outcome(each["status"], 0, each["version"]) for each in reply["outcomes"]]
-        return found
+            outcomes += [
+                Outcome(outcome["status"], 0, outcome["version"]) for outcome in reply["outcomes"]
+            ]
+        return outcomes
 
     def get(self, name: str) -> Schedule:
         """One schedule. Raises `not_found`."""
@@ -208,14 +210,14 @@ class Schedules:
 
     def list(self) -> builtins.list[Schedule]:
         """All schedules, by name."""
-        found: builtins.list[Schedule] = []
+        schedules: builtins.list[Schedule] = []
         after: int | None = -1
         while after is not None:
             header = {"topic": self.topic, "after_number": after, "limit": _PAGE_ROWS}
             reply, _ = self._transport.call("schedules", header)
-            found += [Schedule.of_reply(each) for each in reply["schedules"]]
+            schedules += [Schedule.of_reply(schedule) for schedule in reply["schedules"]]
             after = reply["next_after_number"]
-        return sorted(found, key=lambda each: each.name)
+        return sorted(schedules, key=lambda schedule: schedule.name)
 
     def preview(
         self,
@@ -237,7 +239,7 @@ class Schedules:
         else:
             header["schedule"] = wire_definition(**{"target": "-", **definition})
         reply, _ = self._transport.call("preview", header)
-        return [Occurrence.of_reply(each) for each in reply["occurrences"]]
+        return [Occurrence.of_reply(occurrence) for occurrence in reply["occurrences"]]
 
     def pause(self, name: str) -> bool:
         """It rests until it is resumed; what it has emitted ahead is taken back.
@@ -277,23 +279,23 @@ _ARGUMENTS = frozenset(Schedules.put.__annotations__) - {"name", "version", "ret
 
 def wire_definition(**given: Any) -> dict[str, Any]:
     """What `put` is given as the protocol has it. Raises `invalid_argument`."""
-    found: dict[str, Any] = {}
+    definition: dict[str, Any] = {}
     for name, value in given.items():
         if name not in _ARGUMENTS:
             raise InvalidArgument(f"a schedule has no {name!r}", field=name)
         if value is None:
             continue
         if name in _LENGTHS:
-            found[name + "_us"] = duration_us(value, name)
+            definition[name + "_us"] = duration_us(value, name)
         elif name in _MOMENTS:
-            found[name + "_us"] = moment_us(value, name)
+            definition[name + "_us"] = moment_us(value, name)
         elif name == "payload":
-            found[name] = _encoded(value)
+            definition[name] = _encoded(value)
         elif name == "headers":
-            found[name] = dict(value)
+            definition[name] = dict(value)
         else:
-            found[name] = value
-    return found
+            definition[name] = value
+    return definition
 
 
 def _encoded(payload: Any) -> str:

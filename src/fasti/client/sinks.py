@@ -213,8 +213,8 @@ class Sink:
 
     def describe(self) -> SinkState | None:
         """What the broker knows of the sink; None: nothing."""
-        found = sinks(self._transport, self.sink_id)
-        return found[0] if found else None
+        states = sinks(self._transport, self.sink_id)
+        return states[0] if states else None
 
     def forget(self) -> bool:
         """Has the broker forget the sink, and drop its stages: False if it knew none.
@@ -231,19 +231,19 @@ class Sink:
 
 def sinks(transport: Transport, name: str = "") -> list[SinkState]:
     """The sinks that a broker knows, by name; or one of them, if it knows it."""
-    found: list[SinkState] = []
+    states: list[SinkState] = []
     after = ""
     while True:
-        asked: Header = {"sink": name} if name else {"after": after}
-        reply, _ = transport.call("sinks", asked)
-        found += [_state(each) for each in reply["sinks"]]
+        header: Header = {"sink": name} if name else {"after": after}
+        reply, _ = transport.call("sinks", header)
+        states += [_state(state) for state in reply["sinks"]]
         after = reply.get("next_after", "")
         if name or not after:
-            return found
+            return states
 
 
-def _state(told: dict[str, Any]) -> SinkState:
-    return SinkState(**{name: told[name] for name in SinkState.__dataclass_fields__})
+def _state(header: dict[str, Any]) -> SinkState:
+    return SinkState(**{name: header[name] for name in SinkState.__dataclass_fields__})
 
 
 @dataclass(slots=True)
@@ -303,8 +303,8 @@ class StageWriter:
         if self._staged is not None:
             raise Closed("the stage is closed")
         batches = batch.to_batches() if isinstance(batch, pa.Table) else [batch]
-        for each in batches:
-            for piece in self._pieces(each):
+        for rows in batches:
+            for piece in self._pieces(rows):
                 self._push(piece)
 
     def close(self) -> Staged:

@@ -37,14 +37,14 @@ class Target:
 
     def batch(self, columns: dict[str, pa.Array]) -> ArrowBatch:
         """The part of a request that names them, with more columns besides."""
-        found = {self._name: self._named}
+        arrays = {self._name: self._named}
         if self._versions is not None:
-            found["version"] = self._versions
-        found |= columns
-        for name, array in found.items():
+            arrays["version"] = self._versions
+        arrays |= columns
+        for name, array in arrays.items():
             if len(array) != self.rows:
                 raise InvalidArgument(f"{self.rows} messages and {len(array)} {name}s", field=name)
-        return pa.RecordBatch.from_arrays(list(found.values()), list(found))
+        return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
     def answer(self, outcomes: Outcomes) -> Outcome | Outcomes:
         """One outcome for one message."""
@@ -68,11 +68,11 @@ def outcomes_of(
     transport: Transport, action: str, header: Header, batch: pa.RecordBatch
 ) -> Outcomes:
     """What became of each row of a batch that names messages."""
-    found = []
+    outcomes = []
     for begin in range(0, batch.num_rows, ROWS_MAX):
         reply, _ = transport.call(action, header, [batch.slice(begin, ROWS_MAX)])
-        found.append(Outcomes.of_reply(reply))
-    return Outcomes.joined(found)
+        outcomes.append(Outcomes.of_reply(reply))
+    return Outcomes.joined(outcomes)
 
 
 def change_ids(

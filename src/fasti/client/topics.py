@@ -10,7 +10,7 @@ from fasti.client.durations import Duration, duration_us
 from fasti.errors import InvalidArgument
 from fasti.model import RetryPolicy, TopicSettings
 
-_SETTINGS = {each.name for each in fields(TopicSettings)}
+_SETTINGS = {setting.name for setting in fields(TopicSettings)}
 # `lease="30s"` stands for `lease_us=30_000_000`, and so on for every length of time.
 _LENGTHS = {name.removesuffix("_us"): name for name in _SETTINGS if name.endswith("_us")}
 
@@ -97,9 +97,15 @@ class References:
     def of_reply(cls, header: dict[str, Any]) -> References:
         """From the protocol's object."""
         return cls(
-            [ScheduleReference(each["topic"], each["name"]) for each in header["schedules"]],
+            [
+                ScheduleReference(schedule["topic"], schedule["name"])
+                for schedule in header["schedules"]
+            ],
             int(header["schedules_count"]),
-            [BindingReference(each["topic"], each["pattern"]) for each in header["bindings"]],
+            [
+                BindingReference(binding["topic"], binding["pattern"])
+                for binding in header["bindings"]
+            ],
             int(header["bindings_count"]),
         )
 
@@ -132,7 +138,7 @@ class Topic:
 
 def given_settings(values: dict[str, Any]) -> dict[str, Any]:
     """Settings as the protocol has them. Raises `invalid_argument` on a name that is none."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in values.items():
         if name in _LENGTHS:
             wire, value = _LENGTHS[name], duration_us(value, name)
@@ -145,10 +151,10 @@ def given_settings(values: dict[str, Any]) -> dict[str, Any]:
             raise InvalidArgument(
                 f"a topic has no setting {name!r}, but {', '.join(known)}", field=name
             )
-        if wire in found:
+        if wire in settings:
             raise InvalidArgument(f"{name} is given twice", field=name)
-        found[wire] = value
-    return found
+        settings[wire] = value
+    return settings
 
 
 def _policy(value: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Transaction:
         self._return(message, Return("release", release_argument(delay, at, due), []))
 
     def _return(self, message: Message, returned: Return) -> None:
-        if message.finished or any(message.same_as(each) for each in self._messages):
+        if message.finished or any(message.same_as(other) for other in self._messages):
             raise IllegalTransition(f"message {message.id} was finished already")
         if returned.op in ("nack", "reject"):
             check_reason(returned.argument, message.reason_bytes_max)
@@ -248,13 +248,15 @@ class Transaction:
     def _carried_out(self) -> bool:
         parts = [part.batch() if isinstance(part, Return) else part for part in self._parts]
         header, _ = self._transport.call("transaction", {"commands": self._commands}, parts)
-        self.outcomes = [Outcomes.of_reply(each) for each in header["outcomes"]]
+        self.outcomes = [Outcomes.of_reply(reply) for reply in header["outcomes"]]
         return bool(header["committed"])
 
     def _tokens(self) -> list[int]:
         """Leases get new tokens when the consumer has connected again."""
         until = time.monotonic() + _TOKENS_S
-        return [each.known_token(max(0.0, until - time.monotonic())) for each in self._messages]
+        return [
+            message.known_token(max(0.0, until - time.monotonic())) for message in self._messages
+        ]
 
     def _aborted(self) -> FastiError:
         failures = [

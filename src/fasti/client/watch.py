@@ -187,7 +187,7 @@ class Watch:
     # Any thread
 
     def close(self) -> None:
-        """Ends it; whoever iterates gets nothing more."""
+        """Ends the iteration. Again: nothing happens."""
         self._following.close()
 
     def __enter__(self) -> Watch:

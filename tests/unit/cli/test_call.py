@@ -41,7 +41,7 @@ def test_no_answer_is_an_error_that_tells_why(shell: Shell) -> None:
     shell.good("topics", "create", "silent")
     late = shell("call", "silent", "abc", "--timeout", "1s")
     assert late.code == 25
-    assert "nobody took the request" in late.err
+    assert "no consumer took the request" in late.err
     assert shell("call", "nowhere", "abc").code == 12
 
 
