@@ -9,9 +9,9 @@ import pytest
 
 from fasti.errors import AlreadyExists, Corruption, Fenced, InvalidArgument, NotFound
 from fasti.storage.blocks import BlockStore
-from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.files import LocalFiles
-from fasti.storage.memory import MemoryBlocks
+from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.memory.blocks import MemoryBlocks
 from fasti.testing.disk import SimulatedFiles
 
 

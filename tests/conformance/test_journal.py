@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from fasti.errors import Closed, Gone, InvalidArgument, NotFound, StorageFull
-from fasti.storage.file_journal import FileJournal
 from fasti.storage.files import Files, LocalFiles
+from fasti.storage.files.journal import FileJournal
 from fasti.storage.frames import Frame, body_checksum
 from fasti.storage.journal import Journal
-from fasti.storage.memory import MemoryJournal
+from fasti.storage.memory.journal import MemoryJournal
 from fasti.testing.disk import SimulatedFiles
 
 SEGMENT_BYTES = 4096

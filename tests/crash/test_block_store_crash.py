@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from fasti.storage.file_blocks import FileBlocks
+from fasti.storage.files.blocks import FileBlocks
 from fasti.testing.disk import Crashed, SimulatedFiles
 
 

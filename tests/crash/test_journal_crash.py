@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fasti.errors import FastiError, StorageFailed, StorageFull
-from fasti.storage.file_journal import FileJournal
+from fasti.storage.files.journal import FileJournal
 from fasti.storage.frames import Frame
 from fasti.testing.disk import Crashed, SimulatedFiles
 

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fasti.storage.file_journal import FileJournal
 from fasti.storage.files import LocalFiles
+from fasti.storage.files.journal import FileJournal
 
 WRITER = """
 import sys
 from fasti.storage.files import LocalFiles
-from fasti.storage.file_journal import FileJournal, Frame
+from fasti.storage.files.journal import FileJournal, Frame
 
 files = LocalFiles(sys.argv[1])
 lock = files.lock()

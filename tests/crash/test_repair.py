@@ -27,19 +27,19 @@ from fasti.core.timeline.partition import Partition
 from fasti.errors import Corruption, Gone
 from fasti.model import SECOND_US, SEQUENCE_BITS, State, TopicSettings
 from fasti.storage.event_codec import decode
-from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
-from fasti.storage.inspect import inspect
-from fasti.storage.journal_recovery import segment_names
-from fasti.storage.journal_segment import SEGMENT_SUFFIX, open_segment, walk
+from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files.journal_recovery import segment_names
+from fasti.storage.files.journal_segment import SEGMENT_SUFFIX, open_segment, walk
+from fasti.storage.files.rebase import MARKER
 from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import LOST_HEADER
-from fasti.storage.losses import Losses
 from fasti.storage.manifest import Manifest
-from fasti.storage.rebase import MARKER
-from fasti.storage.repair import repair_directory
 from fasti.storage.store import ShardStore
+from fasti.storage.tools.inspect import inspect
+from fasti.storage.tools.losses import Losses
+from fasti.storage.tools.repair import repair_directory
 from fasti.testing.disk import Crashed, SimulatedFiles
 from tests.crash.photographs import moment
 from tests.crash.shard_workload import Driven, Workload

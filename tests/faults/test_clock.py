@@ -172,8 +172,8 @@ def test_a_leap_that_lasts(machine: MachineFaults, tmp_path: Path) -> None:
     "clock", "30 days ahead, accepted by mistake", "start refused; reset-clock loses nothing"
 )
 def test_a_leap_that_is_accepted_and_the_way_back(machine: MachineFaults, tmp_path: Path) -> None:
-    from fasti.storage.clock_reset import reset_clock
     from fasti.storage.files import LocalFiles
+    from fasti.storage.tools.clock_reset import reset_clock
 
     data = tmp_path / "data"
     with running(data, machine) as broker:

@@ -14,7 +14,7 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import Corruption
 from fasti.storage.files import LocalFiles
-from fasti.storage.scrub import scrub_directory
+from fasti.storage.tools.scrub_directory import scrub_directory
 from tests.faults.conftest import Tried
 from tests.integration.serve_rig import SMALL
 

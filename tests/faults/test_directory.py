@@ -15,9 +15,9 @@ from fasti.broker.launch import BrokerProcess
 from fasti.errors import Corruption, FastiError, PermissionDenied
 from fasti.storage.directory import clone_directory
 from fasti.storage.files import LocalFiles
-from fasti.storage.inspect import inspect
+from fasti.storage.files.safe_open import tighten
 from fasti.storage.runs import object_name
-from fasti.storage.safe_open import tighten
+from fasti.storage.tools.inspect import inspect
 from tests.faults.conftest import Tried
 
 

@@ -17,7 +17,7 @@ from fasti.cli.main import app
 from fasti.errors import Corruption
 from fasti.storage.files import LocalFiles
 from fasti.storage.frames import ALIGNMENT, MARK, Header, decode_header
-from fasti.storage.inspect import stats
+from fasti.storage.tools.inspect import stats
 from tests.faults.conftest import Tried
 
 # Small, so that several segments come to be.

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fasti.errors import NewerFormat
-from fasti.storage.file_blocks import FileBlocks, decode_manifest, encode_manifest
-from fasti.storage.file_journal import FileJournal
+from fasti.storage.files.blocks import FileBlocks, decode_manifest, encode_manifest
+from fasti.storage.files.journal import FileJournal
+from fasti.storage.files.journal_end import SyncedEnd, decode_ends, encode_end
 from fasti.storage.frames import BEGIN, END, MARK, Frame, Header, decode_header
-from fasti.storage.journal_end import SyncedEnd, decode_ends, encode_end
 from fasti.testing.disk import SimulatedFiles
 
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def test_a_segment_is_read_as_ever() -> None:
 def test_a_journal_of_a_later_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     files = SimulatedFiles()
     with monkeypatch.context() as later:
-        later.setattr("fasti.storage.journal_segment.SEGMENT_FORMAT_VERSION", 2)
+        later.setattr("fasti.storage.files.journal_segment.SEGMENT_FORMAT_VERSION", 2)
         journal = FileJournal(files, segment_bytes=4096)
         journal.append(FRAMES[:1])
         journal.sync()

@@ -33,11 +33,11 @@ from fasti.errors import (
     Overloaded,
     Unavailable,
 )
-from fasti.storage.backup import back_up, directory_source
-from fasti.storage.clock_reset import reset_clock
 from fasti.storage.files import LocalFiles
-from fasti.storage.inspect import inspect
-from fasti.storage.restore import restore
+from fasti.storage.tools.backup import back_up, directory_source
+from fasti.storage.tools.clock_reset import reset_clock
+from fasti.storage.tools.inspect import inspect
+from fasti.storage.tools.restore import restore
 from fasti.testing.virtual import VirtualBroker
 from tests.integration.serve_rig import SMALL
 

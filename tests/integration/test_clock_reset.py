@@ -25,11 +25,11 @@ from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import ClockBehind
 from fasti.model import TopicSettings
-from fasti.storage.clock_reset import reset_clock
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
-from fasti.storage.inspect import inspect
 from fasti.storage.local_shard import LocalShard
+from fasti.storage.tools.clock_reset import reset_clock
+from fasti.storage.tools.inspect import inspect
 from fasti.testing.disk import Crashed, SimulatedFiles
 from fasti.testing.virtual import START, VirtualClock, VirtualTime
 

@@ -12,9 +12,9 @@ import pytest
 import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import Corruption
-from fasti.storage.copies import OPEN_NAME
 from fasti.storage.files import LocalFiles
-from fasti.storage.inspect import inspect
+from fasti.storage.files.copies import OPEN_NAME
+from fasti.storage.tools.inspect import inspect
 from tests.integration.serve_rig import SMALL
 from tests.integration.test_backup import Traffic, numbers
 

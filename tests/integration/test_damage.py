@@ -13,9 +13,9 @@ from fasti.core.keys import Rows
 from fasti.core.log.commands import CreateGroup, DescribeGroups, ListDead
 from fasti.errors import StorageFailed
 from fasti.model import Outcome
-from fasti.storage.backup import back_up, directory_source
 from fasti.storage.files import LocalFiles
-from fasti.storage.restore import restore
+from fasti.storage.tools.backup import back_up, directory_source
+from fasti.storage.tools.restore import restore
 from tests.integration.shard_rig import (
     NOW_US,
     FakeClock,

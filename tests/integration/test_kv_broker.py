@@ -22,7 +22,7 @@ from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.config import Durability
 from fasti.errors import FastiError, Gone, OutcomeUnknown, Overloaded
-from fasti.storage.memory_files import MemoryFiles
+from fasti.storage.files.memory_files import MemoryFiles
 from tests.integration.shard_rig import SETTINGS, SharedFiles, serving
 
 SMALL = replace(SETTINGS, segment_bytes=8192)

@@ -12,7 +12,7 @@ import fasti
 from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import ShardSettings
 from fasti.errors import DataDirLocked
-from fasti.storage.memory import MemoryJournal
+from fasti.storage.memory.journal import MemoryJournal
 from fasti.storage.memory_storage import MemoryStorage
 
 SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096)

@@ -9,8 +9,8 @@ import pytest
 from fasti.broker import scrubber
 from fasti.broker.shard import Shard
 from fasti.core import commands as co
-from fasti.storage.inspect import inspect
-from fasti.storage.scrub import scrub_directory
+from fasti.storage.tools.inspect import inspect
+from fasti.storage.tools.scrub_directory import scrub_directory
 from tests.integration.shard_rig import (
     NOW_US,
     SETTINGS,

@@ -26,7 +26,7 @@ from fasti.errors import (
     Unavailable,
 )
 from fasti.storage.files import LocalFiles
-from fasti.storage.inspect import stats
+from fasti.storage.tools.inspect import stats
 from tests.conformance.protocol_client import Client, Refused, rows
 from tests.integration.serve_rig import SMALL, WAIT_S, Watched, children, client_of
 

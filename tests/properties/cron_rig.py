@@ -21,8 +21,8 @@ from fasti.core.replies import Deliver, SchedulesChanged, Step
 from fasti.model import SECOND_US, Outcome, TopicSettings
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 from tests.models.cron import CronModel, Emitted
 
 START = 1_800_000_000

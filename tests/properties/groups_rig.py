@@ -22,8 +22,8 @@ from fasti.core.replies import ConsumerReplaced, Deliver, SessionDoubted, Step
 from fasti.errors import FastiError
 from fasti.model import SECOND_US, SEQUENCE_BITS, SEQUENCE_MASK, Outcome, TopicSettings
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 from tests.models.groups import GroupsModel
 
 TOPIC = "log"

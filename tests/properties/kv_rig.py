@@ -24,8 +24,8 @@ from fasti.core.replies import Frame, Reply, Step
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome, TopicSettings
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 from tests.models.kv import Answer, KvModel
 
 TOPIC = "entries"

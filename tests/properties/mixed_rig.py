@@ -26,9 +26,9 @@ from fasti.core.rows.arena import STATE_MASK
 from fasti.core.timeline.reads import READY
 from fasti.model import SECOND_US, OnConflict, RetryPolicy, State, TopicSettings
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import read_piece
-from fasti.storage.memory_files import MemoryFiles
 
 START_US = 1_700_000_000 * SECOND_US
 SHARD = ShardSettings(segment_bytes=1 << 15, memory_bytes=16 << 20, leases_max=256)

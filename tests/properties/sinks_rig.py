@@ -29,9 +29,9 @@ from fasti.model import Limits, Outcome, TopicSettings
 from fasti.storage import event_codec
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.frames import StoredFrame
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 from fasti.storage.transitions import transitions
 
 LIMITS = Limits(sinks_max=3, stages_max=12)

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from fasti.core.routing import fanout
-from fasti.storage.memory_files import MemoryFiles
+from fasti.storage.files.memory_files import MemoryFiles
 from tests.properties.fanout_rig import KEYS, PATTERNS, SOURCES, TARGETS, Rig
 
 WORK = {

@@ -30,9 +30,9 @@ from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, SECOND_US, SEQUENCE_BITS, TopicSettings
 from fasti.storage import log_blocks
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import offset_at, read_piece
-from fasti.storage.memory_files import MemoryFiles
 from tests.models.log import LogModel, Topic
 
 START_US = 1_700_000_000 * SECOND_US

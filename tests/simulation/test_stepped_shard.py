@@ -13,7 +13,7 @@ from fasti.core import commands as co
 from fasti.core.cron.commands import PutSchedules
 from fasti.core.cron.schedule import Schedule
 from fasti.model import MINUTE_US, SECOND_US, TopicSettings
-from fasti.storage.memory_files import MemoryFiles
+from fasti.storage.files.memory_files import MemoryFiles
 from tests.properties.cron_rig import SteppedShard
 
 START_US = 1_700_000_000 * SECOND_US

@@ -33,7 +33,8 @@ from fasti.core.lifecycle import draw
 from fasti.core.rows.arena import BYTES_PER_ROW, COLUMNS
 from fasti.core.timeline import staging
 from fasti.model import Limits, Outcome, RetryPolicy, TopicSettings
-from fasti.storage import file_blocks, payloads
+from fasti.storage import payloads
+from fasti.storage.files import blocks as file_blocks
 from fasti.storage.runs import ROW_SCHEMA
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fasti.client.clock_info import ClockInfo
     from fasti.client.durations import Duration
     from fasti.client.sinks import SinkState
-    from fasti.storage.backup import Backup
+    from fasti.storage.tools.backup import Backup
 
 
 class BrokerCalls:

@@ -52,7 +52,7 @@ def backup(
     """
     with progress("backup", wanted=not as_json, in_bytes=True) as report:
         if data is not None:
-            from fasti.storage.backup import back_up, directory_source
+            from fasti.storage.tools.backup import back_up, directory_source
 
             with directory_source(data) as source:
                 done = back_up(source, directory, report)

@@ -16,13 +16,13 @@ from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import AsJson, JsonWithoutProgress
 from fasti.cli.progress import progress
 from fasti.client.address import DEFAULT_ADDRESS
-from fasti.storage.clock_reset import reset_clock
-from fasti.storage.inspect import Stats, existing_files, holder, inspect
-from fasti.storage.inspect import stats as read_stats
-from fasti.storage.losses import IdRange, Losses
-from fasti.storage.repair import repair_directory
-from fasti.storage.scrub import scrub_directory
-from fasti.storage.verify import Action, Report
+from fasti.storage.tools.clock_reset import reset_clock
+from fasti.storage.tools.inspect import Stats, existing_files, holder, inspect
+from fasti.storage.tools.inspect import stats as read_stats
+from fasti.storage.tools.losses import IdRange, Losses
+from fasti.storage.tools.repair import repair_directory
+from fasti.storage.tools.scrub_directory import scrub_directory
+from fasti.storage.tools.verify import Action, Report
 
 # How many ranges of ids a table shows; `--json` has all.
 _RANGES = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasti.errors import FastiError
-from fasti.storage.backup import Backup, Chunk, Listing, Progress, back_up
+from fasti.storage.tools.backup import Backup, Chunk, Listing, Progress, back_up
 
 if TYPE_CHECKING:
     from fasti.client.transport import Transport

@@ -18,7 +18,7 @@ from fasti.errors import Closed, Unavailable
 if TYPE_CHECKING:
     from fasti.client.changes import FeedBounds
     from fasti.client.sinks import SinkState
-    from fasti.storage.backup import Backup
+    from fasti.storage.tools.backup import Backup
 
 # How often a scrub under way is asked how far it is.
 _SCRUB_LOOK_S = 0.2

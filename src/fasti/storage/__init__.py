@@ -1,5 +1,5 @@
 """What a shard keeps: the journal, the blocks derived from it, and how both are read again.
 
-``files`` is the only door to the disk; ``frames`` and ``journal`` keep the truth; ``blocks``
-keeps what is derived; ``memory`` has the same protocols without a disk.
+``journal``, ``blocks`` and ``storage_engine`` are the protocols; ``files`` and ``memory`` implement them, and
+``directory`` composes what a broker on this machine stands on. ``tools`` work on a directory at rest.
 """

@@ -9,16 +9,15 @@ import logging
 import os
 from pathlib import Path
 
-from fasti.storage import homes
-from fasti.storage.copies import mark_closed
-from fasti.storage.file_blocks import FileBlocks
 from fasti.storage.file_storage import FileStorage
-from fasti.storage.files import Files, LocalFiles
+from fasti.storage.files import Files, LocalFiles, homes
+from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files.copies import mark_closed
+from fasti.storage.files.memory_files import MemoryFiles
+from fasti.storage.files.rebase import finish, refuse_unfinished
+from fasti.storage.files.safe_open import tighten
 from fasti.storage.manifest import Manifest
-from fasti.storage.memory_files import MemoryFiles
-from fasti.storage.rebase import finish, refuse_unfinished
-from fasti.storage.restore import begin_life
-from fasti.storage.safe_open import tighten
+from fasti.storage.tools.restore import begin_life
 
 _log = logging.getLogger("fasti.storage")
 

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator
 
 from fasti.config import ShardSettings
 from fasti.errors import Corruption
-from fasti.storage import copies, homes
 from fasti.storage.damages import ScrubFinding
-from fasti.storage.file_blocks import FileBlocks
-from fasti.storage.file_journal import FileJournal
-from fasti.storage.files import Files
-from fasti.storage.journal_segment import too_short
+from fasti.storage.files import Files, copies, homes
+from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files.journal import FileJournal
+from fasti.storage.files.journal_segment import too_short
+from fasti.storage.files.rebase import finish as finish_rebase
+from fasti.storage.files.rebase import refuse_unfinished
+from fasti.storage.files.scrub import scrub, total_bytes
 from fasti.storage.manifest import Manifest
-from fasti.storage.rebase import finish as finish_rebase
-from fasti.storage.rebase import refuse_unfinished
 from fasti.storage.recovery import missing_block
-from fasti.storage.scrub import scrub, total_bytes
 
 CLOCK_NAME = "CLOCK"
 _CLOCK_BYTES_MAX = 1 << 16

@@ -8,7 +8,8 @@ from fasti.config import ShardSettings
 from fasti.errors import Corruption, DataDirLocked
 from fasti.storage.damages import ScrubFinding
 from fasti.storage.manifest import Manifest
-from fasti.storage.memory import MemoryBlocks, MemoryJournal
+from fasti.storage.memory.blocks import MemoryBlocks
+from fasti.storage.memory.journal import MemoryJournal
 
 _UNLIMITED = 1 << 62
 

@@ -15,7 +15,7 @@ from fasti.core import events as ev
 from fasti.core.replies import Frame, Step
 from fasti.errors import FastiError
 from fasti.storage.file_storage import FileStorage
-from fasti.storage.journal_end import read_end
+from fasti.storage.files.journal_end import read_end
 from fasti.storage.store import ShardStore
 from tests.integration.shard_rig import SharedFiles
 

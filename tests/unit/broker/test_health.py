@@ -9,7 +9,7 @@ from fasti.broker.metrics.counts import Metrics
 from fasti.broker.placement import OneShard
 from fasti.broker.service import Service
 from fasti.errors import OutcomeUnknown, StorageFailed
-from fasti.storage.file_journal import FileJournal
+from fasti.storage.files.journal import FileJournal
 from tests.integration.shard_rig import (
     FakeClock,
     SharedFiles,

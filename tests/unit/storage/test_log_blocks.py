@@ -13,9 +13,9 @@ from fasti.core.log.commands import Truncate
 from fasti.errors import Corruption, FastiError
 from fasti.model import SECOND_US
 from fasti.storage.files import LocalFiles
-from fasti.storage.inspect import inspect, stats
 from fasti.storage.log_rows import locations, read_piece
 from fasti.storage.manifest import Manifest
+from fasti.storage.tools.inspect import inspect, stats
 from tests.unit.core.log.rig import START_US, LogRig
 
 

@@ -17,7 +17,8 @@ from fasti.errors import Corruption, Gone, NotFound
 from fasti.storage import payloads as payloads_module
 from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame as StoredFrame
-from fasti.storage.memory import MemoryBlocks, MemoryJournal
+from fasti.storage.memory.blocks import MemoryBlocks
+from fasti.storage.memory.journal import MemoryJournal
 from fasti.storage.payloads import Payloads
 from fasti.storage.runs import PAYLOAD_SCHEMA, object_name
 from fasti.storage.seals import seal

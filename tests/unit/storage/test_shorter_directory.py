@@ -10,9 +10,9 @@ from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import Corruption
 from fasti.storage.file_storage import FileStorage
-from fasti.storage.inspect import inspect
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.repair import repair_directory
+from fasti.storage.tools.inspect import inspect
+from fasti.storage.tools.repair import repair_directory
 from fasti.testing.disk import SimulatedFiles
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=64 << 20, leases_max=4096)

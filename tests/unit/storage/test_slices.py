@@ -11,7 +11,7 @@ import pytest
 from fasti.core.agenda import FOREVER
 from fasti.core.replies import LoadSlice
 from fasti.model import State
-from fasti.storage.memory import MemoryBlocks
+from fasti.storage.memory.blocks import MemoryBlocks
 from fasti.storage.runs import ROW_SCHEMA, Block, place_of, rows_batch
 from fasti.storage.seals import seal
 from fasti.storage.slices import load_slice

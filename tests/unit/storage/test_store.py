@@ -23,9 +23,10 @@ from fasti.errors import (
     StorageFailed,
 )
 from fasti.model import TopicSettings
-from fasti.storage import event_codec, file_blocks, manifest, seals
-from fasti.storage.file_blocks import FileBlocks
+from fasti.storage import event_codec, manifest, seals
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files import blocks as file_blocks
+from fasti.storage.files.blocks import FileBlocks
 from fasti.storage.local_shard import LocalShard
 from fasti.storage.memory_storage import MemoryStorage
 from fasti.storage.recovery import delete_leftovers

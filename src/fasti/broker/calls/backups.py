@@ -24,7 +24,7 @@ from fasti.broker.shares import SeenShare
 from fasti.core.queries import ReadPosition
 from fasti.errors import FastiError, Gone, InvalidArgument, NotFound
 from fasti.protocol.schemas import BACKUP_CHUNKS
-from fasti.storage.backup import JOURNAL, StoredSource
+from fasti.storage.tools.backup import JOURNAL, StoredSource
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service

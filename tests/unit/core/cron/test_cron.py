@@ -16,8 +16,8 @@ from fasti.core.replies import SchedulesChanged
 from fasti.errors import InvalidArgument, NotFound, Overloaded
 from fasti.model import SECOND_US, Limits, Outcome, TopicSettings
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 
 NOW = 1_800_000_000 * SECOND_US
 MINUTELY = Schedule("t", every_us=60 * SECOND_US)

@@ -27,8 +27,8 @@ from fasti.core.replies import Asked
 from fasti.errors import InvalidArgument, Overloaded
 from fasti.model import MINUTE_US, SECOND_US, Outcome, TopicSettings
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 
 NOW_US = 1_700_000_000 * SECOND_US
 SETTINGS = ShardSettings(segment_bytes=1 << 20, memory_bytes=64 << 20, leases_max=64)

@@ -15,9 +15,9 @@ from fasti.core.replies import Reply
 from fasti.model import SECOND_US, TopicSettings
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import Files
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
 from fasti.storage.log_rows import offset_at, read_piece
-from fasti.storage.memory_files import MemoryFiles
 
 START_US = 1_700_000_000 * SECOND_US
 SETTINGS = ShardSettings(segment_bytes=1 << 16, memory_bytes=64 << 20, leases_max=4096)

@@ -20,8 +20,8 @@ from fasti.core.replies import ConsumerReplaced, Deliver, Step
 from fasti.errors import AlreadyExists, Gone, InvalidArgument, NotFound, Overloaded
 from fasti.model import SECOND_US, Limits, Outcome, RetryPolicy, TopicSettings
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 
 NOW_US = 1_700_000_000 * SECOND_US
 

@@ -15,8 +15,8 @@ from fasti.core.routing.matching import Matcher
 from fasti.errors import InvalidArgument, Overloaded
 from fasti.model import Outcome, TopicSettings
 from fasti.storage.file_storage import FileStorage
+from fasti.storage.files.memory_files import MemoryFiles
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.memory_files import MemoryFiles
 
 NOW_US = 1_700_000_000_000_000
 ROWS = 70_000

@@ -1,0 +1,222 @@
+"""The table of a journal's segments, and reading through it while appends go on.
+
+A reader finds the segment of a sequence under the lock and leaves with a view of its map.  That
+view is what protects it: a segment that is trimmed meanwhile leaves the table at once, but its
+file is only recycled when no view of it is alive (`Segment.let_go`).
+
+Frames are checked the first time that this process reads them: a sealed segment's headers when
+it is first touched, each body when it is first asked for.
+
+Thread-safety: all methods, from any thread; `grow` and `succeed` are the committer's.  The lock
+is held for a few list operations, never during I/O or a checksum.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from fasti.errors import Closed, Gone, NotFound
+from fasti.storage.files import Files
+from fasti.storage.files.journal_recovery import corrupt_frame
+from fasti.storage.files.journal_segment import SEGMENT_HEADER_BYTES, Segment, read_through, walk
+from fasti.storage.frames import (
+    BEGIN,
+    END,
+    HEADER_BYTES,
+    VOID,
+    Header,
+    Sealed,
+    StoredFrame,
+    decode_header,
+    stored_body,
+)
+
+
+class SegmentTable:
+    """The segments in order, and the last sequence that was appended to them."""
+
+    def __init__(self, files: Files, segments: list[Segment], last_sequence: int) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._segments = segments
+        self._closed = False
+        self.last_sequence = last_sequence
+
+    @property
+    def first_sequence(self) -> int:
+        """The lowest sequence that is still there."""
+        with self._lock:
+            return self._first()
+
+    def _first(self) -> int:
+        if not self._segments:
+            return self.last_sequence + 1
+        return self._segments[0].header.first_sequence
+
+    @property
+    def tail(self) -> Segment:
+        """The last segment; there must be one."""
+        return self._segments[-1]
+
+    # ------------------------------------------------------------------ changing
+
+    def grow(self, segment: Segment, offsets: Sequence[int], end: int, last_sequence: int) -> None:
+        """Frames were written at these offsets of the last segment, up to ``end``."""
+        with self._lock:
+            segment.note(offsets)
+            segment.end = end
+            self.last_sequence = last_sequence
+
+    def succeed(self, segment: Segment) -> None:
+        """Put a new segment behind the others, which from now on end before its first frame."""
+        first = segment.header.first_sequence
+        with self._lock:
+            tail = self._segments[-1] if self._segments else None
+            replaced = tail is not None and tail.header.first_sequence == first
+            if replaced:
+                self._segments.pop()
+            elif tail is not None and tail.places is not None:
+                del tail.places[first - tail.header.first_sequence :]
+            self._segments.append(segment)
+        if tail is not None:
+            if replaced:
+                tail.let_go()
+            tail.file.close()
+
+    def detach(self, through: int) -> Segment | None:
+        """Take out the first segment if it holds only frames up to ``through``; never the last."""
+        with self._lock:
+            if len(self._segments) < 2:
+                return None
+            if self._segments[1].header.first_sequence - 1 > through:
+                return None
+            return self._segments.pop(0)
+
+    def sealed(self) -> list[Sealed]:
+        """All segments but the last."""
+        with self._lock:
+            segments = list(self._segments)
+            views = [segment.view[:] for segment in segments]
+        found = []
+        for place, segment in enumerate(segments[:-1]):
+            after = segments[place + 1].header.first_sequence
+            # A segment is born with its first frame; what lies before it was decided before.
+            begun = decode_header(views[place + 1], SEGMENT_HEADER_BYTES)
+            until_us = begun.at_us if begun is not None and begun.sequence == after else 0
+            found.append(Sealed(after - 1, len(segment.view), until_us))
+        return found
+
+    def close(self) -> None:
+        """Let go of all files; views that were given out stay good."""
+        with self._lock:
+            self._closed = True
+            segments, self._segments = self._segments, []
+        for segment in segments:
+            segment.let_go()
+            segment.file.close()
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, sequence: int) -> tuple[Header, memoryview]:
+        """Header and body of one frame; raises `Gone`, `NotFound`, `Closed` or `Corruption`."""
+        segment, view = self._find(sequence)
+        if segment.places is None:
+            self._index(segment, view)
+        index = sequence - segment.header.first_sequence
+        offset = segment.offset(index)
+        header = decode_header(view, offset)
+        if header is None or header.sequence != sequence:
+            raise corrupt_frame(segment.name, offset, sequence, "header", "it was there before")
+        if header.flags & VOID:
+            raise Gone(f"frame {sequence} was lost, and given up by a repair")
+        if not segment.verified[index]:
+            if stored_body(view, offset, header) is None:
+                reason = "its segment was sealed"
+                raise corrupt_frame(segment.name, offset, sequence, "body checksum", reason)
+            segment.verified[index] = 1
+        start = offset + HEADER_BYTES
+        return header, view[start : start + header.body_length]
+
+    def _find(self, sequence: int) -> tuple[Segment, memoryview]:
+        """The segment of a frame, and a view that keeps it from being recycled."""
+        with self._lock:
+            if self._closed:
+                raise Closed("the journal is closed")
+            if sequence > self.last_sequence:
+                raise NotFound(f"frame {sequence}: the journal ends with {self.last_sequence}")
+            if sequence < self._first():
+                raise Gone(f"frame {sequence}: the journal begins with {self._first()}")
+            place = bisect_right(self._segments, sequence, key=_first_of)
+            segment = self._segments[place - 1]
+            return segment, segment.view[:]
+
+    def _index(self, segment: Segment, view: memoryview) -> None:
+        """Find the frames of a sealed segment, by their headers only."""
+        first = segment.header.first_sequence
+        with self._lock:
+            place = bisect_right(self._segments, first, key=_first_of)
+            after = self._segments[place : place + 1]
+            bound = _first_of(after[0]) if after else self.last_sequence + 1
+        with suppress(NotFound):  # Trimmed meanwhile: its map is still good.
+            read_through(self._files, segment.name)
+        found = walk(view, segment.header, segment.name, stop_before=bound, bodies=False)
+        missing = first + len(found.places)
+        if missing < bound:
+            problem = found.problem or "file ends"
+            reason = f"a later segment begins with {bound}"
+            raise corrupt_frame(segment.name, found.end, missing, problem, reason)
+        with self._lock:
+            if segment.places is None:
+                segment.adopt(found.places, verified=False)
+
+    def finished(self, through: int) -> int:
+        """The last frame up to there that ends a group; the one before the first if none does."""
+        sequence, first = through, self.first_sequence
+        while sequence >= first and not self.read(sequence)[0].flags & END:
+            sequence -= 1
+        return sequence
+
+    def replay(self, after: int, through: int) -> Iterator[StoredFrame]:
+        """The frames of finished groups above ``after`` and up to ``through``, in order."""
+        with self._lock:
+            first, last = self._first(), self.last_sequence
+        if after < first - 1:
+            raise Gone(f"frames after {after}: the journal begins with {first}")
+        if after > last:
+            raise NotFound(f"frames after {after}: the journal ends with {last}")
+        return self._replayed(after, through)
+
+    def _replayed(self, after: int, through: int) -> Iterator[StoredFrame]:
+        group: list[StoredFrame] = []
+        skipping = False
+        for sequence in range(after + 1, through + 1):
+            frame = self._frame(sequence)
+            if frame is None:
+                group.clear()
+                skipping = True
+                continue
+            # A group that lost a frame is void as a whole; the next one begins afresh.
+            skipping = skipping and not frame.begins_group
+            if not skipping:
+                group.append(frame)
+            if frame.ends_group:
+                yield from group
+                group.clear()
+
+    def _frame(self, sequence: int) -> StoredFrame | None:
+        """A frame as replayed, None for one that a repair gave up."""
+        try:
+            header, body = self.read(sequence)
+        except Gone:
+            if sequence >= self.first_sequence:
+                return None
+            raise
+        begins, ends = bool(header.flags & BEGIN), bool(header.flags & END)
+        return StoredFrame(sequence, header.at_us, header.epoch, begins, ends, body)
+
+
+def _first_of(segment: Segment) -> int:
+    return segment.header.first_sequence

@@ -1,0 +1,1 @@
+"""Storage in memory, for tests and for brokers that keep nothing."""

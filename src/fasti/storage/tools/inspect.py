@@ -1,0 +1,394 @@
+"""Looking into a data directory without changing it: is everything there, and what does it hold?
+
+`inspect` checks the journal and the manifest (verify.py), and beyond them every object that the
+manifest names: that it is there, that its checksum holds, that it has as many rows as the manifest
+says, that the journal reaches from where the manifest ends, and that an engine can be brought up
+to date from it all, as an opening would. `stats` does the latter too, and counts. Both read through
+`ReadOnlyFiles`, so that nothing is written; what needs an engine takes the directory's lock for
+that time, because a running shard would change files under it.
+
+Called by tools for people, rarely; reads everything, so it takes as long as the data is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from fasti.core.commands import Count
+from fasti.core.engine import Engine
+from fasti.errors import Corruption, DataDirLocked, FastiError, NotFound, PermissionDenied
+from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY
+from fasti.storage.files import File, Files, LocalFiles, Lock
+from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files.copies import OPEN_NAME, copied_from
+from fasti.storage.files.copies import warning as copy_warning
+from fasti.storage.files.journal_recovery import Chain, close_chain, read_chain, segment_names
+from fasti.storage.files.journal_segment import (
+    SEGMENT_HEADER_BYTES,
+    SEGMENT_SUFFIX,
+    decode_segment_header,
+)
+from fasti.storage.files.journal_survey import Finding
+from fasti.storage.files.journal_table import SegmentTable
+from fasti.storage.files.rebase import MARKER
+from fasti.storage.journal import Journal
+from fasti.storage.log_blocks import LogBlock
+from fasti.storage.manifest import Manifest
+from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover, replay
+from fasti.storage.runs import Block
+from fasti.storage.seals import unseal
+from fasti.storage.state_block import decode_state
+from fasti.storage.tools.verify import Report, verify
+
+_MANIFEST = f"blocks/{MANIFEST_NAME}"
+_REACH = "restore the segments that had them, or repair the directory without them"
+_RESTORE = "restore the directory from a copy: what the journal had of it is trimmed"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """One topic, and how many of its messages are in each state."""
+
+    name: str
+    partitions: int
+    states: dict[str, int]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a data directory holds. `position` is the frame up to which blocks tell everything."""
+
+    manifest_version: int
+    checkpoint: int
+    position: int
+    incarnation: int
+    first_sequence: int
+    last_sequence: int
+    replayed_frames: int
+    segments: int
+    journal_bytes: int
+    blocks: int
+    delta_blocks: int
+    block_rows: int
+    live_rows: int
+    block_bytes: int
+    total_bytes: int
+    # Blocks of logs, and their rows, of which retention may have dropped some.
+    log_blocks: int = 0
+    log_rows: int = 0
+    topics: list[TopicStats] = field(default_factory=list)
+
+    @property
+    def frames(self) -> int:
+        """How many frames the journal still has."""
+        return self.last_sequence - self.first_sequence + 1
+
+    @property
+    def live_share(self) -> float:
+        """The share of run rows that still are a message's place; 1 when there are none."""
+        return self.live_rows / self.block_rows if self.block_rows else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "frames": self.frames, "live_share": self.live_share}
+
+
+class ReadOnlyFiles:
+    """`Files` that can only be read; what an unfinished write left doesn't show."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def open(self, name: str, writable: bool) -> File:
+        if writable:
+            self._refuse(name)
+        return self._files.open(name, writable=False)
+
+    def exists(self, name: str) -> bool:
+        return self._files.exists(name)
+
+    def list(self, prefix: str) -> list[str]:
+        return [name for name in self._files.list(prefix) if not name.endswith(TEMPORARY)]
+
+    @property
+    def place(self) -> str | None:
+        return self._files.place
+
+    def identity(self, name: str) -> int:
+        return self._files.identity(name)
+
+    def free_bytes(self) -> int:
+        return self._files.free_bytes()
+
+    def lock(self) -> Lock:
+        return self._files.lock()
+
+    def create(self, name: str, size_bytes: int) -> File:
+        self._refuse(name)
+
+    def delete(self, name: str) -> None:
+        self._refuse(name)
+
+    def rename(self, old: str, new: str) -> None:
+        self._refuse(old)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._refuse(name)
+
+    def sync_directory(self, name: str) -> None:
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise PermissionDenied(f"{name}: opened for reading only")
+
+
+def existing_files(path: Path) -> LocalFiles:
+    """The files of a data directory that must be there already; `NotFound` if it isn't."""
+    if not (path / "journal").is_dir() and not (path / "blocks").is_dir():
+        raise NotFound(f"{path} is not a data directory: it has neither journal nor blocks")
+    return LocalFiles(path)
+
+
+def holder(files: Files) -> DataDirLocked | None:
+    """Who has the directory open; None if nobody does."""
+    try:
+        files.lock().release()
+    except DataDirLocked as error:
+        return error
+    return None
+
+
+# Checking
+
+
+def inspect(files: Files) -> Report:
+    """Everything that `verify` checks, every block, and whether a shard would open. Changes nothing.
+
+    Beside a running shard the end of the journal is a moving target, and so are the blocks while
+    a checkpoint is being written; whether it would open is not tried then.
+    """
+    report = verify(files)
+    if files.exists(MARKER):
+        message = "a repair was interrupted"
+        report.findings.append(Finding(MARKER, 0, "unfinished_repair", message, "repair it again"))
+        return report
+    origin = copied_from(files)
+    if origin is not None:
+        finding = Finding(
+            OPEN_NAME, 0, "copy", copy_warning(origin), "nothing, if no other is bad", harmless=True
+        )
+        report.findings.append(finding)
+    blocks = FileBlocks(ReadOnlyFiles(files))
+    if report.manifest_version is None:
+        if report.segments and not files.exists(_MANIFEST):
+            message = "there is a journal but no manifest"
+            report.findings.append(Finding(_MANIFEST, 0, "no_manifest", message, _RESTORE))
+        return report
+    try:
+        found = blocks.read_manifest()
+        assert found is not None, "verify has just read it"
+        manifest = Manifest.decode(found[1])
+    except FastiError as error:
+        report.findings.append(Finding(_MANIFEST, 0, error.code, error.message, _RESTORE))
+        return report
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"the document in it makes no sense: {error!r}"
+        report.findings.append(Finding(_MANIFEST, 0, "corruption", message, _RESTORE))
+        return report
+    report.findings += check_objects(files, manifest)
+    if report.ok:
+        report.findings += _check_reach(files, report, manifest)
+    if report.ok:
+        report.findings += _check_opening(files)
+    return report
+
+
+def check_objects(files: Files, manifest: Manifest) -> Iterator[Finding]:
+    """What is wrong with the objects that a manifest names, and which are left over."""
+    blocks = FileBlocks(ReadOnlyFiles(files))
+    stored = set(blocks.list())
+    for block in manifest.blocks:
+        for name in block.names:
+            yield from _check_object(blocks, name, block, name in stored)
+    for log_block in manifest.logs:
+        yield from _check_object(blocks, log_block.name, log_block, log_block.name in stored)
+    yield from _check_logs(manifest)
+    if manifest.state_name:
+        yield from _check_object(blocks, manifest.state_name, None, manifest.state_name in stored)
+    for name in sorted(stored - manifest.names):
+        message = "left by a checkpoint that was never finished, or not yet deleted"
+        remedy = "nothing: it is removed at the next opening"
+        yield Finding(f"blocks/{name}", 0, "unnamed_block", message, remedy, harmless=True)
+
+
+def _check_logs(manifest: Manifest) -> Iterator[Finding]:
+    """Whether the blocks of each partition of a log follow one another."""
+    ordered = sorted(manifest.logs, key=lambda block: (block.place, block.first_offset))
+    for before, block in pairwise(ordered):
+        if before.place == block.place and before.end != block.first_offset:
+            message = (
+                f"{before.name} ends at offset {before.end} of topic {block.topic}, partition "
+                f"{block.partition}, and {block.name} goes on at {block.first_offset}"
+            )
+            yield Finding(_MANIFEST, 0, "damaged_log", message, _RESTORE)
+
+
+def _check_object(
+    blocks: FileBlocks, name: str, block: Block | LogBlock | None, is_stored: bool
+) -> Iterator[Finding]:
+    file = f"blocks/{name}"
+    if not is_stored:
+        yield Finding(file, 0, "missing_block", "the manifest names it", _RESTORE)
+        return
+    try:
+        if block is None:
+            decode_state(blocks.get(name), name)
+            return
+        rows = unseal(blocks.get(name), name).num_rows
+    except Corruption as error:
+        yield Finding(file, error.offset, "damaged_block", error.message, _RESTORE)
+        return
+    except FastiError as error:
+        yield Finding(file, 0, error.code, error.message, _RESTORE)
+        return
+    if rows != block.rows:
+        message = f"it has {rows} rows, the manifest says {block.rows}"
+        yield Finding(file, 0, "damaged_block", message, _RESTORE)
+
+
+def _check_reach(files: Files, report: Report, manifest: Manifest) -> Iterator[Finding]:
+    """Whether the journal, which is whole, goes on where the blocks end."""
+    names = segment_names(files, "journal")
+    for name in names[-1:]:
+        file = files.open(name, writable=False)
+        try:
+            stored = decode_segment_header(file.read_at(0, SEGMENT_HEADER_BYTES), name).incarnation
+        finally:
+            file.close()
+        if stored != manifest.incarnation:
+            message = "the journal is of another directory than the blocks"
+            yield Finding(name, 0, "foreign_segment", message, "find out where it came from")
+            return
+    first = int(names[0].rpartition("/")[2].removesuffix(SEGMENT_SUFFIX)) if names else 1
+    last = first + report.frames - 1
+    if first > manifest.position + 1:
+        message = f"frames {manifest.position + 1} to {first - 1} are missing"
+        yield Finding("journal", 0, "journal_gap", message, _REACH)
+    elif last < manifest.position:
+        message = f"it ends with frame {last}, but the blocks tell of {manifest.position}"
+        yield Finding("journal", 0, "journal_gap", message, _REACH)
+
+
+def _check_opening(files: Files) -> Iterator[Finding]:
+    """What is sound piece by piece may still contradict itself, as after a repair with a gap."""
+    try:
+        stats(files, 0)
+    except DataDirLocked:
+        return
+    except FastiError as error:
+        remedy = "repair the directory, or restore it from a backup"
+        yield Finding("journal", 0, "contradiction", error.message, remedy)
+
+
+# Counting
+
+
+def stats(files: Files, now_us: int) -> Stats:
+    """What the directory holds. Raises `locked` while a shard has it open, or what opening would.
+
+    `now_us` tells which messages are ready.
+    """
+    lock = files.lock()
+    try:
+        return _stats(ReadOnlyFiles(files), now_us)
+    finally:
+        lock.release()
+
+
+def _stats(files: ReadOnlyFiles, now_us: int) -> Stats:
+    blocks = FileBlocks(files)
+    found = blocks.read_manifest()
+    if found is None:
+        raise NotFound(f"{_MANIFEST} is not there: no shard was ever opened here")
+    version, manifest = found[0], Manifest.decode(found[1])
+    chain = read_chain(files, "journal", None)
+    try:
+        engine = Engine(TOOL_MEMORY_BYTES)
+        recover(engine, blocks, manifest, version)
+        replayed = replay(engine, cast(Journal, _Tail(files, chain)), manifest)
+        return _gather(files, engine, manifest, version, chain, replayed, now_us)
+    finally:
+        close_chain(chain)
+
+
+class _Tail:
+    """As much of a journal as replay needs."""
+
+    def __init__(self, files: Files, chain: Chain) -> None:
+        self._table = SegmentTable(files, chain.segments, chain.last_sequence)
+        self._through = chain.last_sequence
+
+    def replay(self, after: int) -> Any:
+        return self._table.replay(after, self._through)
+
+
+def _gather(
+    files: Files,
+    engine: Engine,
+    manifest: Manifest,
+    version: int,
+    chain: Chain,
+    replayed: int,
+    now_us: int,
+) -> Stats:
+    runs = [block for block in manifest.blocks if not block.delta]
+    dead = sum(engine.memory.marks.dead(block.number) for block in runs)
+    rows = sum(block.rows for block in runs)
+    sizes = {name: _size(files, name) for name in files.list("")}
+    segments = chain.segments
+    first = segments[0].header.first_sequence if segments else chain.last_sequence + 1
+    return Stats(
+        manifest_version=version,
+        checkpoint=manifest.checkpoint,
+        position=manifest.position,
+        incarnation=manifest.incarnation,
+        first_sequence=first,
+        last_sequence=chain.last_sequence,
+        replayed_frames=replayed,
+        segments=len(segments),
+        journal_bytes=sum(size for name, size in sizes.items() if name.startswith("journal/")),
+        blocks=len(runs),
+        delta_blocks=len(manifest.blocks) - len(runs),
+        block_rows=rows,
+        live_rows=rows - dead,
+        block_bytes=sum(size for name, size in sizes.items() if name.startswith("blocks/")),
+        total_bytes=sum(sizes.values()),
+        log_blocks=len(manifest.logs),
+        log_rows=sum(block.rows for block in manifest.logs),
+        topics=_topics(engine, now_us),
+    )
+
+
+def _topics(engine: Engine, now_us: int) -> list[TopicStats]:
+    topics = sorted(engine.state.topics.values(), key=lambda topic: topic.name)
+    replies = engine.step([Count(topic.name) for topic in topics], now_us, 0).replies
+    return [
+        TopicStats(topic.name, topic.settings.partitions, reply.states)
+        for topic, reply in zip(topics, replies, strict=True)
+    ]
+
+
+def _size(files: Files, name: str) -> int:
+    file = files.open(name, writable=False)
+    try:
+        return file.size
+    finally:
+        file.close()
+
+
+if TYPE_CHECKING:
+    _conforms: type[Files] = ReadOnlyFiles

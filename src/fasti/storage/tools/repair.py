@@ -1,0 +1,236 @@
+"""Repairing a data directory: afterwards it opens, and it is known what was lost.
+
+First the journal is made readable (verify.py): it is cut before the first damaged frame, or damaged
+frames are given up. Then what is left is read into an engine (salvage.py), which tells what the
+missing frames cost, and the directory begins a new life with that (rebase.py): under a new incarnation,
+so that positions from before answer `gone`, and with a journal that needs none of the old one.
+
+A file ``REPAIR`` stands from the first change to the last. While it is there the directory doesn't
+open; a repair that was interrupted is run again, and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from fasti.errors import Corruption, FastiError
+from fasti.storage.blocks import MANIFEST_NAME
+from fasti.storage.files import Files, rebase
+from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files.journal_recovery import close_chain, read_chain
+from fasti.storage.files.journal_survey import survey
+from fasti.storage.files.overlay_files import OverlayFiles
+from fasti.storage.files.rebase import LOST_AND_FOUND, MARKER
+from fasti.storage.manifest import Manifest
+from fasti.storage.recovery import delete_leftovers
+from fasti.storage.tools import verify
+from fasti.storage.tools.inspect import check_objects
+from fasti.storage.tools.losses import Losses
+from fasti.storage.tools.salvage import GappedJournal, Salvage
+from fasti.storage.tools.salvage_blocks import is_repairable
+from fasti.storage.tools.verify import Action
+
+_MANIFEST = f"blocks/{MANIFEST_NAME}"
+
+
+@dataclass(slots=True)
+class Repair:
+    """What was done, or would be, and what it costs."""
+
+    actions: list[Action] = field(default_factory=list)
+    losses: Losses | None = None
+
+
+def repair_directory(files: Files, *, allow_gap: bool = False, dry_run: bool = True) -> Repair:
+    """Makes a damaged directory one that opens.
+
+    Raises `Corruption` if that is beyond it (a damaged block or manifest), and changes nothing then;
+    `DataDirLocked` when a broker runs. A dry run changes nothing and takes no lock; it tells what the
+    repair would cost.
+    """
+    if dry_run:
+        return _try_out(files, allow_gap)
+    lock = files.lock()
+    try:
+        return _repair(files, allow_gap)
+    finally:
+        lock.release()
+
+
+def _repair(files: Files, allow_gap: bool) -> Repair:
+    found = _read_manifest(files)
+    marker = _read_marker(files)
+    if found is not None and marker and marker["incarnation"] != str(found[1].incarnation):
+        # It was interrupted when all was decided.
+        rebase.finish(files, found[1])
+        _unmark(files)
+        losses = Losses()
+        losses.note(
+            "a repair was interrupted at its very end and is complete now; what was lost "
+            "it could not tell any more: see the old journal below lost+found"
+        )
+        return Repair([_rebase_action()], losses)
+    steps, damaged, is_needed = _plan(files, allow_gap)
+    if found is None or not is_needed:
+        return Repair(verify.carry_out(steps))
+    if marker is None:
+        marker = {
+            "incarnation": str(found[1].incarnation),
+            "cut_frames": _cut_frames(files, [action for action, _ in steps]),
+        }
+        files.replace(MARKER, json.dumps(marker).encode())
+    actions = verify.carry_out(steps)
+    losses = _salvage(files, *found, marker["cut_frames"], damaged)
+    _unmark(files)
+    return Repair([*actions, *_drop_actions(damaged), _rebase_action()], losses)
+
+
+def _try_out(files: Files, allow_gap: bool) -> Repair:
+    """What a repair would do and cost: it is done in memory, up to the point where it would count."""
+    found = _read_manifest(files)
+    tried = OverlayFiles(files)
+    steps, damaged, is_needed = _plan(tried, allow_gap)
+    if found is None or not is_needed:
+        return Repair([action for action, _ in steps])
+    cut_frames = _cut_frames(tried, [action for action, _ in steps])
+    actions = [*verify.carry_out(steps), *_drop_actions(damaged), _rebase_action()]
+    chain = read_chain(tried, "journal", None)
+    try:
+        salvage = Salvage(FileBlocks(tried), GappedJournal(tried, chain), found[1], damaged)
+        return Repair(actions, salvage.read(found[0], cut_frames))
+    finally:
+        close_chain(chain)
+
+
+def _salvage(
+    files: Files,
+    version: int,
+    manifest: Manifest,
+    cut_frames: int | None,
+    damaged: frozenset[str],
+) -> Losses:
+    chain = read_chain(files, "journal", None)
+    try:
+        blocks = FileBlocks(files)
+        salvage = Salvage(blocks, GappedJournal(files, chain), manifest, damaged)
+        # What an earlier try wrote would be in the way.
+        delete_leftovers(blocks, manifest, salvage.epoch)
+        losses = salvage.read(version, cut_frames)
+        _keep_blocks(files, damaged)
+        place = (salvage.manifest, version, salvage.epoch)
+        rebase.rebase(files, salvage.engine, salvage.payloads, *place)
+        return losses
+    finally:
+        close_chain(chain)
+
+
+def _keep_blocks(files: Files, damaged: frozenset[str]) -> None:
+    """Damaged blocks, and what belongs to them, are copied before they go."""
+    stems = {name.partition(".")[0] for name in damaged}
+    for name in files.list("blocks/"):
+        stem = name.rpartition("/")[2]
+        # What can't be read is left behind: a bad sector can't be copied.
+        with suppress(FastiError):
+            if stem.partition(".")[0] in stems:
+                file = files.open(name, writable=False)
+                try:
+                    files.replace(f"{LOST_AND_FOUND}/{stem}", file.read_at(0, file.size))
+                finally:
+                    file.close()
+
+
+def _read_marker(files: Files) -> dict[str, Any] | None:
+    if not files.exists(MARKER):
+        return None
+    file = files.open(MARKER, writable=False)
+    try:
+        marker: dict[str, Any] = json.loads(file.read_at(0, file.size))
+        return marker
+    finally:
+        file.close()
+
+
+def _unmark(files: Files) -> None:
+    files.delete(MARKER)
+    files.sync_directory("")
+
+
+def _plan(
+    files: Files, allow_gap: bool
+) -> tuple[list[tuple[Action, verify.Step]], frozenset[str], bool]:
+    """What to do to the journal, which blocks to give up, and whether the directory must begin
+    anew afterwards.
+    """
+    found = _read_manifest(files)
+    if found is None:
+        return verify.plan(files, allow_gap=allow_gap), frozenset(), True
+    position = found[1].position
+    steps = verify.plan(files, allow_gap=allow_gap, needed_after=position)
+    is_needed = any(action.kind != "rebuild_header" for action, _ in steps)
+    is_needed = is_needed or files.exists(MARKER) or _has_gap(files, position)
+    damaged = _damaged_blocks(files, found[1], allow_gap)
+    return steps, damaged, is_needed or bool(damaged)
+
+
+def _has_gap(files: Files, position: int) -> bool:
+    """Whether an earlier repair left a gap, or frames behind the blocks are missing."""
+    seen = survey(files, "journal")
+    if any(f.kind == "void_frame" and (f.sequence or 0) > position for f in seen.findings):
+        return True
+    if not seen.segments:
+        return position > 0
+    first, last = seen.segments[0], seen.segments[-1]
+    return first.first > position + 1 or last.first + last.frames - 1 < position
+
+
+def _damaged_blocks(files: Files, manifest: Manifest, allow_gap: bool) -> frozenset[str]:
+    """Blocks to give up. Raises `Corruption` if that was not asked for, or would not do."""
+    damaged = set()
+    for finding in check_objects(files, manifest):
+        if finding.harmless:
+            continue
+        name = finding.file.removeprefix("blocks/")
+        can_go = name != MANIFEST_NAME and is_repairable(manifest, name)
+        if not can_go or not allow_gap:
+            remedy = "restore the directory from a backup"
+            if can_go:
+                remedy += ", or give up what it holds with --allow-gap"
+            raise Corruption(
+                f"{finding.file}: {finding.message}; {remedy}",
+                file=finding.file,
+                offset=finding.offset,
+            )
+        damaged.add(name)
+    return frozenset(damaged)
+
+
+def _drop_actions(damaged: frozenset[str]) -> list[Action]:
+    message = "go on without it"
+    return [Action("drop_block", f"blocks/{name}", 0, message) for name in sorted(damaged)]
+
+
+def _read_manifest(files: Files) -> tuple[int, Manifest] | None:
+    if not files.exists(_MANIFEST):
+        return None
+    found = FileBlocks(files).read_manifest()
+    return None if found is None else (found[0], Manifest.decode(found[1]))
+
+
+def _cut_frames(files: Files, actions: list[Action]) -> int | None:
+    """How many frames a cut costs, as far as what lies behind it lets one tell."""
+    cuts = [action.first_lost for action in actions if action.kind == "cut"]
+    if not cuts or cuts[0] is None:
+        return None
+    seen = survey(files, "journal")
+    ends = [segment.first + segment.frames for segment in seen.segments]
+    damages = [damage for segment in seen.segments for damage in segment.damages]
+    ends += [(damage.last or damage.first) + 1 for damage in damages]
+    return max(max(ends) - cuts[0], 1)
+
+
+def _rebase_action() -> Action:
+    message = "write what is left as a directory of its own, under a new incarnation"
+    return Action("rebase", "blocks/MANIFEST", 0, message)

@@ -1,0 +1,156 @@
+"""Restoring a backup: a data directory from it, with a life of its own.
+
+Every file is checked against the backup's list while it is copied; then everything is read into an
+engine, as an opening would, and written out under a new incarnation (rebase.py), so that positions of
+the change feed from before answer `gone`. The backup is not changed.
+
+The target must be empty. A file ``RESTORING`` stands in it until all is done: a directory with one
+doesn't open, and a restore that was interrupted is run again and begins anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64
+
+from fasti.core.engine import Engine
+from fasti.errors import AlreadyExists, Corruption, NotFound
+from fasti.storage.file_storage import check_sizes
+from fasti.storage.files import LOCK_NAME, Files, LocalFiles, rebase
+from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files.journal_recovery import close_chain, read_chain
+from fasti.storage.files.rebase import RESTORING_NAME
+from fasti.storage.manifest import Manifest
+from fasti.storage.payloads import Payloads
+from fasti.storage.recovery import TOOL_MEMORY_BYTES, delete_leftovers, recover, replay
+from fasti.storage.tools.backup import CHUNK_BYTES, Description, Progress, describe
+from fasti.storage.tools.inspect import inspect
+from fasti.storage.tools.salvage import GappedJournal
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A directory that was made from a backup."""
+
+    path: str
+    # Of the backup: its shard, its last frame, and when it was taken.
+    shard: str
+    position: int
+    at_us: int
+    # What positions belong to from now on.
+    new_shard: str
+    topics: int
+    size_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def restore(backup: Path, target: Path, progress: Progress | None = None) -> Restored:
+    """Makes a data directory from a backup.
+
+    Raises `AlreadyExists` if the target isn't empty, `Corruption` if the backup is incomplete or
+    damaged, `NewerFormat` if a newer version took it. After a failure the target can't be opened.
+    """
+    if not backup.is_dir():
+        raise NotFound(f"{backup} is not there")
+    source = LocalFiles(backup)
+    described = describe(source, str(backup))
+    _check_empty(target)
+    files = LocalFiles(target)
+    lock = files.lock()
+    try:
+        for leftover in files.list(""):
+            if leftover not in (LOCK_NAME, RESTORING_NAME):
+                files.delete(leftover)
+        files.replace(RESTORING_NAME, b"")
+        size = _copy(source, files, described, progress)
+        manifest, topics = begin_life(files)
+    finally:
+        lock.release()
+    _check(files)
+    files.delete(RESTORING_NAME)
+    files.sync_directory("")
+    place = (described.shard, described.last, described.at_us)
+    return Restored(str(target), *place, f"{manifest.incarnation:016x}", topics, size)
+
+
+def _check_empty(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise AlreadyExists(f"{target} is a file: restore into a new or empty directory")
+    there = {path.name for path in target.iterdir()} - {LOCK_NAME}
+    if there and RESTORING_NAME not in there:
+        raise AlreadyExists(f"{target} is not empty: restore into a new or empty directory")
+
+
+def _copy(source: Files, files: Files, described: Description, progress: Progress | None) -> int:
+    total, done = sum(size for size, _ in described.files.values()), 0
+    for name, (size, digest) in described.files.items():
+        if not source.exists(name):
+            raise Corruption(f"{name}: missing, though the backup names it", file=name, offset=0)
+        read, made = source.open(name, writable=False), files.create(name, 0)
+        state = xxh3_64()
+        try:
+            for offset in range(0, size, CHUNK_BYTES):
+                piece = read.read_at(offset, min(CHUNK_BYTES, size - offset))
+                state.update(piece)
+                made.write_at(offset, [piece])
+                done += len(piece)
+                if progress is not None:
+                    progress(done, total)
+            made.sync()
+            if read.size != size or state.intdigest() != digest:
+                message = f"{name}: it is not as it was when the backup was taken"
+                raise Corruption(message, file=name, offset=0)
+        finally:
+            read.close()
+            made.close()
+    for folder in ("blocks", "journal"):
+        files.sync_directory(folder)
+    return done
+
+
+def begin_life(files: Files) -> tuple[Manifest, int]:
+    """Writes what a directory holds under a new incarnation, in place; also how many topics it has.
+
+    The caller has the lock. A crash leaves either life, or one that `rebase.finish` completes.
+    """
+    blocks = FileBlocks(files)
+    found = blocks.read_manifest()
+    if found is None:
+        raise Corruption("the backup has no manifest", file="blocks/MANIFEST", offset=0)
+    version, manifest = found[0], Manifest.decode(found[1])
+    check_sizes(files, manifest)
+    chain = read_chain(files, "journal", None)
+    try:
+        journal: Any = GappedJournal(files, chain)
+        engine = Engine(TOOL_MEMORY_BYTES)
+        recover(engine, blocks, manifest, version)
+        replay(engine, journal, manifest)
+        # Of a checkpoint that was not finished, or of an earlier try: they would be in the way.
+        epoch = manifest.next_epoch(journal.epoch)
+        delete_leftovers(blocks, manifest, epoch)
+        payloads = Payloads(journal, blocks, manifest.payload_names)
+        place = (manifest, version, epoch)
+        made = rebase.rebase(files, engine, payloads, *place, keep_journal=False)
+        return made, len(engine.state.topics)
+    finally:
+        close_chain(chain)
+
+
+def _check(files: Files) -> None:
+    report = inspect(files)
+    for finding in report.findings:
+        if finding.kind == "damaged_block" and finding.file.endswith(".payloads"):
+            # The copy is as it was taken: it was damaged then, and costs what it costs there.
+            continue
+        if not finding.harmless and finding.file != RESTORING_NAME:
+            raise Corruption(
+                f"{finding.file}: {finding.message}", file=finding.file, offset=finding.offset
+            )
