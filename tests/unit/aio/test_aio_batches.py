@@ -115,7 +115,7 @@ def test_rows_are_finished_by_mask_and_once() -> None:
 def test_batches_end_after_the_timeout_and_want_at_least_one_row() -> None:
     async def story(broker: VirtualBroker, client: Client) -> None:
         await sent(client, b"0")
-        async with client.consumer("t", timeout=0.05) as consumer:
+        async with client.consumer("t", timeout=0.5) as consumer:
             assert [len(batch) async for batch in consumer.batches(10, wait=0)] == [1]
             with pytest.raises(InvalidArgument):
                 consumer.batches(0)

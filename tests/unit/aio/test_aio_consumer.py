@@ -48,7 +48,7 @@ def test_what_came_ahead_of_its_time_is_held_until_the_microsecond() -> None:
     async def story(broker: VirtualBroker, client: Client) -> None:
         await client.create_topic("t", lookahead="10s")
         await client.producer("t").send_batch([b"b", b"a"], delay=["2s", "1s"])
-        async with client.consumer("t", prefetch=2, timeout=0.05) as consumer:
+        async with client.consumer("t", prefetch=2, timeout=0.25) as consumer:
             assert [m async for m in consumer] == []
             await leased(client, 2)
             broker.advance(0.999999)
@@ -240,7 +240,7 @@ def test_a_task_that_never_waits_lets_others_run() -> None:
 def test_iteration_ends_after_its_timeout_and_can_begin_again() -> None:
     async def story(broker: VirtualBroker, client: Client) -> None:
         await sent(client, b"1")
-        async with client.consumer("t", timeout=0.05) as consumer:
+        async with client.consumer("t", timeout=0.5) as consumer:
             assert [m.payload async for m in consumer] == [b"1"]
             assert [m async for m in consumer] == []
             await client.producer("t").send(b"2")
