@@ -175,6 +175,8 @@ def _expire_in(work: Work, topic: Topic, leased: LeasedRows, held: Int64s) -> No
         unopened.give_back_unopened(work, leases.reason[held[unopened.rows]])
         topic.unopened += len(unopened)
         leased = leased.only(~silent, count)
+    if not len(leased):
+        return
     spent = _spent(topic, leased.attempts())
     if some(spent):
         last = leased.only(spent, count)

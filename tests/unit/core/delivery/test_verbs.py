@@ -116,3 +116,18 @@ def test_leases_are_renewed_and_extended(kind: str) -> None:
     rig.now_us += LEASE_US
     rig.step()
     assert rig.states() == {"leased": 0, "dead": 0}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("opened", [0, 2, 5])
+def test_leases_that_end_at_a_silent_consumer_count_no_attempt(kind: str, opened: int) -> None:
+    rig = Rig(kind, max_attempts=1)
+    if opened:
+        # A sign of life: what is extended is opened, as far as the broker can know.
+        assert rig.use(co.Extend, slice(0, opened), length_us=LEASE_US).all_ok
+    assert rig.do(co.Unheard("t", 1, "w", 0, False, **rig.group)).value == 5 - opened
+    rig.now_us += LEASE_US
+    rig.step()
+    assert rig.states() == {"leased": 0, "dead": opened}
+    if opened < 5:
+        assert set(rig.lease().attempts.tolist()) == {1}
