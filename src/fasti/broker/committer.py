@@ -257,7 +257,7 @@ class Committer:
         self._wrote()
 
     def count_written(self, size_bytes: int) -> None:
-        """A checkpoint has begun, which takes so much of the journal, or (below 0) was given up."""
+        """A checkpoint was given up that was to take so much of the journal; below 0: one has begun."""
         with self._changed:
             self.written_bytes += size_bytes
 

@@ -18,7 +18,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.shares import SeenShare
 from fasti.core.commands import DropSnapshot, KeepSnapshot, TakeSnapshot
 from fasti.core.rows.snapshot import Snapshot
-from fasti.errors import Gone, InvalidArgument
+from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.model import DAY_US, MINUTE_US, SECOND_US
 
 if TYPE_CHECKING:
@@ -168,7 +168,10 @@ class Snapshots:
         return held
 
     def _keep_until(self, held: Held, until_us: int) -> None:
-        held.shard.ask(KeepSnapshot(held.snapshot.number, until_us))
+        engine = held.shard.engine
+        # Another engine may have another snapshot under this number: a checkpoint's, at worst.
+        if engine.snapshots.get(held.snapshot.number) is held.snapshot:
+            held.shard.ask(KeepSnapshot(held.snapshot.number, until_us), engine)
 
     def reading(
         self,
@@ -204,7 +207,7 @@ class Snapshots:
             held = self._held.get(number)
         if held is not None:
             self._forget(held)
-            held.shard.call(DropSnapshot(number))
+            drop_snapshot(held.shard, held.snapshot)
 
     def _named(self, name: str, outlived: bool) -> Held | None:
         with self._lock:
@@ -261,6 +264,15 @@ class Snapshots:
                 self._past[held.name] = None
                 if len(self._past) > _PAST_NAMES:
                     self._past.popitem(last=False)
+
+
+def drop_snapshot(shard: Shard, snapshot: Snapshot) -> None:
+    """Lets a snapshot go, if the engine is still the one that took it."""
+    engine = shard.engine
+    # Another engine may have another snapshot under this number: a checkpoint's, at worst.
+    if engine.snapshots.get(snapshot.number) is snapshot:
+        with suppress(Closed):
+            shard.ask(DropSnapshot(snapshot.number), engine).result()
 
 
 def gone(number: int) -> Gone:

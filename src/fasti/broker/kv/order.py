@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.broker.calls.snapshots import drop_snapshot
 from fasti.broker.kv.rings import Moment, Ring
-from fasti.core.commands import DropSnapshot, TakeSnapshot
+from fasti.core.commands import TakeSnapshot
 from fasti.core.kv.events import KvProduced
 from fasti.core.rows.arena import STATE_MASK
 from fasti.model import MINUTE_US, SEQUENCE_BITS, SEQUENCE_MASK, State
@@ -174,7 +175,7 @@ class KeyOrder:
                 self._let_go()
             raise
         finally:
-            self._shard.call(DropSnapshot(snapshot.number))
+            drop_snapshot(self._shard, snapshot)
         run = make_run(keys, ids)
         with self._lock:
             if self._runs is None:

@@ -81,6 +81,7 @@ class Snapshot:
     def rows(self, topic: int, partition: int, last: bool = False) -> Iterator[Columns]:
         """All rows of a partition, frame by frame, with their `sequence`. From any thread.
 
+        Raises `gone` if the snapshot was let go, as `copy` does.
         `last` promises that nobody reads them again: a frame that was read is let go at once, so
         that the sequencer needn't copy it any more.
         """
@@ -129,6 +130,8 @@ class Snapshot:
         if copy is None:
             read = self._arena.copy_frame(frame)
             copy = self._copies.get(frame, read)
+        if self.closed:
+            raise Gone(f"snapshot {self.number} is gone")
         return dict(copy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 
 import fasti
+from fasti.broker.caller import EMBEDDED
 from fasti.client.client import Client
 from fasti.client.embedded_transport import EmbeddedTransport
-from fasti.core.commands import KeepSnapshot, Tidy
+from fasti.core.agenda import FOREVER
+from fasti.core.checkpoint import BeginCheckpoint
+from fasti.core.commands import DropSnapshot, KeepSnapshot, Tidy
 from fasti.core.rows import ledger
 from fasti.core.rows.scan import Scan
-from fasti.errors import FastiError, Gone
+from fasti.errors import FastiError, Gone, StorageFailed
 
 FAR_US = 4_102_444_800_000_000
 
@@ -137,3 +141,39 @@ def test_a_plan_that_is_refused_leaves_no_snapshot(client: Client) -> None:
             client.transport.plan({"call": "list", "topic": "t", **wrong})
     shard.submit([]).result()
     assert not shard.engine.snapshots
+
+
+def test_what_a_reader_does_after_a_recovery_is_not_done_to_a_checkpoint(client: Client) -> None:
+    """Engines number their snapshots from 1: the new one's first may be a checkpoint's."""
+    client.create_topic("t")
+    service = transport_of(client).service
+    shard, snapshots = service.placement.catalogue, service.snapshots
+    read, kept = (snapshots.take(EMBEDDED, shard, name=name) for name in ("read", "kept"))
+    shard._fail(StorageFailed("a cable was loose"), [])
+    while not shard.recoveries:
+        time.sleep(0.01)
+    begin = BeginCheckpoint(shard.store.journal.first_sequence, [])
+    plans = [shard.ask(begin).result() for _ in range(2)]
+    assert [plan.snapshot.number for plan in plans] == [
+        read.snapshot.number,
+        kept.snapshot.number,
+    ]
+    snapshots.drop(read.snapshot.number)
+    held = iter(snapshots.reading(kept, iter(()), partition=None, part=0))
+    kept.parts_left = {0}
+    assert not list(held)
+    shard.submit([]).result()
+    assert [plan.snapshot.closed for plan in plans] == [False, False]
+    assert [plan.snapshot.deadline_us for plan in plans] == [FOREVER, FOREVER]
+
+
+def test_a_snapshot_that_is_let_go_has_no_rows_for_a_checkpoint(client: Client) -> None:
+    client.create_topic("t")
+    client.producer("t").send_batch([b"x"] * 10, due=[FAR_US] * 10)
+    shard = transport_of(client).service.placement.catalogue
+    plan = shard.ask(BeginCheckpoint(shard.store.journal.first_sequence, [])).result()
+    (place,) = [p for p, view in plan.snapshot.ledgers.items() if view.next_sequence > 1]
+    assert [len(part["sequence"]) for part in plan.snapshot.rows(*place)] == [10]
+    shard.ask(DropSnapshot(plan.snapshot.number)).result()
+    with pytest.raises(Gone):
+        list(plan.snapshot.rows(*place))
