@@ -319,14 +319,16 @@ class Session:
     # The session's thread
 
     def _run(self) -> None:
+        stream: Stream | None = None
+        number = 0
         while True:
-            with self.lock:
-                step = self.machine.poll(self.taking.now())
-                if step.action == "wait":
-                    self._work.wait(None if step.wait_s == math.inf else step.wait_s)
-                    continue
-                stream, number = self._stream, self.machine.stream_number
             try:
+                with self.lock:
+                    stream, number = self._stream, self.machine.stream_number
+                    step = self.machine.poll(self.taking.now())
+                    if step.action == "wait":
+                        self._work.wait(None if step.wait_s == math.inf else step.wait_s)
+                        continue
                 if step.action == "end":
                     return
                 if step.action == "connect":
