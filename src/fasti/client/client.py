@@ -244,7 +244,8 @@ class Client(TopicCalls):
         # Others are added in the middle of this, when the collector of garbage finds them.
         for box in list(self._abandoned):
             if box.settled:
-                self._abandoned.remove(box)
+                with suppress(ValueError):  # Another thread was faster.
+                    self._abandoned.remove(box)
         boxes = [producer.outbox for producer in self._producers] + list(self._abandoned)
         return [box for box in boxes if topic is None or box.topic == topic]
 

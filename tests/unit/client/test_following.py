@@ -94,6 +94,24 @@ def test_a_producer_that_is_thrown_away_while_others_are_looked_at_is_not_forgot
     client.close()
 
 
+def test_two_threads_may_pass_over_the_same_producer_that_was_thrown_away() -> None:
+    """Tasks that change messages at once do so in threads; one of them would have raised."""
+    client = Client(FakeTransport())
+
+    class TakenOut(Box):
+        @property
+        def settled(self) -> bool:  # type: ignore[override]
+            client._abandoned.clear()  # As by the other thread.
+            return True
+
+        @settled.setter
+        def settled(self, value: bool) -> None: ...
+
+    client._abandoned = [TakenOut(settled=True)]  # type: ignore[list-item]
+    assert client._boxes("emails") == []
+    client.close()
+
+
 class Adding:
     """Something of a client's; while it is looked at another is made, by another thread."""
 
