@@ -203,7 +203,9 @@ class Holding:
         """The first message if it is due, as its run and row. Arguments as for `take_each`."""
         heap = self._heap
         with lock:
-            self.collect()
+            if self._returned:
+                self.collect()
+                wake()
             while heap and not (self.void or self.ended or self.fault):
                 turn_us, serial, run = heap[0]
                 row = run.next

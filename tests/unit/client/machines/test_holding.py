@@ -129,6 +129,21 @@ def test_what_went_back_unopened_holds_nothing_up() -> None:
     assert rig.take_now() == b"b"
 
 
+def test_a_run_that_take_now_finds_put_back_wakes_those_who_watch() -> None:
+    """Another thread put it back while the lock was held, so that it could not wake them itself."""
+    rig = Rig()
+    rig.arrive(500, 600)
+    run = rig.held.due_run(rig.now)
+    assert run is not None
+    assert rig.held.watch(rig.now) > 0
+    rig.held.put_back(run)
+    assert rig.take_now() == b"a"
+    assert rig.changed()
+    assert rig.woken == 1
+    assert rig.take_now() == b"b"
+    assert rig.woken == 1
+
+
 def test_what_arrives_wakes_only_who_watches_and_only_if_it_is_earlier() -> None:
     rig = Rig()
     rig.arrive(5_000)
