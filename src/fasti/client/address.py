@@ -10,8 +10,9 @@ import ipaddress
 import logging
 import os
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from fasti.errors import InvalidArgument
+from fasti.errors import InvalidArgument, Unavailable
 
 _log = logging.getLogger("fasti.client")
 
@@ -127,3 +128,15 @@ def _host(part: str, text: str) -> tuple[str, int]:
     if not 1 <= number <= 65_535:
         raise InvalidArgument(f"{number} is not a port", field="address", limit=65_535)
     return host, number
+
+
+def host_and_port(location: str) -> tuple[str, int]:
+    """Of an address that a broker names, as Flight writes it. Raises `unavailable` if it is none."""
+    try:
+        place = urlsplit(location)
+        host, port = place.hostname, place.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise Unavailable(f"the broker names an address that is none: {location!r}")
+    return host, port

@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from fasti.client import forking
-from fasti.client.address import Address, warn_of_clear_token
+from fasti.client.address import Address, host_and_port, warn_of_clear_token
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
@@ -227,14 +226,12 @@ class FlightTransport:
         """
         if location is None or location == self._address.location(self._place):
             return self
-        place = urlsplit(location)
-        if not place.hostname or not place.port:
-            raise Unavailable(f"the broker names an address that is none: {location!r}")
+        host, port = host_and_port(location)
         with self._lock:
             if self._closed.is_set():
                 raise Closed("the client is closed")
             if location not in self._others:
-                address = replace(self._address, hosts=((place.hostname, place.port),))
+                address = replace(self._address, hosts=((host, port),))
                 self._others[location] = FlightTransport(address, **self._entrance)
             return self._others[location]
 

@@ -81,8 +81,14 @@ def test_an_address_has_one_transport_with_a_clock_of_its_own(brokers: Brokers) 
         other.sample_clock()
         apart_us = other.estimate.now_us() - transport.estimate.now_us()
         assert apart_us > 3_500_000_000
-        with pytest.raises(Unavailable, match="names an address that is none"):
-            transport.at("grpc+tcp://")
+        for none in (
+            "grpc+tcp://",
+            "grpc+tcp://host",
+            "grpc+tcp://host:port",
+            "grpc+tcp://host:99999",
+        ):
+            with pytest.raises(Unavailable, match="names an address that is none"):
+                transport.at(none)
     with pytest.raises(Closed):
         other.sample_clock()
     with pytest.raises(Closed):
