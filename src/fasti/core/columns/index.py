@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,8 +165,10 @@ def _zeros(shape: tuple[int, int, int]) -> NDArray[np.uint64]:
         return np.zeros(shape, dtype=np.uint64)
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # As numpy asks for its own: random look-ups then miss fewer entries of the page table.
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        # As numpy asks for its own: random look-ups then miss fewer entries of the page table. A
+        # kernel that has no huge pages refuses.
+        with suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, dtype=np.uint64).reshape(shape)
 
 

@@ -1,5 +1,6 @@
 """The hash index beside a dict."""
 
+import mmap
 import subprocess
 import sys
 
@@ -108,3 +109,14 @@ for _ in range(3):
     del index
 sys.exit(resident_kb() > before_kb + 4_000)
 """
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="only Linux has them")
+def test_a_kernel_without_huge_pages_has_large_tables_too(monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9_999)  # refused by every kernel
+    index = HashIndex(keep_all)
+    numbers = np.arange(1, 200_001)
+    for begin in range(0, len(numbers), 10_000):
+        batch = numbers[begin : begin + 10_000]
+        index.put(mix(batch), batch)
+    assert (index.find(mix(numbers)) == numbers).all()
