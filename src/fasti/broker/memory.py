@@ -14,8 +14,10 @@ import sys
 import pyarrow as pa
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Growth that is worth the work of giving back, and what tells that more may follow.
-_GROWTH_BYTES = 64 << 20
+# Growth that is worth the work of giving back: an eighth, within these bounds. And what tells that
+# more may follow.
+_GROWTH_SHARE = 8
+_GROWTH_BYTES_MIN, _GROWTH_BYTES_MAX = 16 << 20, 64 << 20
 _FREED_BYTES = 16 << 20
 # So long it has not grown: what it grew for is over, or will last.
 _CALM_S = 0.5
@@ -66,7 +68,8 @@ class MemoryReturn:
             self._highest, self._grew_at = size_bytes, now
         if now < max(self._next_at, self._grew_at + _CALM_S):
             return False
-        if self._highest - self._base > _GROWTH_BYTES:
+        worthwhile = max(_GROWTH_BYTES_MIN, min(self._base // _GROWTH_SHARE, _GROWTH_BYTES_MAX))
+        if self._highest - self._base > worthwhile:
             at_once = self._next_at > 0 and now - self._next_at < 2 * _CALM_S
             self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S) if at_once else _PAUSE_S
             self._again = 2

@@ -41,6 +41,16 @@ def test_a_burst_is_given_back_and_then_nothing_is_done() -> None:
     assert len(process.polls(11, 100)) == 2
 
 
+def test_a_small_process_gives_back_what_a_large_one_keeps() -> None:
+    small, large = Process(), Process()
+    large.used += 900 * MIB
+    large.returns = MemoryReturn(large.used)
+    for process in (small, large):
+        process.free = 30 * MIB
+        process.polls(0, 10)
+    assert (small.free, large.free) == (0, 30 * MIB)
+
+
 def test_what_was_in_use_the_first_time_is_given_back_the_next() -> None:
     process = Process()
     process.used += 500 * MIB
