@@ -196,7 +196,7 @@ def test_workers_that_die_are_started_again_and_all_stop_together(
     os.kill(min(first), signal.SIGKILL)
     third = words(mailbox, "started")
     assert third not in first
-    program.await_line(r"worker \d died \(signal 9\); again in 0.5 s")
+    program.await_line(r"worker \d died \(signal 9\); starting another in 0.5 s")
     send(client)
     assert words(mailbox, "handles") in {max(first), third}
     program.signal(signal.SIGTERM)

@@ -82,7 +82,7 @@ def test_names_are_taken_once() -> None:
         pipeline.step(topic("out"), rows=log("in"))(same)
     with pytest.raises(InvalidArgument, match="no step 'other': there are same"):
         pipeline.run(only=["other"])
-    with pytest.raises(InvalidArgument, match="no name"):
+    with pytest.raises(InvalidArgument, match="is not a valid name"):
         Pipeline("a/b")
 
 

@@ -183,7 +183,7 @@ class Quiet:
         return found
 
     def all_due(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        monkeypatch.setattr(workers, "left", self.asked)
+        monkeypatch.setattr(workers, "open_count", self.asked)
         anything = cast(Any, self)
         worker = workers.Worker(anything, anything, anything, anything, anything)
         return cast(list[str], list(worker.all_due(self.batches)))

@@ -183,7 +183,9 @@ def test_everything_again_with_every_batch_is_refused_and_updates_go_batch_by_ba
     options = {"address": copy.options["address"], "topic": entries, "operation": "put"}
     writer = counts.writeStream.option("checkpointLocation", str(copy.path / "0"))
     again = writer.format("fasti").options(**options).outputMode("complete")
-    with pytest.raises(Exception, match=r"\[FASTI.invalid_argument\] messages are only added"):
+    with pytest.raises(
+        Exception, match=r"\[FASTI.invalid_argument\] messages can only be appended"
+    ):
         again.trigger(availableNow=True).start().awaitTermination()
 
     def put(rows: DataFrame, batch: int) -> None:
