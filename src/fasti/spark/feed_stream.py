@@ -28,7 +28,7 @@ _OTHER_DATA = (
 
 
 class FeedStream(OffsetStream):
-    """What happened, in order. Offsets are positions: `{"9f3c…": 97}`."""
+    """What happened, in order. Offsets are positions: `{"0.9f3c…": 97}`."""
 
     def __init__(self, options: Options, view: View) -> None:
         super().__init__(options, view)

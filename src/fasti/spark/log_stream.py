@@ -17,7 +17,7 @@ _MADE_AGAIN = "A new query, with a new checkpoint, begins with what there is."
 
 
 class LogStream(OffsetStream):
-    """The rows of a log. Offsets are `{"log": "9f3c…:4", "0": 12, "1": 7}`."""
+    """The rows of a log. Offsets are `{"log": "0.9f3c…:4", "0": 12, "1": 7}`."""
 
     def _describe(self) -> tuple[str, dict[str, LogPartition]]:
         header = self._call("log", {"topic": self._options["topic"]})

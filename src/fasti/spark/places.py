@@ -2,7 +2,7 @@
 
 Offsets are JSON: of the change feed `{"0.9f3c…": 97}`, the position in each shard; of a log
 `{"0": 12, "1": 7}`, the next row of each partition. Those that Spark keeps of a log also say which
-one it is (`"log": "9f3c…:4"`): one that was made again under the same name is another.
+one it is (`"log": "0.9f3c…:4"`): one that was made again under the same name is another.
 """
 
 from __future__ import annotations
