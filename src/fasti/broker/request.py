@@ -56,10 +56,18 @@ class Request:
 
 
 def fits(taken: list[Request], rows: int, request: Request) -> bool:
-    """Whether a request may share the step with those that are taken."""
+    """Whether a request may share the step with those that are taken.
+
+    Queries keep no command waiting, however many follow one another: behind queries alone a command of
+    any size goes, as it would by itself.
+    """
     if not taken:
         return True
-    return not (request.suspect or taken[-1].suspect) and rows + request.rows <= _STEP_ROWS
+    if request.suspect or taken[-1].suspect:
+        return False
+    if rows + request.rows <= _STEP_ROWS:
+        return True
+    return not request.at_once and all(each.at_once for each in taken)
 
 
 def find_culprit(requests: list[Request], place: int | None) -> tuple[Request | None, Any]:

@@ -1,6 +1,6 @@
 """Everything durable of a shard that is not a row: what a checkpoint keeps in its state block.
 
-`capture` is called by the sequencer between two steps, together with a snapshot of the rows, and
+`capture` is called by the engine when a checkpoint begins, together with a snapshot of the rows, and
 only copies; `restore` puts it back into a fresh engine before the rows are read. Names and
 numbers go into `head`, which is plain values, and columns into `columns`.
 """

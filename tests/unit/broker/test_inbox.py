@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
+from fasti.broker.request import Request, fits
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core.commands import Cancel, Count, CreateTopic, Produce, Target
 from fasti.core.keys import Rows
 from fasti.core.queries import ReadTopics
+from fasti.core.sinks.commands import ClaimKeys
 from fasti.errors import Overloaded
 from fasti.model import Limits
 from fasti.storage.file_storage import FileStorage
@@ -45,3 +50,41 @@ def test_a_full_inbox_refuses_bulk_first_and_then_everything() -> None:
         assert answer.result(timeout=30)[0].error is None
     assert shard.call(Count("t")).states["ready"] == 60
     shard.close(checkpoint=False)
+
+
+def test_queries_that_follow_one_another_keep_no_bulk_waiting() -> None:
+    """As those that claim the keys of a batch of millions of rows do: there is always a next one."""
+    shard = Shard(
+        FileStorage(SimulatedFiles()), ShardSettings(memory_bytes=64 << 20, segment_bytes=4 << 20)
+    )
+    shard.call(CreateTopic("t"))
+    steps: list[list[str]] = []
+    step = shard.engine.step
+
+    def noted(inputs: Sequence[Any], now_us: int, tick: int) -> Any:
+        if inputs:
+            steps.append([type(command).__name__ for command in inputs])
+        return step(inputs, now_us, tick)
+
+    with held_up(shard):
+        shard.engine.step = noted  # type: ignore[method-assign]
+        claims = [shard.ask(ClaimKeys(1)) for _ in range(3)]
+        bulk = shard.submit([Produce("t", Rows.of([b"x"] * 6_000))])
+    assert bulk.result(30)[0].error is None
+    for claim in claims:
+        with pytest.raises(Overloaded):
+            claim.result(30)
+    assert steps == [["ClaimKeys", "Produce"], ["ClaimKeys"], ["ClaimKeys"]]
+    shard.close(checkpoint=False)
+
+
+def test_bulk_still_waits_for_commands() -> None:
+    claim = Request.of([ClaimKeys(1)], None, at_once=True)
+    cancel = Request.of([Cancel("t", Target(ids=np.arange(1, 41)))], None)
+    bulk = Request.of([Produce("t", Rows.of([b"x"] * 6_000))], None)
+    assert fits([], 0, bulk)
+    assert fits([claim], claim.rows, bulk)
+    assert not fits([claim, cancel], claim.rows + cancel.rows, bulk)
+    assert not fits([claim], claim.rows, claim)
+    claim.suspect = True
+    assert not fits([claim], claim.rows, bulk)

@@ -1,7 +1,7 @@
 """The broker's metrics in Prometheus' text format, built anew for each scrape.
 
 What the service counted comes from `Metrics`; the rest is read from the shard at this moment. The
-counts per state are asked of the sequencer in small pieces between its steps, so that a scrape of
+counts per state are asked of the sequencer in small pieces, a step for each, so that a scrape of
 ten thousand topics doesn't hold up what is due.
 
 A scrape of a shard that has failed, or hangs, still answers, without what only its engine knows.
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 _WORDS = [outcome.word for outcome in Outcome]
 _PENDING = ("scheduled", "ready", "leased", "dead", "staged")
 _FINISHED = ("done", "cancelled")
-# Kinds whose messages are handed out when they are due.
-# Partitions that are counted between two steps, each in some microseconds.
+# Partitions that are counted in one step, each in some microseconds.
 _PARTITIONS_PER_CALL = 64
 _COUNT_TIMEOUT_S = 10.0
 # A scrape that has to wait longer for others is refused.

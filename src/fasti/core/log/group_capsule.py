@@ -1,7 +1,7 @@
 """The groups of a log in a checkpoint: columns of all groups and partitions one after another.
 
 So a topic with a thousand groups has a dozen columns, not ten thousand. A place where nothing is
-out and nothing is dead is four numbers: the sequencer copies this between two steps.
+out and nothing is dead is four numbers: the engine copies this in a step.
 """
 
 from __future__ import annotations

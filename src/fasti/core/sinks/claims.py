@@ -2,7 +2,7 @@
 
 A batch of millions of rows is published by one event, which must find all of its keys free. To look
 all of them up in one step would hold up everybody, so whoever publishes claims them beforehand, some
-thousand at a time between two steps: each free key names its staged row from then on, and others who
+thousand in a step: each free key names its staged row from then on, and others who
 want it find it taken. When all are claimed the event is decided at once; if one was taken, or stands
 in the batch twice, the claims are taken back, some thousand at a time.
 
