@@ -53,7 +53,9 @@ class Share:
 
     def __init__(self, bound: Bound) -> None:
         self.bound = bound
-        self._lock = threading.Lock()
+        # Taken again by a thread that has it if garbage is collected there, and with it a read that
+        # was given up.
+        self._lock = threading.RLock()
         self._refused: Counter[str] = Counter()
 
     def held(self) -> dict[str, int]:
@@ -128,7 +130,8 @@ class CountedShare(Share):
 
     def held(self) -> dict[str, int]:
         with self._lock:
-            return {name: count for name, count in self._held.items() if count}
+            held = dict(self._held)
+        return {name: count for name, count in held.items() if count}
 
 
 class SeenShare(Share):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,27 @@ def test_refusals_of_many_callers_are_bounded() -> None:
             share.take(Caller(f"c-{number}"))
     assert len(share.refusals()) <= 101
     assert sum(share.refusals().values()) == 1_000
+
+
+def test_a_read_that_is_collected_where_its_share_is_locked_is_given_back() -> None:
+    """Garbage is collected in any thread, wherever that is."""
+    share = CountedShare(Bound("things", "limits.things_max", 4, 50))
+
+    def reading() -> Generator[None, None, None]:
+        with share.one(ANNA):
+            yield
+
+    read, collected = reading(), threading.Event()
+    next(read)
+
+    def collect() -> None:
+        with share._lock:
+            read.close()
+        collected.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert collected.wait(10)
+    assert share.held() == {}
 
 
 def test_names_count_while_they_exist() -> None:

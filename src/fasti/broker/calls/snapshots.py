@@ -81,7 +81,9 @@ class Snapshots:
         self._held: OrderedDict[int, Held] = OrderedDict()
         self._names: dict[str, int] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
-        self._lock = threading.Lock()
+        # Taken again by a thread that has it if garbage is collected there, and with it a read that
+        # was given up.
+        self._lock = threading.RLock()
         self.life = secrets.token_hex(8)
         # Whoever takes one under a name must not be overtaken.
         self._taking = threading.Lock()

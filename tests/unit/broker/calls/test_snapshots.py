@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 import fasti
@@ -177,3 +179,25 @@ def test_a_snapshot_that_is_let_go_has_no_rows_for_a_checkpoint(client: Client) 
     shard.ask(DropSnapshot(plan.snapshot.number)).result()
     with pytest.raises(Gone):
         list(plan.snapshot.rows(*place))
+
+
+def test_a_read_that_is_collected_where_snapshots_are_locked_ends(client: Client) -> None:
+    """Garbage is collected in any thread, wherever that is."""
+    service = transport_of(client).service
+    snapshots = service.snapshots
+    held = snapshots.take(EMBEDDED, service.placement.catalogue)
+    reading = cast(
+        Generator[pa.RecordBatch, None, None],
+        snapshots.reading(held, iter([pa.record_batch({"id": [1]})] * 2), partition=None),
+    )
+    next(reading)
+    collected = threading.Event()
+
+    def collect() -> None:
+        with snapshots._lock:
+            reading.close()
+        collected.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert collected.wait(10)
+    assert held.readers == 0
