@@ -158,6 +158,20 @@ class KeyOrder:
             self._let_go()
             # From here on what is heard counts, unless the shard recovers meanwhile.
             self._runs = []
+        try:
+            run, seen = self._read_snapshot()
+        except BaseException:
+            with self._lock:
+                self._let_go()
+            raise
+        with self._lock:
+            if self._runs is None:
+                return  # The shard has recovered: once more.
+            self._runs = [run] if len(run) else []
+            self._pending = [_younger(*piece, seen) for piece in self._pending]
+
+    def _read_snapshot(self) -> tuple[Run, dict[int, int]]:
+        """All keys as they are now, and up to which sequence of each partition."""
         deadline_us = self._shard.clock.now_us() + _SNAPSHOT_US
         taken = self._shard.call(TakeSnapshot(deadline_us))
         if taken.error is not None:
@@ -165,23 +179,14 @@ class KeyOrder:
         snapshot: Snapshot = taken.value
         try:
             keys, ids = self._read(snapshot)
-            seen = {
-                number: view.next_sequence
-                for (topic, number), view in snapshot.ledgers.items()
-                if topic == self.number
-            }
-        except BaseException:
-            with self._lock:
-                self._let_go()
-            raise
         finally:
             drop_snapshot(self._shard, snapshot)
-        run = make_run(keys, ids)
-        with self._lock:
-            if self._runs is None:
-                return  # The shard has recovered: once more.
-            self._runs = [run] if len(run) else []
-            self._pending = [_younger(*piece, seen) for piece in self._pending]
+        seen = {
+            number: view.next_sequence
+            for (topic, number), view in snapshot.ledgers.items()
+            if topic == self.number
+        }
+        return make_run(keys, ids), seen
 
     def _read(self, snapshot: Snapshot) -> tuple[pa.Array, Int64s]:
         """Keys and ids of all entries that there were."""
