@@ -237,12 +237,23 @@ class Session:
             self.wake()
 
     def flush(self, timeout: float | None) -> None:
-        """Waits until everything that was returned is answered. Raises `timed_out`."""
+        """Waits until everything that was returned so far is answered. Raises `timed_out`."""
         with self.lock:
-            self.machine.urge()
+            mark = self.machine.mark()
             self.wake()
-            if not self._answered.wait_for(self._all_answered, timeout):
-                raise TimedOut(f"not everything returned to {self.topic!r} was answered in time")
+            # A reply that is refused is returned, so that everything has to be waited for.
+            replies = self.replies.busy
+            self._await_answers(
+                lambda: self._all_answered() if replies else self._answered_to(mark), timeout
+            )
+
+    def _await_answers(self, answered: Callable[[], bool], timeout: float | None) -> None:
+        if not self._answered.wait_for(answered, timeout):
+            raise TimedOut(f"not everything returned to {self.topic!r} was answered in time")
+
+    def _answered_to(self, mark: int) -> bool:
+        answered = self._thread is None or self.machine.answered_to(mark)
+        return answered and not self._settling
 
     def _all_answered(self) -> bool:
         answered = self._thread is None or self.machine.all_answered
@@ -283,7 +294,10 @@ class Session:
         until = None if timeout is None else time.monotonic() + timeout
         problem: FastiError | None = None
         try:
-            self.flush(timeout)
+            with self.lock:
+                self.machine.urge()
+                self.wake()
+                self._await_answers(self._all_answered, timeout)
         except FastiError as error:
             problem = error
         with self.lock:

@@ -131,7 +131,7 @@ class ConsumerMachine:
             for run, rows in returned.segments:
                 run.finish(rows)
         if not self.over:
-            self._requests.waiting.append(returned)
+            self._requests.add(returned)
             self.work = True
         return not self.over
 
@@ -172,6 +172,19 @@ class ConsumerMachine:
         if self.gathering.urge() or self.holding.void:
             self.work = True
 
+    def mark(self) -> int:
+        """Has what user code returned so far go; `answered_to` tells when all of it is answered."""
+        self.urge()
+        if not self.over:
+            for returned in self.gathering.take():
+                self._requests.add(returned)
+                self.work = True
+        return self._requests.added
+
+    def answered_to(self, mark: int) -> bool:
+        """Whether everything that was returned before the mark is answered."""
+        return self.over or self._requests.answered_to(mark)
+
     @property
     def all_answered(self) -> bool:
         """Whether everything that user code returned is answered."""
@@ -210,7 +223,7 @@ class ConsumerMachine:
     def _release(self, run: Run, rows: NDArray[np.intp]) -> None:
         """Rows that user code will not begin. Those that expired the broker makes dead."""
         run.finish(rows)
-        self._requests.waiting.append(Return("release", None, [(run, rows)], quiet=True))
+        self._requests.add(Return("release", None, [(run, rows)], quiet=True))
         self.work = True
 
     def _release_unstarted(self, run: Run) -> None:

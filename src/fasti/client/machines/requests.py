@@ -27,8 +27,16 @@ class Requests:
 
     def __init__(self) -> None:
         self.waiting: list[Return] = []
+        # How many returns there were.
+        self.added = 0
         self._open: dict[int, Request] = {}
         self._number = 0
+
+    def add(self, returned: Return) -> None:
+        """A return waits to be written."""
+        self.added += 1
+        returned.place = self.added
+        self.waiting.append(returned)
 
     def next_number(self) -> int:
         """For a request that is not about rows, too."""
@@ -50,6 +58,12 @@ class Requests:
         """Whether nothing waits, and all that is under way is the client's own."""
         return not self.waiting and all(each.returned.quiet for each in self._open.values())
 
+    def answered_to(self, mark: int) -> bool:
+        """The same for those that were added up to then."""
+        return all(returned.place > mark for returned in self.waiting) and all(
+            each.returned.quiet or each.returned.place > mark for each in self._open.values()
+        )
+
     def take_waiting(self) -> list[Return]:
         """What is to be written, the alike as one."""
         returns, self.waiting = merged(self.waiting), []
@@ -57,6 +71,9 @@ class Requests:
 
     def begin(self, returned: Return, now_us: int) -> Request:
         """A return is written."""
+        if not returned.place:
+            self.added += 1
+            returned.place = self.added
         request = Request(self.next_number(), returned, now_us)
         self._open[request.number] = request
         return request

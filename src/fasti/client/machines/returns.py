@@ -121,6 +121,8 @@ class Return:
     again: bool = False
     # Of a nack: when it is due again, if not after the topic's retry delay.
     when: int | DueAt | None = None
+    # How many there were with it: of several that travel as one, that of the first.
+    place: int = 0
 
     @property
     def renews(self) -> bool:
@@ -216,6 +218,7 @@ def merged(returns: list[Return]) -> list[Return]:
             result.append(alike[name])
         else:
             known.segments.extend(returned.segments)
+            known.place = min(known.place, returned.place)
     return result
 
 
