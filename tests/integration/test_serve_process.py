@@ -250,7 +250,7 @@ def test_a_broker_whose_starter_was_killed_ends_by_itself(tmp_path: Path) -> Non
 _ON_A_BAD_DISK = """
 import os, pathlib, sys
 import fasti.storage.directory as directory
-import fasti.storage.files as files
+import fasti.storage.files.disk as files
 from fasti.cli.main import app
 from fasti.errors import Corruption
 

@@ -242,22 +242,18 @@ class Session:
             mark = self.machine.mark()
             self.wake()
             # A reply that is refused is returned, so that everything has to be waited for.
-            replies = self.replies.busy
-            self._await_answers(
-                lambda: self._all_answered() if replies else self._answered_to(mark), timeout
-            )
+            self._await_answers(None if self.replies.busy else mark, timeout)
 
-    def _await_answers(self, answered: Callable[[], bool], timeout: float | None) -> None:
-        if not self._answered.wait_for(answered, timeout):
+    def _await_answers(self, mark: int | None, timeout: float | None) -> None:
+        """Waits for what was returned before the mark; without one for everything, replies too."""
+
+        def is_answered() -> bool:
+            if self._settling or (mark is None and self.replies.busy):
+                return False
+            return self._thread is None or self.machine.is_answered(mark)
+
+        if not self._answered.wait_for(is_answered, timeout):
             raise TimedOut(f"not everything returned to {self.topic!r} was answered in time")
-
-    def _answered_to(self, mark: int) -> bool:
-        answered = self._thread is None or self.machine.answered_to(mark)
-        return answered and not self._settling
-
-    def _all_answered(self) -> bool:
-        answered = self._thread is None or self.machine.all_answered
-        return answered and not self._settling and not self.replies.busy
 
     def _notify_answered(self) -> None:
         with self.lock:
@@ -297,7 +293,7 @@ class Session:
             with self.lock:
                 self.machine.urge()
                 self.wake()
-                self._await_answers(self._all_answered, timeout)
+                self._await_answers(None, timeout)
         except FastiError as error:
             problem = error
         with self.lock:

@@ -173,7 +173,7 @@ class ConsumerMachine:
             self.work = True
 
     def mark(self) -> int:
-        """Has what user code returned so far go; `answered_to` tells when all of it is answered."""
+        """Has what user code returned so far go; `is_answered` tells when all of it is answered."""
         self.urge()
         if not self.over:
             for returned in self.gathering.take():
@@ -181,15 +181,13 @@ class ConsumerMachine:
                 self.work = True
         return self._requests.added
 
-    def answered_to(self, mark: int) -> bool:
-        """Whether everything that was returned before the mark is answered."""
-        return self.over or self._requests.answered_to(mark)
-
-    @property
-    def all_answered(self) -> bool:
-        """Whether everything that user code returned is answered."""
-        acks = any(run.acks for run in self.gathering.runs)
-        return self.over or (self._requests.all_answered and not acks)
+    def is_answered(self, mark: int | None) -> bool:
+        """Whether everything that was returned before the mark is answered; without one, all."""
+        if self.over:
+            return True
+        if mark is not None:
+            return self._requests.answered_to(mark)
+        return self._requests.all_answered and not any(run.acks for run in self.gathering.runs)
 
     def drain(self) -> None:
         """Takes no more and gives back what was not started; what is in hand stays leased."""
@@ -315,7 +313,11 @@ class ConsumerMachine:
             return 0.0
         self._watching = stall_s < wait_s
         wait_s = min(wait_s, stall_s)
-        self._reach()
+        unsent = self.gathering.runs or self._requests.waiting
+        if self.holding.takers and not unsent and not self.holding.holds_any:
+            # A taker waits although all that came is in hand: so there are more hands.
+            self.credit.reach(self.custody.unfinished)
+            self.gathering.fit(self.credit.window.size)
         if now.s < self._retry_at:
             return min(wait_s, self._retry_at - now.s)
         if self._requests.waiting and self._requests.has_room:
@@ -383,14 +385,6 @@ class ConsumerMachine:
                 self.credit.measure(returned.segments[-1], now.us)
                 self.gathering.fit(self.credit.window.size)
         return self._requests.begin(returned, now.us)
-
-    def _reach(self) -> None:
-        """A taker waits although all that came is in hand: so there are more hands."""
-        holding = self.holding
-        unsent = self.gathering.runs or self._requests.waiting
-        if holding.takers and not unsent and not holding.holds_any:
-            self.credit.reach(self.custody.unfinished)
-            self.gathering.fit(self.credit.window.size)
 
     def _stall_s(self, now: Now) -> float:
         if self._draining or self.closing:

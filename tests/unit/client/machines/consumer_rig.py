@@ -299,7 +299,7 @@ class Rig:
             while self.in_hand:
                 self.finish("ack")
             done = all(message.state == "done" for message in self.broker.messages)
-            if done and self.machine.all_answered and not self.machine.custody.unfinished:
+            if done and self.machine.is_answered(None) and not self.machine.custody.unfinished:
                 break
             self.advance(20_000)
         else:
