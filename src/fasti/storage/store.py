@@ -28,7 +28,7 @@ from fasti.core.kv.commands import KvExpire, LoadRemoved
 from fasti.core.log.order import LoadKeys
 from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
-from fasti.errors import Corruption, FastiError, NotFound
+from fasti.errors import Corruption, FastiError, NotFound, StorageFull
 from fasti.storage.checkpoint import CheckpointWriter, Written
 from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame, StoredFrame, body_bytes
@@ -145,7 +145,13 @@ class ShardStore:
         if self._uncertain:
             self.version = self._stored_version()
         writer = CheckpointWriter(
-            self.blocks, self.payloads, self.manifest, plan, pace, self.journal.epoch
+            self.blocks,
+            self.payloads,
+            self.manifest,
+            plan,
+            pace,
+            self.journal.epoch,
+            self.capacity.release_spare,
         )
         try:
             written = writer.write()
@@ -165,7 +171,7 @@ class ShardStore:
 
     def _switch(self, writer: CheckpointWriter, written: Written) -> int:
         try:
-            return self.blocks.switch_manifest(self.version, written.manifest.encode())
+            return self._switch_manifest(written.manifest.encode())
         except BaseException:
             # No number serves twice: neither of what stays, nor of what could not be deleted.
             self.manifest.next_block = writer.next_block
@@ -175,6 +181,14 @@ class ShardStore:
                 # It can be read but may not be durable: the blocks of both must stay.
                 self._uncertain |= written.manifest.names
             raise
+
+    def _switch_manifest(self, manifest: bytes) -> int:
+        try:
+            return self.blocks.switch_manifest(self.version, manifest)
+        except StorageFull:
+            if not self._is_unchanged() or not self.capacity.release_spare():
+                raise
+            return self.blocks.switch_manifest(self.version, manifest)
 
     def _is_unchanged(self) -> bool:
         try:

@@ -155,14 +155,14 @@ def test_one_that_is_about_to_be_taken_is_not_in_hand(
     stream = opened(transport)
     eventually(lambda: session.machine.credit.count == 1)
     stream.lease(1, [1], [NOW_US])
+    eventually(lambda: session.machine.custody.unfinished == 1)
     monkeypatch.setattr(session.holding, "takers", 1)
     with session.lock:
-        session.machine._reach()
+        session.machine._wait_s(session.taking.now())
     assert session.machine.credit.window.size == 1
-    messages = iter(consumer)
-    first = next(messages)
+    first = next(iter(consumer))
     with session.lock:
-        session.machine._reach()
+        session.machine._wait_s(session.taking.now())
     assert session.machine.credit.window.size == 2
     first.ack()
 
