@@ -34,7 +34,7 @@ Every error that a caller may meet is a class below `FastiError`, and has
         ├── StorageFull             storage_full         retryable; nothing was written
         ├── StorageFailed           storage_failed       what was under way is unknown
         ├── Corruption              corruption           file and offset are named
-        ├── NewerFormat             newer_format         written by a newer version; not touched
+        ├── NewerFormat             newer_format         of a format that this version can't read; not touched
         ├── DataDirLocked           locked               another process has the directory open
         └── ClockBehind             clock_behind         the disk is far ahead of the wall clock
 
@@ -341,7 +341,7 @@ class Corruption(StorageError):
 
 
 class NewerFormat(StorageError):
-    """The file was written by a newer version; it was read no further and not changed."""
+    """Another version of Fasti wrote the file, mostly a newer one; it was read no further and not changed."""
 
     code = "newer_format"
 

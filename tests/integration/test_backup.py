@@ -244,6 +244,23 @@ def test_what_a_backup_and_a_restore_refuse(filled: fasti.Client, tmp_path: Path
         restore(tmp_path / "backup", tmp_path / "again")
 
 
+@pytest.mark.parametrize(
+    "version",
+    ["files.journal_segment.SEGMENT_FORMAT_VERSION", "manifest.MANIFEST_DATA_VERSION"],
+)
+def test_a_backup_of_another_version_is_refused_before_anything_is_written(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(f"fasti.storage.{version}", 7)
+        with fasti.connect(f"embedded:{tmp_path / 'data'}") as client:
+            fill(client)
+            client.backup(tmp_path / "backup")
+    with pytest.raises(NewerFormat, match=r"format 7, which another version.*up to 1"):
+        restore(tmp_path / "backup", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 def test_a_damaged_backup_is_told(filled: fasti.Client, tmp_path: Path) -> None:
     filled.backup(tmp_path / "backup")
     names = [f for f in (tmp_path / "backup").rglob("*") if f.is_file() and f.name != "BACKUP"]

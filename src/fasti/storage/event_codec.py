@@ -30,6 +30,7 @@ from fasti.core.journaled import EVENTS
 from fasti.core.keys import FIELDS, Rows
 from fasti.core.replies import Frame
 from fasti.errors import NewerFormat
+from fasti.storage.formats import check_format
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -51,8 +52,8 @@ def _layout(code: int) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Names of an event's scalars, and names and kinds of its columns."""
     if code not in EVENTS:
         raise NewerFormat(
-            f"a journal frame has an event of code {code}, which a newer version wrote; this one "
-            f"knows codes up to {max(EVENTS)}",
+            f"a journal frame has an event of code {code}, which this version of Fasti does not know "
+            f"(the highest is {max(EVENTS)}): use the version that wrote it",
             found=code,
             supported=max(EVENTS),
         )
@@ -142,13 +143,7 @@ def _read_head(body: memoryview) -> tuple[dict[str, Any], int]:
     (length,) = _HEAD.unpack_from(body)
     end = _HEAD.size + length
     head = json.loads(bytes(body[_HEAD.size : end]))
-    if head["v"] > BODY_FORMAT_VERSION:
-        raise NewerFormat(
-            f"a journal frame has format {head['v']}, written by a newer version; this one reads up "
-            f"to {BODY_FORMAT_VERSION}",
-            found=head["v"],
-            supported=BODY_FORMAT_VERSION,
-        )
+    check_format("a journal frame", head["v"], BODY_FORMAT_VERSION)
     return head, end
 
 

@@ -1,7 +1,7 @@
 """The manifest: which blocks count, and where the journal goes on from them.
 
 It is a small JSON document that the block store switches atomically; everything that it names is
-durable before. A manifest from a newer version is refused and nothing is touched.
+durable before. A manifest of another format is refused and nothing is touched.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasti.errors import NewerFormat
 from fasti.storage.blocks import BlockStore
+from fasti.storage.formats import check_format
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.runs import Block, epoch_in
 
@@ -78,13 +78,7 @@ class Manifest:
     def decode(cls, data: bytes) -> Manifest:
         """Back from the block store."""
         document = json.loads(data)
-        if document["format"] > MANIFEST_DATA_VERSION:
-            raise NewerFormat(
-                f"the manifest has format {document['format']}, written by a newer version; this one "
-                f"reads up to {MANIFEST_DATA_VERSION}",
-                found=document["format"],
-                supported=MANIFEST_DATA_VERSION,
-            )
+        check_format("the manifest", document["format"], MANIFEST_DATA_VERSION)
         first, last = document["seed"]
         return cls(
             int(document["incarnation"]),

@@ -34,7 +34,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from fasti.errors import Corruption, NewerFormat
+from fasti.errors import Corruption
+from fasti.storage.formats import check_format
 from fasti.storage.frames import body_checksum
 
 if TYPE_CHECKING:
@@ -155,13 +156,7 @@ def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
     # Before the version, so that one that rotted is not taken for a newer one.
     if verify and _checksum(data[: _HEADER.size], [data[_HEADER.size :]]) != checksum:
         raise Corruption(f"{name}: checksum", file=name, offset=0)
-    if version > BLOCK_FORMAT_VERSION:
-        raise NewerFormat(
-            f"{name} has format {version}, written by a newer version; this one reads up to "
-            f"{BLOCK_FORMAT_VERSION}",
-            found=version,
-            supported=BLOCK_FORMAT_VERSION,
-        )
+    check_format(name, version, BLOCK_FORMAT_VERSION)
     if head_bytes > length or _size(head_bytes, length) != len(data):
         raise Corruption(f"{name}: length", file=name, offset=24)
     begin = _begin(_pieces(head_bytes, length))

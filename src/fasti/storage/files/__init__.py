@@ -11,7 +11,9 @@ from fasti.storage.files.disk import (
     Lock,
     checked_name,
     folder_of,
+    read_whole,
     replace_by_rename,
+    size_of,
     translated,
 )
 
@@ -23,6 +25,8 @@ __all__ = [
     "Lock",
     "checked_name",
     "folder_of",
+    "read_whole",
     "replace_by_rename",
+    "size_of",
     "translated",
 ]

@@ -30,12 +30,12 @@ from fasti.errors import (
     Corruption,
     FastiError,
     Fenced,
-    NewerFormat,
     NotFound,
     StorageFailed,
 )
 from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, checked_block_name
 from fasti.storage.files import Files, folder_of
+from fasti.storage.formats import check_format
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from fasti.storage.blocks import BlockStore
 
 MANIFEST_FORMAT_VERSION = 1
+# Where a data directory has its manifest.
+MANIFEST_PATH = f"blocks/{MANIFEST_NAME}"
 
 _MAGIC = b"FASTIMAN"
 _FIELDS = struct.Struct("<8sI4xQQ")
@@ -68,13 +70,7 @@ def decode_manifest(content: bytes, name: str) -> tuple[int, bytes]:
     if _CHECKSUM.unpack_from(content, _FIELDS.size)[0] != _digest(fields, data):
         raise Corruption(f"{name}: checksum", file=name, offset=0)
     _, found, version, length = _FIELDS.unpack(fields)
-    if found > MANIFEST_FORMAT_VERSION:
-        raise NewerFormat(
-            f"{name} has format {found}, written by a newer version; "
-            f"this one reads up to {MANIFEST_FORMAT_VERSION}",
-            found=found,
-            supported=MANIFEST_FORMAT_VERSION,
-        )
+    check_format(name, found, MANIFEST_FORMAT_VERSION)
     if length != len(data):
         raise Corruption(f"{name}: length", file=name, offset=len(content))
     return version, data

@@ -186,6 +186,24 @@ def translated(error: OSError, path: str) -> FastiError:
     return StorageFailed(reason, details=details)
 
 
+def read_whole(files: Files, name: str, bytes_max: int | None = None) -> bytes:
+    """A file's bytes, or the first of them."""
+    file = files.open(name, writable=False)
+    try:
+        return file.read_at(0, file.size if bytes_max is None else bytes_max)
+    finally:
+        file.close()
+
+
+def size_of(files: Files, name: str) -> int:
+    """A file's length in bytes."""
+    file = files.open(name, writable=False)
+    try:
+        return file.size
+    finally:
+        file.close()
+
+
 def replace_by_rename(files: Files, name: str, data: bytes) -> None:
     """`Files.replace` in terms of the other calls: new bytes first, then the name, atomically."""
     temporary = f"{name}.tmp"

@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from fasti.errors import Corruption, NewerFormat
+from fasti.errors import Corruption
 from fasti.storage.files import File, Files, folder_of
+from fasti.storage.formats import check_format
 from fasti.storage.frames import (
     ALIGNMENT,
     FORMAT_VERSION,
@@ -120,24 +121,12 @@ def decode_segment_header(data: bytes, name: str) -> SegmentHeader:
     if xxh3_64_intdigest(data[: _FIELDS.size]) != checksum:
         raise Corruption(f"{name}: segment header checksum", file=name, offset=0)
     _, version, *fields = _FIELDS.unpack_from(data)
-    if version > SEGMENT_FORMAT_VERSION:
-        raise newer_format(name, 0, version, SEGMENT_FORMAT_VERSION)
+    check_format(name, version, SEGMENT_FORMAT_VERSION, file=name, offset=0)
     header = SegmentHeader(*fields)
     if not name.endswith(f"{header.first_sequence:020d}{SEGMENT_SUFFIX}"):
         reason = f"holds segment {header.first_sequence}"
         raise Corruption(f"{name}: {reason}", file=name, offset=0)
     return header
-
-
-def newer_format(name: str, offset: int, found: int, supported: int) -> NewerFormat:
-    """The error for something that a newer version wrote."""
-    return NewerFormat(
-        f"{name} at {offset}: format {found} was written by a newer version; "
-        f"this one reads up to {supported}",
-        found=found,
-        supported=supported,
-        details={"file": name, "offset": offset},
-    )
 
 
 @dataclass(slots=True)
@@ -187,7 +176,8 @@ def walk(
         header = decode_header(view, found.end)
         found.problem = _problem(view, found.end, header, segment, expected, bodies)
         if found.problem == _NEWER and header is not None:
-            raise newer_format(name, found.end, header.version, FORMAT_VERSION)
+            place = {"file": name, "offset": found.end}
+            check_format(f"{name} at {found.end}", header.version, FORMAT_VERSION, **place)
         if found.problem is not None or header is None:
             resumed = _place_of(view, found.end + ALIGNMENT, segment, expected)
             if resumed is None:
@@ -204,7 +194,7 @@ def walk(
         found.end += frame_bytes(header.body_length)
 
 
-_NEWER = "written by a newer version"
+_NEWER = "of a newer format"
 
 
 def _problem(

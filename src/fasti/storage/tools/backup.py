@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from xxhash import xxh3_64_intdigest
 
-from fasti.errors import Corruption, InvalidArgument, NewerFormat
+from fasti.errors import Corruption, InvalidArgument
 from fasti.storage.blocks import MANIFEST_NAME, BlockStore
-from fasti.storage.files import File, Files, LocalFiles
+from fasti.storage.files import File, Files, LocalFiles, read_whole
 from fasti.storage.files.blocks import FileBlocks, encode_manifest
 from fasti.storage.files.journal_recovery import Chain, close_chain, read_chain
 from fasti.storage.files.journal_segment import (
@@ -38,6 +38,7 @@ from fasti.storage.files.journal_segment import (
 )
 from fasti.storage.files.journal_table import SegmentTable
 from fasti.storage.files.rebase import BACKUP_NAME, refuse_unfinished
+from fasti.storage.formats import check_format
 from fasti.storage.frames import (
     BEGIN,
     END,
@@ -455,29 +456,13 @@ def describe(files: Files, path: str) -> Description:
         )
     try:
         document = json.loads(read_whole(files, BACKUP_NAME))
-        found = document["format"]
-        if found > BACKUP_FORMAT_VERSION:
-            raise NewerFormat(
-                f"the backup has format {found}, written by a newer version; this one reads up to "
-                f"{BACKUP_FORMAT_VERSION}",
-                found=found,
-                supported=BACKUP_FORMAT_VERSION,
-            )
+        check_format("the backup", document["format"], BACKUP_FORMAT_VERSION)
         listed = {name: (size, int(digest, 16)) for name, size, digest in document["files"]}
         place = (document["position"], document["last"], document["at_us"])
         return Description(document["shard"], *place, listed)
     except (ValueError, KeyError, TypeError) as error:
         message = f"{path}/{BACKUP_NAME} makes no sense: {error!r}"
         raise Corruption(message, file=BACKUP_NAME, offset=0) from error
-
-
-def read_whole(files: Files, name: str) -> bytes:
-    """A file's bytes."""
-    file = files.open(name, writable=False)
-    try:
-        return file.read_at(0, file.size)
-    finally:
-        file.close()
 
 
 def _shard_of(files: Files) -> str | None:

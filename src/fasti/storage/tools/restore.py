@@ -10,6 +10,7 @@ doesn't open, and a restore that was interrupted is run again and begins anew.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from xxhash import xxh3_64
 from fasti.core.engine import Engine
 from fasti.errors import AlreadyExists, Corruption, NotFound
 from fasti.storage.file_storage import check_sizes
-from fasti.storage.files import LOCK_NAME, Files, LocalFiles, rebase
-from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files import LOCK_NAME, Files, LocalFiles, read_whole, rebase
+from fasti.storage.files.blocks import MANIFEST_PATH, FileBlocks, decode_manifest
 from fasti.storage.files.journal_recovery import close_chain, read_chain
+from fasti.storage.files.journal_segment import SEGMENT_HEADER_BYTES, decode_segment_header
 from fasti.storage.files.rebase import RESTORING_NAME
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
@@ -53,13 +55,15 @@ class Restored:
 def restore(backup: Path, target: Path, progress: Progress | None = None) -> Restored:
     """Makes a data directory from a backup.
 
-    Raises `AlreadyExists` if the target isn't empty, `Corruption` if the backup is incomplete or
-    damaged, `NewerFormat` if a newer version took it. After a failure the target can't be opened.
+    Raises `AlreadyExists` if the target isn't empty, and `NewerFormat` if another version took the
+    backup: nothing was written then. Raises `Corruption` if the backup is incomplete or damaged; after
+    that, and after any other failure, the target can't be opened.
     """
     if not backup.is_dir():
         raise NotFound(f"{backup} is not there")
     source = LocalFiles(backup)
     described = describe(source, str(backup))
+    _check_formats(source, described)
     _check_empty(target)
     files = LocalFiles(target)
     lock = files.lock()
@@ -77,6 +81,19 @@ def restore(backup: Path, target: Path, progress: Progress | None = None) -> Res
     files.sync_directory("")
     place = (described.shard, described.last, described.at_us)
     return Restored(str(target), *place, f"{manifest.incarnation:016x}", topics, size)
+
+
+def _check_formats(source: Files, described: Description) -> None:
+    """Raises `NewerFormat` before anything is written; damage is found while files are copied.
+
+    The format of a segment grows with every other one, so that blocks need not be looked at.
+    """
+    for name in described.files:
+        with suppress(Corruption, NotFound):
+            if name == MANIFEST_PATH:
+                Manifest.decode(decode_manifest(read_whole(source, name), name)[1])
+            elif name.startswith("journal/"):
+                decode_segment_header(read_whole(source, name, SEGMENT_HEADER_BYTES), name)
 
 
 def _check_empty(target: Path) -> None:

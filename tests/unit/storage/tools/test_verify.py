@@ -163,7 +163,7 @@ def test_a_newer_format_is_told_and_not_repaired() -> None:
     assert [(f.file, f.offset, f.kind) for f in verify(files).findings] == [
         (NAMES[0], 64 + STEP, "newer_format")
     ]
-    with pytest.raises(Corruption, match="newer version"):
+    with pytest.raises(Corruption, match="has format 2, which another version"):
         repair(files)
 
 
