@@ -7,6 +7,7 @@ help and the row in docs/settings.md.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,24 +58,46 @@ class Setting:
         return self.key.rpartition(".")[0]
 
 
-_SHARD, _GUARD, _LIMITS = ShardSettings(), GuardSettings(), Limits()
+# A field of the library's settings tells by its unit what values it takes, and its key is its name
+# without the unit; these have a better one.
+_UNIT = re.compile("_(bytes|us|ms)(?=_|$)")
+_KEYS = {
+    "segment_bytes": "segment_size",
+    "checkpoint_bytes": "checkpoint_size",
+    "checkpoint_bytes_per_s": "checkpoint_rate",
+    "backup_bytes_per_s": "backup_rate",
+    "scrub_bytes_per_s": "scrub_rate",
+    "feed_bytes": "feed_size",
+    "stall_us": "stall_after",
+    "first_bytes_max": "first_bytes_max",
+    "first_call_us": "first_call_within",
+}
+_KINDS: dict[str, ValueKind] = {
+    "durability": Choice(tuple(Durability)),
+    "memory_bytes": Size(least=1 << 20),
+    "segment_bytes": Size(least=1 << 16),
+    "scrub_interval_us": Length("us", least=0),
+    "feed_age_us": Length("us", least=0),
+    "feed_bytes": Size(least=0),
+    "caller_share": WholeNumber(most=100),
+}
+_KINDS_BY_UNIT: dict[str, ValueKind] = {"bytes": Size(), "us": Length("us"), "ms": Length("ms")}
 
 
-def _shard(key: str, field: str, kind: ValueKind, meaning: str) -> Setting:
-    return Setting(key, kind, getattr(_SHARD, field), meaning, field)
+def _of_library(section: str, defaults: object, meanings: dict[str, str]) -> tuple[Setting, ...]:
+    return tuple(_of_field(section, defaults, *item) for item in meanings.items())
 
 
-def _guard(key: str, field: str, kind: ValueKind, meaning: str) -> Setting:
-    return Setting(f"guard.{key}", kind, getattr(_GUARD, field), meaning, field)
-
-
-def _limit(key: str, field: str, kind: ValueKind, meaning: str) -> Setting:
-    return Setting(f"limits.{key}", kind, getattr(_LIMITS, field), meaning, field)
+def _of_field(section: str, defaults: object, field: str, meaning: str) -> Setting:
+    key = section + (_KEYS.get(field) or _UNIT.sub("", field))
+    unit = _UNIT.search(field)
+    kind = _KINDS.get(field) or (_KINDS_BY_UNIT[unit[1]] if unit else WholeNumber())
+    return Setting(key, kind, getattr(defaults, field), meaning, field)
 
 
 BROKER: tuple[Setting, ...] = (
     Setting(
-        "data", FilePath(), Path("fasti-data"), "The data directory; it is made if it isn't there."
+        "data", FilePath(), Path("fasti-data"), "The data directory; created if it doesn't exist."
     ),
     Setting(
         "clone",
@@ -148,225 +171,77 @@ BROKER: tuple[Setting, ...] = (
     ),
 )
 
-SHARD: tuple[Setting, ...] = (
-    _shard(
-        "memory",
-        "memory_bytes",
-        Size(least=1 << 20),
-        "Memory for everything that the broker remembers: pending messages (32 bytes a row) and their keys, topics, groups, producers, schedules and the rest. Beyond it whatever takes more answers `overloaded`. See [operating](operating.md#memory) for what counts, and what comes on top.",
-    ),
-    Setting(
-        "durability",
-        Choice(tuple(Durability)),
-        str(_SHARD.durability),
-        "When a mutation is answered: `always` after its frame is synced, `interval` after it is written. See [operating](operating.md#durability).",
-        "durability",
-    ),
-    _shard(
-        "sync_interval",
-        "sync_interval_ms",
-        Length("ms"),
-        "With `interval`, how long written frames wait for their sync at most.",
-    ),
-    _shard(
-        "segment_size",
-        "segment_bytes",
-        Size(least=1 << 16),
-        "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
-    ),
-    _shard(
-        "checkpoint_size",
-        "checkpoint_bytes",
-        Size(),
-        "A checkpoint begins when the journal has grown by this much since the last one.",
-    ),
-    _shard(
-        "checkpoint_rate",
-        "checkpoint_bytes_per_s",
-        Size(),
-        "How fast a checkpoint writes, per second, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_size`.",
-    ),
-    _shard(
-        "backup_rate",
-        "backup_bytes_per_s",
-        Size(),
-        "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. A caller may ask for less.",
-    ),
-    _shard(
-        "scrub_interval",
-        "scrub_interval_us",
-        Length("us"),
-        "How often everything that is stored is read, to find [damage](operating.md#damage-and-what-to-do-about-it) before a reader does. 0: never.",
-    ),
-    _shard(
-        "scrub_rate",
-        "scrub_bytes_per_s",
-        Size(),
-        "How fast that is read, per second.",
-    ),
-    _shard(
-        "feed_age",
-        "feed_age_us",
-        Length("us"),
-        "How far back the change feed reaches: the journal is kept for so long after it is needed for anything else, if `feed_size` allows it. See [the change feed](guides/changes.md).",
-    ),
-    _shard(
-        "feed_size",
-        "feed_bytes",
-        Size(least=0),
-        "How much of the journal is kept for the change feed at most. When the disk is full it is given up first.",
-    ),
-    _shard(
-        "stall_after",
-        "stall_us",
-        Length("us"),
-        "A thread of the broker that makes no progress for so long, though it has work, is told in the log, and by `/healthz` as 503. See [operating](operating.md#when-a-thread-stops).",
-    ),
-    _shard(
-        "clock_leap_max",
-        "clock_leap_max_us",
-        Length("us"),
-        "A wall clock that leaps ahead by more is not believed at first. See [the clock](operating.md#the-clock).",
-    ),
-    _shard(
-        "clock_leap_lasts",
-        "clock_leap_lasts_us",
-        Length("us"),
-        "How long such a leap must have lasted to be believed. `fasti clock accept` says so at once.",
-    ),
-    _shard(
-        "clock_behind_max",
-        "clock_behind_max_us",
-        Length("us"),
-        "At the start: by how much the wall clock may be behind the last event on disk. Beyond it the broker does not start, because one of them is wrong.",
-    ),
-    _shard(
-        "leases_max",
-        "leases_max",
-        WholeNumber(),
-        "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
-    ),
-    _shard(
-        "inbox_rows_max",
-        "inbox_rows_max",
-        WholeNumber(),
-        "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`, beyond twice as many everything does. At least `limits.batch_rows_max`.",
-    ),
+SHARD = _of_library(
+    "",
+    ShardSettings(),
+    {
+        "memory_bytes": "Memory for everything that the broker remembers: pending messages (32 bytes a row) and their keys, topics, groups, producers, schedules and the rest. Beyond it whatever takes more answers `overloaded`. See [operating](operating.md#memory) for what counts, and what comes on top.",
+        "durability": "When a mutation is answered: `always` after its frame is synced, `interval` after it is written. See [operating](operating.md#durability).",
+        "sync_interval_ms": "With `interval`, how long written frames wait for their sync at most.",
+        "segment_bytes": "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
+        "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one.",
+        "checkpoint_bytes_per_s": "How fast a checkpoint writes, per second, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_size`.",
+        "backup_bytes_per_s": "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. A caller may ask for less.",
+        "scrub_interval_us": "How often everything that is stored is read, to find [damage](operating.md#damage-and-what-to-do-about-it) before a reader does. `0s`: never.",
+        "scrub_bytes_per_s": "How fast that is read, per second.",
+        "feed_age_us": "How far back the change feed reaches: the journal is kept for so long after it is needed for anything else, if `feed_size` allows it. See [the change feed](guides/changes.md).",
+        "feed_bytes": "How much of the journal is kept for the change feed at most. When the disk is full it is given up first.",
+        "stall_us": "A thread of the broker that makes no progress for so long, though it has work, is reported in the log, and by `/healthz` as 503. See [operating](operating.md#when-a-thread-stops).",
+        "clock_leap_max_us": "A wall clock that leaps ahead by more is not believed at first. See [the clock](operating.md#the-clock).",
+        "clock_leap_lasts_us": "How long such a leap must have lasted to be believed. `fasti clock accept` says so at once.",
+        "clock_behind_max_us": "At the start: by how much the wall clock may be behind the last event on disk. Beyond it the broker does not start, because one of them is wrong.",
+        "leases_max": "How many leases may be out at a time. Beyond it nothing more is handed out until one ends.",
+        "inbox_rows_max": "Rows that may wait for the sequencer. Beyond it produce answers `overloaded`, beyond twice as many everything does. At least `limits.batch_rows_max`.",
+    },
 )
 
-GUARD: tuple[Setting, ...] = (
-    _guard(
-        "first_bytes_max",
-        "first_bytes_max",
-        Size(),
-        "With `credentials`: bytes that a connection may bring before a call of it was let in; then it is ended.",
-    ),
-    _guard(
-        "first_call_within",
-        "first_call_us",
-        Length("us"),
-        "A connection of which no call was let in for so long is ended.",
-    ),
-    _guard(
-        "waiting_max",
-        "waiting_max",
-        WholeNumber(),
-        "Connections that may wait for their first call; the oldest is ended when there are more.",
-    ),
-    _guard(
-        "request_max",
-        "request_bytes_max",
-        Size(),
-        "Bytes that a connection may bring until the broker has received a request or a batch from it; then it is ended. At least twice `limits.batch_max`.",
-    ),
+GUARD = _of_library(
+    "guard.",
+    GuardSettings(),
+    {
+        "first_bytes_max": "With `credentials`: bytes that a connection may bring before a call of it was let in; then it is ended.",
+        "first_call_us": "A connection of which no call was let in for so long is ended.",
+        "waiting_max": "Connections that may wait for their first call; the oldest is ended when there are more.",
+        "request_bytes_max": "Bytes that a connection may bring until the broker has received a request or a batch from it; then it is ended. At least twice `limits.batch_max`.",
+    },
 )
 
-LIMITS: tuple[Setting, ...] = (
-    _limit("payload_max", "payload_bytes_max", Size(), "Bytes of one payload."),
-    _limit(
-        "headers_max",
-        "headers_bytes_max",
-        Size(),
-        "Bytes of one message's header names and values together.",
-    ),
-    _limit("key_max", "key_bytes_max", Size(), "Bytes of a key, as UTF-8."),
-    _limit("subject_max", "subject_bytes_max", Size(), "Bytes of a subject, as UTF-8."),
-    _limit("batch_max", "batch_bytes_max", Size(), "Bytes of one batch."),
-    _limit("batch_rows_max", "batch_rows_max", WholeNumber(), "Rows of one batch."),
-    _limit("reason_max", "reason_bytes_max", Size(), "Bytes of the reason of a nack or reject."),
-    _limit("name_max", "name_bytes_max", Size(), "Bytes of a topic's, owner's or consumer's name."),
-    _limit("topics_max", "topics_max", WholeNumber(), "Topics of a shard."),
-    _limit("lease_min", "lease_us_min", Length("us"), "The shortest lease."),
-    _limit("lease_max", "lease_us_max", Length("us"), "The longest lease."),
-    _limit("page_rows_max", "page_rows_max", WholeNumber(), "Rows of one page of a list."),
-    _limit(
-        "consumers_waiting_max",
-        "consumers_waiting_max",
-        WholeNumber(),
-        "Sessions that may wait for messages of one topic.",
-    ),
-    _limit("snapshots_max", "snapshots_max", WholeNumber(), "Snapshots that may be open."),
-    _limit("stages_max", "stages_max", WholeNumber(), "Stages that may be open."),
-    _limit(
-        "producers_max",
-        "producers_max",
-        WholeNumber(),
-        "Producers whose last batches are remembered. Beyond it those silent for longest are forgotten, none within an hour of its last batch; until then a new one is refused.",
-    ),
-    _limit(
-        "sinks_max",
-        "sinks_max",
-        WholeNumber(),
-        "Sinks whose last batch is remembered; one more is refused until one is forgotten.",
-    ),
-    _limit("bindings_max", "bindings_max", WholeNumber(), "Bindings of one topic."),
-    _limit("groups_max", "groups_max", WholeNumber(), "Consumer groups of one log."),
-    _limit("schedules_max", "schedules_max", WholeNumber(), "Schedules of one topic."),
-    _limit(
-        "schedule_max", "schedule_bytes_max", Size(), "Bytes of one schedule, payload included."
-    ),
-    _limit(
-        "watchers_max", "watchers_max", WholeNumber(), "Follow-readers and watchers of the broker."
-    ),
-    _limit(
-        "sessions_max",
-        "sessions_max",
-        WholeNumber(),
-        "Sessions that may be open: consumers, followers, watchers. Each costs the broker two threads.",
-    ),
-    _limit(
-        "intakes_max",
-        "intakes_max",
-        WholeNumber(),
-        "Produce streams that may be open. Each costs the broker two threads.",
-    ),
-    _limit("reads_max", "reads_max", WholeNumber(), "Reads that may be under way."),
-    _limit("calls_max", "calls_max", WholeNumber(), "Calls that may be under way."),
-    _limit("backups_max", "backups_max", WholeNumber(), "Backups that may be under way."),
-    _limit(
-        "inboxes_max",
-        "inboxes_max",
-        WholeNumber(),
-        "Of the topics, inboxes in which callers wait for replies.",
-    ),
-    _limit(
-        "caller_share",
-        "caller_share",
-        WholeNumber(most=100),
-        "How many percent of each limit that callers share one of them may use. See [operating](operating.md#limits-that-callers-share).",
-    ),
-    _limit(
-        "credit_max",
-        "credit_max",
-        WholeNumber(),
-        "Messages that one session may have asked for and not got yet.",
-    ),
-    _limit(
-        "session_silence",
-        "session_silence_us",
-        Length("us"),
-        "How long nothing may come from a consumer's session. Half of that, and it gets nothing more; beyond it is ended. See [operating](operating.md#silent-consumers).",
-    ),
+LIMITS = _of_library(
+    "limits.",
+    Limits(),
+    {
+        "payload_bytes_max": "Bytes of one payload.",
+        "headers_bytes_max": "Bytes of one message's header names and values together.",
+        "key_bytes_max": "Bytes of a key, as UTF-8.",
+        "subject_bytes_max": "Bytes of a subject, as UTF-8.",
+        "batch_bytes_max": "Bytes of one batch.",
+        "batch_rows_max": "Rows of one batch.",
+        "reason_bytes_max": "Bytes of the reason of a nack or reject.",
+        "name_bytes_max": "Bytes of a topic's, owner's or consumer's name.",
+        "topics_max": "Topics of a shard.",
+        "lease_us_min": "The shortest lease.",
+        "lease_us_max": "The longest lease.",
+        "page_rows_max": "Rows of one page of a list.",
+        "consumers_waiting_max": "Sessions that may wait for messages of one topic.",
+        "snapshots_max": "Snapshots that may be open.",
+        "stages_max": "Stages that may be open.",
+        "producers_max": "Producers whose last batches are remembered. Beyond it those silent for longest are forgotten, none within an hour of its last batch; until then a new one is refused.",
+        "sinks_max": "Sinks whose last batch is remembered; one more is refused until one is forgotten.",
+        "bindings_max": "Bindings of one topic.",
+        "groups_max": "Consumer groups of one log.",
+        "schedules_max": "Schedules of one topic.",
+        "schedule_bytes_max": "Bytes of one schedule, payload included.",
+        "watchers_max": "Follow-readers and watchers of the broker.",
+        "sessions_max": "Sessions that may be open: consumers, followers, watchers. Each costs the broker two threads.",
+        "intakes_max": "Produce streams that may be open. Each costs the broker two threads.",
+        "reads_max": "Reads that may be under way.",
+        "calls_max": "Calls that may be under way.",
+        "backups_max": "Backups that may be under way.",
+        "inboxes_max": "Of the topics, inboxes in which callers wait for replies.",
+        "caller_share": "How many percent of each limit that callers share one of them may use. See [operating](operating.md#limits-that-callers-share).",
+        "credit_max": "Messages that one session may have asked for and not got yet.",
+        "session_silence_us": "How long nothing may come from a consumer's session. Half of that, and it gets nothing more; beyond it is ended. See [operating](operating.md#silent-consumers).",
+    },
 )
 
 SETTINGS: tuple[Setting, ...] = (*BROKER, *SHARD, *GUARD, *LIMITS)

@@ -41,9 +41,27 @@ def test_nothing_given_gives_the_defaults_of_the_library() -> None:
 
 
 def test_every_field_of_the_library_is_a_setting() -> None:
-    shard = {each.name for each in fields(ShardSettings)} - {"limits"}
+    shard = {field.name for field in fields(ShardSettings)} - {"limits"}
     assert {setting.field for setting in SHARD} == shard
-    assert {setting.field for setting in LIMITS} == {each.name for each in fields(Limits)}
+    assert {setting.field for setting in LIMITS} == {field.name for field in fields(Limits)}
+
+
+def test_keys_follow_from_the_fields_of_the_library() -> None:
+    keys = {setting.field: setting.key for setting in SETTINGS}
+    assert keys["memory_bytes"] == "memory"
+    assert keys["lease_us_min"] == "limits.lease_min"
+    assert keys["checkpoint_bytes_per_s"] == "checkpoint_rate"
+    assert keys["first_call_us"] == "guard.first_call_within"
+    kinds = {setting.key: setting.kind for setting in SETTINGS}
+    assert kinds["sync_interval"] == Length("ms")
+    assert kinds["segment_size"] == Size(least=1 << 16)
+    assert kinds["limits.topics_max"] == WholeNumber()
+
+
+@pytest.mark.parametrize("key", ["scrub_interval", "feed_age"])
+def test_what_the_library_lets_be_zero_can_be_set_to_zero(key: str) -> None:
+    settings = load({key: "0s"}, {})
+    assert getattr(settings.shard, f"{key}_us") == 0
 
 
 def test_names_follow_from_the_key() -> None:
