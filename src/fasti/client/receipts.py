@@ -17,7 +17,7 @@ import numpy as np
 
 from fasti.client.durations import Duration, seconds
 from fasti.client.failures import FailureReports, Failures, described
-from fasti.client.machines.parcel import Parcel
+from fasti.client.machines.producer import Parcel
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.transport import TIMEOUT_S
 from fasti.errors import FastiError, IllegalTransition, TimedOut

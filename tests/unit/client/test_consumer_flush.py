@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from fasti.client.consumer import Consumer
-from fasti.client.machines.requests import Requests
-from fasti.client.machines.returns import Return
+from fasti.client.machines.returns import Requests, Return
 from fasti.client.message import Message
 from tests.unit.client.fakes import FakeStream, FakeTransport, eventually
 from tests.unit.client.test_consumer import NOW_US, Taker, ready

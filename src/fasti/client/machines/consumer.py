@@ -27,12 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.client.machines.credit import Credit
-from fasti.client.machines.custody import Custody
-from fasti.client.machines.gathering import Gathering
-from fasti.client.machines.holding import Holding
+from fasti.client.machines.holding import Custody, Holding
 from fasti.client.machines.now import Now
-from fasti.client.machines.requests import Request, Requests
-from fasti.client.machines.returns import Header, Return
+from fasti.client.machines.returns import Gathering, Header, Request, Requests, Return
 from fasti.client.machines.run import Run
 from fasti.client.pauses import PASSING, Pauses
 from fasti.errors import FastiError, IllegalTransition

@@ -1,6 +1,10 @@
 """What a consumer gives back to the broker: acks, nacks, releases, extensions, as requests.
 
-Values only. A `Return` is what user code asked for, on rows of runs.
+A `Return` is what user code asked for, on rows of runs. `Gathering` has the acks of single messages
+until they are sent together: user threads put them in and count without a lock, because there are
+hundreds of thousands a second; what they read may be a little old, and then one more or one fewer
+travels with the others. `Requests` are the returns that wait to be written, and those that have no
+reply yet. Everything but putting an ack in is a step of the machine.
 """
 
 from __future__ import annotations
@@ -224,3 +228,179 @@ def merged(returns: list[Return]) -> list[Return]:
 
 def _joined(pieces: list[Any]) -> Any:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+# So many requests are under way at once.
+_REQUESTS_MAX = 8
+
+
+@dataclass(slots=True)
+class Request:
+    """A return that was written and has no reply yet."""
+
+    number: int
+    returned: Return
+    # When it was written, on the broker's clock.
+    sent_us: int
+    # How many messages were asked for with it.
+    credit: int = 0
+
+
+class Requests:
+    """The requests of one consumer. Numbers go on over connections."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Return] = []
+        # How many returns there were.
+        self.added = 0
+        self._open: dict[int, Request] = {}
+        self._number = 0
+
+    def add(self, returned: Return) -> None:
+        """A return waits to be written."""
+        self.added += 1
+        returned.place = self.added
+        self.waiting.append(returned)
+
+    def next_number(self) -> int:
+        """For a request that is not about rows, too."""
+        self._number += 1
+        return self._number
+
+    @property
+    def idle(self) -> bool:
+        """Whether none is under way."""
+        return not self._open
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another one may be under way."""
+        return len(self._open) < _REQUESTS_MAX
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether nothing waits, and all that is under way is the client's own."""
+        return not self.waiting and all(request.returned.quiet for request in self._open.values())
+
+    def answered_to(self, mark: int) -> bool:
+        """The same for those that were added up to then."""
+        return all(returned.place > mark for returned in self.waiting) and all(
+            request.returned.quiet or request.returned.place > mark
+            for request in self._open.values()
+        )
+
+    def take_waiting(self) -> list[Return]:
+        """What is to be written, the alike as one."""
+        returns, self.waiting = merged(self.waiting), []
+        return returns
+
+    def begin(self, returned: Return, now_us: int) -> Request:
+        """A return is written."""
+        if not returned.place:
+            self.added += 1
+            returned.place = self.added
+        request = Request(self.next_number(), returned, now_us)
+        self._open[request.number] = request
+        return request
+
+    def answer(self, number: int) -> Request | None:
+        """A reply came; None if it is to nothing that is under way."""
+        return self._open.pop(number, None)
+
+    def retry(self, returned: Return) -> None:
+        """It is sent again: it may have been carried out."""
+        returned.again = True
+        self.waiting.append(returned)
+
+    def retry_all(self) -> list[Return]:
+        """The connection is lost: what user code waits for is sent again. All that waits now."""
+        for request in self._open.values():
+            if not request.returned.quiet:
+                self.retry(request.returned)
+        self._open.clear()
+        return self.waiting
+
+    def take_unanswered(self) -> list[Return]:
+        """At the end: what was written, and then what was not."""
+        unsent, self.waiting = self.waiting, []
+        unanswered, self.waiting = [*self.retry_all(), *unsent], []
+        return unanswered
+
+
+# They wait this long for others, unless the consumer has nothing left or needs the credit.
+_LINGER_S = 0.025
+_NEVER = -(1 << 62)
+
+
+class Gathering:
+    """The gathered acks of one consumer."""
+
+    __slots__ = ("_linger_until", "eager", "hurry", "runs", "unsent", "urged")
+
+    def __init__(self, prefetch: int) -> None:
+        # Runs that have some.
+        self.runs: list[Run] = []
+        # The session's thread sleeps and no ack waits: the next one should wake the thread.
+        self.eager = False
+        # Acks since the last were sent, about. At `hurry` they are sent at once, for their credit
+        # is a good part of what the consumer has.
+        self.unsent, self.hurry = 0, 1
+        self.urged = False
+        self._linger_until = 0.0
+        self.fit(prefetch)
+
+    def fit(self, prefetch: int) -> None:
+        """So many messages may be here."""
+        self.hurry = max(1, prefetch // 4)
+
+    # User threads
+
+    def put(self, run: Run) -> bool:
+        """The run has acks. True if the session's thread should be woken."""
+        if not run.listed:
+            run.listed = True
+            self.runs.append(run)
+        return self.eager or self.unsent >= self.hurry
+
+    # Steps of the machine
+
+    def wake(self) -> None:
+        """The session's thread is being woken."""
+        self.eager = False
+        if self.unsent >= self.hurry:
+            self.urged = True
+            self.unsent = _NEVER  # Once is enough, until they are sent.
+
+    def urge(self) -> bool:
+        """They are to wait no longer. False if there are none, or they were urged before."""
+        urged, self.urged = self.urged, self.urged or bool(self.runs)
+        return self.urged and not urged
+
+    def due(self, now: float, at_once: bool) -> bool:
+        """Whether they have waited for others long enough; `at_once` if none will come."""
+        if not self.runs:
+            return False
+        if not self._linger_until:
+            self._linger_until = now + _LINGER_S
+        return self.urged or at_once or now >= self._linger_until
+
+    def wait_s(self, now: float) -> float:
+        """How long they may wait on, once `due` was asked."""
+        return self._linger_until - now
+
+    def take(self) -> list[Return]:
+        """All of them, as one return."""
+        self.unsent, self._linger_until, self.urged = 0, 0.0, False
+        count = len(self.runs)
+        runs = self.runs[:count]
+        del self.runs[:count]
+        segments = []
+        for run in runs:
+            # An ack after this lists the run anew.
+            run.listed = False
+            size = len(run.acks)
+            rows = run.acks[:size]
+            del run.acks[:size]
+            if rows:
+                segments.append((run, np.array(rows)))
+        return [Return("ack", None, segments)] if segments else []

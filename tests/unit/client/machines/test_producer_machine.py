@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasti.client.machines.parcel import Parcel
-from fasti.client.machines.producer import UNDER_WAY_MAX, ProducerMachine
+from fasti.client.machines.producer import UNDER_WAY_MAX, Parcel, ProducerMachine
 from fasti.errors import FastiError, InvalidArgument, Overloaded, Unavailable
 
 DEADLINE_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasti.client.machines.window import (
+from fasti.client.machines.credit import (
     AMPLE_SIZE,
     BRISK_US,
     BYTES_MAX,
