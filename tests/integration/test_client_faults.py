@@ -17,8 +17,7 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.cron.commands import Fire
-from fasti.core.delivery import leasing
-from fasti.core.timeline import change, produce
+from fasti.core.timeline import change, produce, turns
 from fasti.core.work import Work
 from fasti.doors.flight import FlightDoor
 from fasti.errors import InternalError, InvalidArgument
@@ -126,14 +125,14 @@ def test_a_call_that_makes_the_broker_recover_is_not_repeated(
 def test_a_consumer_that_makes_the_broker_recover_again_and_again_is_ended(
     service: Service, address: str, client: fasti.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve = leasing.serve
+    serve = turns.serve_line
 
     def fail(work: Work, topic: Any, *more: Any) -> Any:
         if topic.name == "bad":
             raise ZeroDivisionError("a fault")
         return serve(work, topic, *more)
 
-    monkeypatch.setattr(leasing, "serve", fail)
+    monkeypatch.setattr(turns, "serve_line", fail)
     client.create_topic("bad")
     with fasti.connect(address) as other:
         other.producer("bad").send(b"x").result()

@@ -14,12 +14,11 @@ from fasti.broker.metrics.counts import Metrics
 from fasti.broker.shard import Shard
 from fasti.core import commands as co
 from fasti.core.cron.commands import ReadSchedules
-from fasti.core.delivery import leasing
 from fasti.core.idle import Idle
 from fasti.core.keys import Rows
 from fasti.core.kind import Kind
 from fasti.core.log.commands import DescribeGroups
-from fasti.core.timeline import change
+from fasti.core.timeline import change, turns
 from fasti.core.timeline.kind import TimelineKind
 from fasti.core.work import Work
 from fasti.errors import Closed, InternalError, OutcomeUnknown
@@ -262,7 +261,7 @@ def test_what_is_to_happen_whole_is_still_so_when_it_is_decided_again(shard: Sha
 def test_a_topic_that_can_not_be_served_is_closed_to_consumers_only(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve = leasing.serve
+    serve = turns.serve_line
 
     def fail(work: Work, topic: Any, line: Any, budget: int) -> tuple[int, bool]:
         if topic.name == "bad":
@@ -270,7 +269,7 @@ def test_a_topic_that_can_not_be_served_is_closed_to_consumers_only(
         return serve(work, topic, line, budget)
 
     make_topic(shard, "bad")
-    monkeypatch.setattr(leasing, "serve", fail)
+    monkeypatch.setattr(turns, "serve_line", fail)
     assert shard.call(co.Produce("bad", Rows.of([b"x"])), 60).all_ok
     told = []
     for _ in range(6):
@@ -320,6 +319,8 @@ def test_a_phase_that_fails_once_costs_nobody_an_answer(
     elif method is None:
         if holder.endswith("expire"):
             shard.engine.memory.leases.expiry_bound = 0
+        if holder.endswith("ask"):
+            shard.engine.slices.agenda.first_us = 0
         monkeypatch.setattr(holder, fail_once)
     else:
         monkeypatch.setattr(holder, method, fail_once)

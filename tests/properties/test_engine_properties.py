@@ -24,7 +24,7 @@ from fasti.core import commands as co
 from fasti.core.calendar import histogram, ready, slices
 from fasti.core.calendar import wheel as calendar
 from fasti.core.columns import index
-from fasti.core.delivery import expiry, leasing, turns
+from fasti.core.delivery import expiry, turns
 from fasti.core.priority import kind as priority
 from fasti.core.rows import marks, outcomes
 from fasti.core.timeline import partition, staging
@@ -600,8 +600,8 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (staging, "LANDED_PER_STEP", LANDED_PER_STEP),
     # The model knows no bound: what is over dies in one step, after any leap of the clock.
     (expiry, "_LOOK_COST", 1),
-    (leasing, "TURN_ROWS", 3),
-    (leasing, "TURN_ROWS_MIN", 2),
+    (turns, "TURN_ROWS", 3),
+    (turns, "TURN_ROWS_MIN", 2),
     (turns, "SERVED_PER_STEP", 5),
     (turns, "_SHARE_MIN", 2),
     (slices, "ASKED_PER_STEP", 1),

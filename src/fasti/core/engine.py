@@ -28,7 +28,7 @@ from fasti.core.agenda import FOREVER
 from fasti.core.calendar.slices import Slices
 from fasti.core.delivery import consumers, expiry, verbs
 from fasti.core.delivery.leases import NEVER
-from fasti.core.delivery.together import ack_together, find_acks
+from fasti.core.delivery.verbs import ack_together, find_acks
 from fasti.core.idle import Idle
 from fasti.core.kind import Handler, Kind
 from fasti.core.kinds import KIND_CLASSES
@@ -229,7 +229,8 @@ class Engine:
                 step.more |= self._grouped(work, kind.after)
         if self.state.mortal:
             step.more |= self._grouped(work, self.idle.look)
-        step.more |= self.slices.ask(work)
+        if self.slices.agenda.first_us <= now_us:
+            step.more |= self.slices.ask(work)
         self.tidy()
         self._plan_wake(work, step)
         return step
@@ -531,9 +532,10 @@ class Engine:
         return bool(untidy)
 
     def _plan_wake(self, work: Work, step: Step) -> None:
-        first_us = min(self.turns.next_us(), self.slices.next_us(), self.idle.next_us())
-        if self.memory.plans.first_us < first_us:
-            first_us = min(first_us, self.memory.plans.next_us())
+        first_us = self.turns.next_us()
+        for agenda in (self.slices.agenda, self.idle.agenda, self.memory.plans):
+            if agenda.first_us < first_us:
+                first_us = min(first_us, agenda.next_us())
         for kind in self._next_us:
             if kind.all_topics:
                 first_us = min(first_us, kind.next_us())

@@ -1,10 +1,10 @@
-"""Topics that go by themselves when nobody has used them for a while: the inboxes of callers.
+"""Topics that go by themselves when no client has used them for a while: the inboxes of callers.
 
 A topic with an `idle_age` is deleted, with everything in it, when for that long nothing happened in
-it, nobody waited for its messages and none was leased. What happened is told by events and by
-sessions that end (`Topic.active_us`, kept by checkpoints); that somebody waits is noticed when the
+it, no session waited for its messages and none was leased. What happened is told by events and by
+sessions that end (`Topic.active_us`, kept by checkpoints); that a session waits is noticed when the
 topic is looked at, and then it is looked at again a whole age later. After a start every topic has its full age again,
-because nobody could use it while the broker was away.
+because no client could use it while the broker was away.
 
 Looking is planned, so topics cost nothing in between. The sequencer's thread only.
 """
@@ -32,24 +32,24 @@ class Idle:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._state = engine.state
-        self._agenda: Agenda[int] = Agenda()
-        # Nobody could use anything before this: when the first step was.
+        self.agenda: Agenda[int] = Agenda()
+        # No client could use anything before this: when the first step was.
         self._since_us: int | None = None
 
     def look(self, work: Work) -> bool:
-        """Deletes what nobody uses; True if there is more to do at once."""
+        """Deletes what no client uses; True if there is more to do at once."""
         if self._since_us is None:
             self._since_us = work.now_us
         while self._state.mortal_news:
             number = self._state.mortal_news.pop()
             if number in self._state.mortal:
-                self._agenda.plan(number, self._end_us(self._state.mortal[number]))
+                self.agenda.plan(number, self._end_us(self._state.mortal[number]))
         for _ in range(_LOOKED_PER_STEP):
-            idle = self._agenda.pop(work.now_us)
+            idle = self.agenda.pop(work.now_us)
             if idle is None:
                 return False
             self._look_at(work, idle)
-        return self._agenda.next_us() <= work.now_us
+        return self.agenda.next_us() <= work.now_us
 
     def left(self, work: Work, keys: set[Key]) -> None:
         """A session that waited for these topics' messages is gone: until now it used them."""
@@ -58,18 +58,14 @@ class Idle:
             if topic is not None:
                 topic.active_us = max(topic.active_us, work.now_us)
 
-    def next_us(self) -> int:
-        """When the next topic is to be looked at."""
-        return self._agenda.next_us()
-
     def _look_at(self, work: Work, number: int) -> None:
         topic = self._state.mortal.get(number)
         if topic is None:
             return
         if self._in_use(topic):
-            self._agenda.plan(number, work.now_us + topic.settings.idle_age_us)
+            self.agenda.plan(number, work.now_us + topic.settings.idle_age_us)
         elif (end_us := self._end_us(topic)) > work.now_us:
-            self._agenda.plan(number, end_us)
+            self.agenda.plan(number, end_us)
         else:
             self._engine.delete_topic(work, DeleteTopic(topic.name))
 

@@ -26,7 +26,7 @@ from fasti.core.traits import Traits
 if TYPE_CHECKING:
     from fasti.core.commands import Lease, Produce
     from fasti.core.delivery.leasable import Leasable, LeasedRows
-    from fasti.core.delivery.lines import Line
+    from fasti.core.delivery.turns import Line
     from fasti.core.engine import Engine
     from fasti.core.keys import Keys, Rows
     from fasti.core.replies import Reply

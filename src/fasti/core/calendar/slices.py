@@ -28,11 +28,11 @@ class Slices:
         self._state = state
         self.version = 0
         # When to ask, of partitions that have not asked: (topic, partition).
-        self._to_ask: Agenda[tuple[int, int]] = Agenda()
+        self.agenda: Agenda[tuple[int, int]] = Agenda()
 
     def start(self) -> None:
         """Looks at all partitions anew: storage has changed what they have loaded."""
-        self._to_ask = Agenda()
+        self.agenda = Agenda()
         for topic in self._state.topics.values():
             for partition in topic.partitions.made():
                 if not partition.loading and partition.loaded_until_us < FOREVER:
@@ -40,15 +40,16 @@ class Slices:
 
     def _plan(self, partition: Partition) -> None:
         place = partition.topic, partition.number
-        self._to_ask.plan(place, partition.loaded_until_us - LOADED_AHEAD_US)
+        self.agenda.plan(place, partition.loaded_until_us - LOADED_AHEAD_US)
 
     def ask(self, work: Work) -> bool:
-        """Asks for what will be needed soon, a bounded number a step; True if there is more."""
-        if self._to_ask.first_us > work.now_us:
-            return False
+        """Asks for what will be needed soon, a bounded number a step; True if there is more.
+
+        Called when `agenda` says that a moment may have come.
+        """
         until_us = work.now_us + 2 * LOADED_AHEAD_US
         for _ in range(ASKED_PER_STEP):
-            place = self._to_ask.pop(work.now_us)
+            place = self.agenda.pop(work.now_us)
             if place is None:
                 return False
             partition = self.find(*place)
@@ -57,11 +58,7 @@ class Slices:
             partition.loading = True
             range_us = partition.loaded_until_us, until_us
             work.effects.append(LoadSlice(*place, self.version, *range_us, LOADED_PER_CALL))
-        return self._to_ask.next_us() <= work.now_us
-
-    def next_us(self) -> int:
-        """When the next slice has to be asked for."""
-        return self._to_ask.next_us()
+        return self.agenda.next_us() <= work.now_us
 
     def loaded(self, work: Work, command: SliceLoaded) -> Done:
         """Storage answers: the entries take their place in time."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.commands import DescribeConsumers
-from fasti.core.delivery.lines import Line
+from fasti.core.delivery.turns import Line
 from fasti.core.replies import Done
 from fasti.core.state import Topic
 from fasti.core.work import Work

@@ -18,15 +18,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.commands import Heard, Unheard
-from fasti.core.delivery.lines import Line
 from fasti.core.replies import Done, SessionDoubted
 from fasti.core.state import Topic
 from fasti.core.work import Work
+
+if TYPE_CHECKING:
+    from fasti.core.delivery.turns import Line
 
 Int64s = NDArray[np.int64]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fasti.core import traits
 from fasti.core.commands import Count, Get, Lease, Produce
-from fasti.core.delivery.lines import Line
+from fasti.core.delivery.turns import Line
 from fasti.core.events import Event
 from fasti.core.keys import Keys, Rows
 from fasti.core.kind import Apply, Columns, Handler, Kind

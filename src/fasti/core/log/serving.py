@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.delivery.lines import Waiting
+from fasti.core.delivery.turns import Waiting
 from fasti.core.log import group_events as ge
 from fasti.core.log.group import Group, GroupPartition
 from fasti.core.log.order import KEYS_AHEAD, LoadKeys, Order

@@ -1,6 +1,6 @@
 """Whose turn it is in the groups of logs, and what they get.
 
-Sessions wait in one line per group (delivery/lines.py), first come first served. A partition that has
+Sessions wait in one line per group (delivery/turns.py), first come first served. A partition that has
 something to give stands among the group's *ready* ones, and goes to the end of them when it gave;
 it comes there by a hint: rows were appended or given back, or the window has room again. What may
 go out only later is planned.
@@ -25,9 +25,7 @@ from numpy.typing import NDArray
 from fasti.core.agenda import Agenda
 from fasti.core.commands import Lease
 from fasti.core.delivery import turns
-from fasti.core.delivery.leasing import TURN_ROWS, TURN_ROWS_MIN
-from fasti.core.delivery.lines import Line, Waiting
-from fasti.core.delivery.turns import Key, Turns
+from fasti.core.delivery.turns import TURN_ROWS, TURN_ROWS_MIN, Key, Line, Turns, Waiting
 from fasti.core.log import group_events as ge
 from fasti.core.log.commands import KeysLoaded
 from fasti.core.log.group import Group, GroupPartition, Groups

@@ -16,7 +16,7 @@ from fasti.core.columns import codes
 from fasti.core.columns.reductions import every, rows_where, some
 from fasti.core.commands import Target
 from fasti.core.delivery.expiry import lapse_over
-from fasti.core.delivery.silence import again
+from fasti.core.delivery.silence import again, held_on
 from fasti.core.replies import Reply
 from fasti.core.state import Topic
 from fasti.core.timeline.partition import Partition
@@ -298,3 +298,29 @@ def explain(work: Work, piece: Piece, reply: Reply) -> None:
         held = int(piece.partition.arena.lease[piece.slots[row]])
         reply.by[place] = consumers.name(int(leases.consumer[held]))
         reply.at_us[place] = work.now_us + int(leases.until[held]) - work.tick
+
+
+@dataclass(frozen=True, slots=True)
+class LeasableTopic:
+    """All partitions of a timeline or priority topic, as the lease engine sees it: a `Leasable`."""
+
+    topic: Topic
+
+    def locate(self, ids: Int64s, reply: Reply) -> list[Piece]:
+        """The messages that ids name, by partition."""
+        return locate(self.topic, Target(ids=ids), reply)
+
+    def held(self, work: Work, consumer: str) -> Int64s:
+        """The slots of the leases that a consumer has."""
+        return held_on(work, self.topic, consumer)
+
+    def renew(self, work: Work, consumer: str) -> None:
+        """Renews all leases of a consumer, by one event."""
+        work.emit(ev.Renewed(work.now_us, self.topic.number, consumer))
+
+
+def leased_at(topic: Topic, number: int, sequences: Int64s) -> Piece:
+    """Leased messages of one partition."""
+    partition = topic.partitions[number]
+    slots = partition.ledger.slots(sequences)
+    return Piece(topic, partition, slice(None), sequences, slots, partition.states(slots))

@@ -16,8 +16,7 @@ from fasti.core.timeline import change, produce, reads
 from fasti.core.timeline.applying import Applying
 from fasti.core.timeline.bury import Bury, bury
 from fasti.core.timeline.corrupt import GiveUp, give_up
-from fasti.core.timeline.judging import Piece
-from fasti.core.timeline.leasing import LeasableTopic, leased_at
+from fasti.core.timeline.judging import LeasableTopic, Piece, leased_at
 from fasti.core.traits import Traits
 from fasti.core.work import Work
 
