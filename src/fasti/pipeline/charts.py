@@ -1,30 +1,60 @@
-"""Charts as SVG, drawn by hand: text in, text out, nothing fetched.
+"""Charts as shapes of an SVG drawing: numbers in, positions out. The report's templates write them.
 
-Every text that comes from somewhere else is escaped. A chart is drawn twice, wide for a wall and narrow
-for a phone, so that letters keep their size; the page shows the one that fits. Moments are written in
-UTC with `data-t` beside them, from which the page's script writes them in the reader's zone. What can be
-pointed at has `data-tip`, a line per figure. Who can't see a chart hears its `label` and `told`.
+A chart is drawn twice, wide for a wall and narrow for a phone, so that letters keep their size; the
+page shows the one that fits. Moments are written in UTC with `data-t` beside them, from which the
+page's script writes them in the reader's zone. Where a reader can point, `data-tip` has a line per
+figure. Screen readers read `label` and `summary`.
 
-Axes begin at 0, but for logarithmic ones, which say so by their labels.
+Axes begin at 0, except logarithmic ones, whose labels show it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 
 from fasti.model import DAY_US
 
 WIDE, NARROW = 1120, 380
 # Above the drawing there is a line for what its axis counts.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 28, 30
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 28, 30
 _STEPS_S = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200),
     *(86400, 172800, 432000, 864000, 2592000),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An element of a drawing; templates escape its text and attributes."""
+
+    tag: str
+    attributes: Mapping[str, object]
+    text: str = ""
+    # Stands before the text, paler.
+    lead: str = ""
+
+
+def shape(tag: str, style: str, text: str = "", lead: str = "", /, **attributes: object) -> Shape:
+    """An element of a class; numbers get one decimal, and `_` in names is written as `-`."""
+    written = {
+        name.replace("_", "-"): f"{value:.1f}" if isinstance(value, float) else value
+        for name, value in attributes.items()
+    }
+    return Shape(tag, {"class": style, **written}, text, lead)
+
+
+def unit_shape(unit: str) -> Shape:
+    """What the axis counts, above it."""
+    return shape("text", "tick", unit, x=0, y=12)
+
+
+def rule_shapes(label: str, y: float, right: float) -> Iterator[Shape]:
+    """A line across the drawing with its value on the left."""
+    yield shape("line", "rule", x1=LEFT, x2=right, y1=y, y2=y)
+    yield shape("text", "tick", label, x=LEFT - 8, y=y + 4, text_anchor="end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,199 +75,177 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Values over time. `tips` has a text for each period, for those who point at it."""
+    """Values over time. `tips` has a text for each period, for readers who point at it."""
 
     label: str
     # The chart in a sentence, and what its axis counts.
-    told: str
+    summary: str
     unit: str
     starts_us: Sequence[int]
     length_us: int
     lines: Sequence[Line]
     tips: Sequence[str]
-    written: Callable[[float], str]
+    format: Callable[[float], str]
     logarithmic: bool = False
     height: int = 260
     # A level that is drawn across: its name and height.
     level: tuple[str, float] | None = None
-    widths: tuple[int, int] = field(default=(WIDE, NARROW))
+    widths: tuple[int, int] = (WIDE, NARROW)
     # Times that are shaded: when they began and ended, and their name.
     shaded: Sequence[tuple[int, int, str]] = ()
 
-    def svg(self) -> str:
-        """Both drawings."""
-        wide, narrow = self.widths
-        return (
-            f'<div class="wide">{self._drawn(wide)}</div>'
-            f'<div class="narrow">{self._drawn(narrow)}</div>'
-        )
-
-    def _drawn(self, width: int) -> str:
-        scale = self._scale()
-        left, right = _LEFT, width - _RIGHT
-        step = (right - left) / max(1, len(self.starts_us))
-        parts = [opened(width, self.height, self.label, self.told), caption(self.unit)]
-        parts += [self._shade(*each, left, step) for each in self.shaded]
-        parts += [self._ruled(tick, scale, left, right) for tick in scale.ticks]
-        parts += self._moments(left, step, width)
-        parts += [self._shape(line, scale, left, step) for line in self.lines]
+    def shapes(self, width: int) -> Iterator[Shape]:
+        """The drawing in one width, from the background to the front."""
+        scale, right = self._scale(), width - RIGHT
+        step = (right - LEFT) / max(1, len(self.starts_us))
+        yield unit_shape(self.unit)
+        for begin_us, end_us, name in self.shaded:
+            yield from self._shade(begin_us, end_us, name, step)
+        for tick in scale.ticks:
+            yield from rule_shapes(self.format(tick), scale.place(tick), right)
+        yield from self._moments(step, width)
+        for line in self.lines:
+            yield from self._line(line, scale, step)
         if self.level is not None:
-            parts.append(self._across(scale, left, right))
-        parts += self._bands(left, step)
-        return "".join([*parts, "</svg>"])
+            yield from self._level(*self.level, scale, right)
+        yield from self._bands(step)
+
+    def _values(self) -> list[float]:
+        return [value for line in self.lines for value in line.values if value is not None]
 
     def _scale(self) -> Scale:
-        values = [v for line in self.lines for v in line.values if v is not None]
-        if self.level is not None and self._shows_level(max(values, default=0)):
+        values = self._values()
+        if self.level is not None and self._shows(self.level[1]):
             values.append(self.level[1])
-        ground, top = self.height - _BOTTOM, _TOP
         make = logarithmic if self.logarithmic else linear
-        return make(values, ground, top)
+        return make(values, self.height - BOTTOM, TOP)
 
-    def _shows_level(self, highest: float) -> bool:
-        """A level far above everything would press the rest flat: then it is only told."""
-        assert self.level is not None
-        return self.level[1] <= 4 * highest
+    def _shows(self, level: float) -> bool:
+        """A level far above everything would press the rest flat: then only its name is shown."""
+        return level <= 4 * max(self._values(), default=0)
 
-    def _ruled(self, tick: float, scale: Scale, left: float, right: float) -> str:
-        y = scale.place(tick)
-        return (
-            f'<line class="rule" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{escape(self.written(tick))}</text>"
-        )
-
-    def _shade(self, begin_us: int, end_us: int, name: str, left: float, step: float) -> str:
+    def _shade(self, begin_us: int, end_us: int, name: str, step: float) -> Iterator[Shape]:
         first = self.starts_us[0]
-        x, end = (left + (at - first) / self.length_us * step for at in (begin_us, end_us))
-        return (
-            f'<rect class="shade" x="{x:.1f}" y="{_TOP}" width="{end - x:.1f}" '
-            f'height="{self.height - _TOP - _BOTTOM}"/><text class="tick" x="{(x + end) / 2:.1f}" '
-            f'y="{_TOP + 16}" text-anchor="middle">{escape(name)}</text>'
-        )
+        x, end = (LEFT + (at - first) / self.length_us * step for at in (begin_us, end_us))
+        height = self.height - TOP - BOTTOM
+        yield shape("rect", "shade", x=x, y=TOP, width=end - x, height=height)
+        yield shape("text", "tick", name, x=(x + end) / 2, y=TOP + 16, text_anchor="middle")
 
-    def _moments(self, left: float, step: float, width: int) -> list[str]:
+    def _moments(self, step: float, width: int) -> Iterator[Shape]:
         """Labels below: whole hours or days of UTC, as many as there is room for."""
         if not self.starts_us:
-            return []
+            return
         span_s = len(self.starts_us) * self.length_us / 1e6
         room = max(2, width // 110)
         every = next((s for s in _STEPS_S if span_s / s <= room), _STEPS_S[-1])
         every = max(every, self.length_us // 1_000_000)
         kind = "date" if every >= 86400 else "time" if every >= 60 else "second"
-        found = []
+        # Every few days are counted from the first one, not from the beginning of time.
+        since = self.starts_us[0] if every > 86400 else 0
+        ground = self.height - BOTTOM
         for index, start in enumerate(self.starts_us):
-            # Every few days are counted from the first one, not from the beginning of time.
-            since = self.starts_us[0] if every > 86400 else 0
-            if (start - since) // 1_000_000 % every:
+            x = LEFT + index * step
+            if (start - since) // 1_000_000 % every or x > width - 34:
                 continue
-            x = left + index * step
-            if x > width - 34:
-                continue
+            yield shape("line", "notch", x1=x, x2=x, y1=ground, y2=ground + 5)
             midnight = kind != "date" and start % DAY_US == 0
-            told = moment(start, "date" if midnight else kind)
-            found.append(
-                f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{self.height - _BOTTOM}" '
-                f'y2="{self.height - _BOTTOM + 5}"/>'
-                f'<text class="tick" x="{x:.1f}" y="{self.height - 9}" text-anchor="middle" '
-                f'data-t="{start // 1000}" data-f="{kind}">{told}</text>'
-            )
-        return found
+            label = moment(start, "date" if midnight else kind)
+            place = {"x": x, "y": self.height - 9, "text_anchor": "middle"}
+            yield shape("text", "tick", label, **place, data_t=start // 1000, data_f=kind)
 
-    def _shape(self, line: Line, scale: Scale, left: float, step: float) -> str:
-        ground = self.height - _BOTTOM
+    def _line(self, line: Line, scale: Scale, step: float) -> Iterator[Shape]:
         if line.bars:
-            wide = min(max(1.0, step * line.share), 84 * line.share)
-            return "".join(
-                f'<rect class="{line.style}" x="{left + (i + 0.5) * step - wide / 2:.1f}" '
-                f'y="{scale.place(value):.1f}" width="{wide:.1f}" '
-                f'height="{max(1.0, ground - scale.place(value)):.1f}" rx="1"/>'
-                for i, value in enumerate(line.values)
-                if value
-            )
-        if line.above is not None:
-            return self._ribbon(line, line.above, scale, left, step)
-        pieces = []
-        for piece in _runs(line.values):
-            points = [(left + (i + 0.5) * step, scale.place(value)) for i, value in piece]
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            yield from self._bars(line, scale, step)
+            return
+        for run in _runs(line.values):
+            if line.above is not None:
+                yield _ribbon(line.style, run, line.above, scale, step)
+                continue
+            points = [(LEFT + (i + 0.5) * step, scale.place(value)) for i, value in run]
             if len(points) == 1:
-                x, y = points[0]
-                pieces.append(
-                    f'<circle class="{line.style} dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
-                )
+                ((x, y),) = points
+                yield shape("circle", f"{line.style} dot", cx=x, cy=y, r="4.5")
                 continue
             if line.filled:
-                first, last = points[0][0], points[-1][0]
-                area = f"{first:.1f},{ground} {path} {last:.1f},{ground}"
-                pieces.append(f'<polygon class="{line.style} area" points="{area}"/>')
-            pieces.append(f'<polyline class="{line.style} line" points="{path}"/>')
-        return "".join(pieces)
+                ground = self.height - BOTTOM
+                area = [(points[0][0], ground), *points, (points[-1][0], ground)]
+                yield shape("polygon", f"{line.style} area", points=_path(area))
+            yield shape("polyline", f"{line.style} line", points=_path(points))
 
-    def _ribbon(
-        self,
-        line: Line,
-        above: Sequence[float | None],
-        scale: Scale,
-        left: float,
-        step: float,
-    ) -> str:
-        """As wide as its periods, so that one alone can be seen too."""
-        pieces = []
-        for piece in _runs(line.values):
-            upper, lower = [], []
-            for i, value in piece:
-                edges = (left + (i + 0.1) * step, left + (i + 0.9) * step)
-                upper += [f"{x:.1f},{scale.place(value):.1f}" for x in edges]
-                lower += [f"{x:.1f},{scale.place(above[i] or value):.1f}" for x in edges]
-            points = " ".join([*upper, *reversed(lower)])
-            pieces.append(f'<polygon class="{line.style} ribbon" points="{points}"/>')
-        return "".join(pieces)
+    def _bars(self, line: Line, scale: Scale, step: float) -> Iterator[Shape]:
+        ground = self.height - BOTTOM
+        width = min(max(1.0, step * line.share), 84 * line.share)
+        for i, value in enumerate(line.values):
+            if value:
+                x, y = LEFT + (i + 0.5) * step - width / 2, scale.place(value)
+                high = max(1.0, ground - y)
+                yield shape("rect", line.style, x=x, y=y, width=width, height=high, rx=1)
 
-    def _across(self, scale: Scale, left: float, right: float) -> str:
-        assert self.level is not None
-        name, height = self.level
-        values = [v for line in self.lines for v in line.values if v is not None]
-        if not self._shows_level(max(values, default=0)):
-            return (
-                f'<text class="tick" x="{right}" y="12" text-anchor="end">'
-                f"{escape(name)}, far above ↑</text>"
-            )
-        y = scale.place(height)
+    def _level(self, name: str, level: float, scale: Scale, right: float) -> Iterator[Shape]:
         # Its name stands above the drawing, where no bar reaches.
-        return (
-            f'<line class="level" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="levelname" x="{right}" y="12" text-anchor="end">- - {escape(name)}</text>'
-        )
+        place = {"x": right, "y": 12, "text_anchor": "end"}
+        if not self._shows(level):
+            yield shape("text", "tick", f"{name}, far above ↑", **place)
+            return
+        y = scale.place(level)
+        yield shape("line", "level", x1=LEFT, x2=right, y1=y, y2=y)
+        yield shape("text", "levelname", f"- - {name}", **place)
 
-    def _bands(self, left: float, step: float) -> list[str]:
-        """What can be pointed at: a band as high as the chart for each period."""
-        bands = []
+    def _bands(self, step: float) -> Iterator[Shape]:
+        """Where a reader can point: a band as high as the chart for each period."""
+        height = self.height - TOP - BOTTOM
         for index, (start, tip) in enumerate(zip(self.starts_us, self.tips, strict=True)):
-            bands.append(
-                f'<rect class="band" x="{left + index * step:.1f}" y="{_TOP}" '
-                f'width="{step:.2f}" height="{self.height - _TOP - _BOTTOM}" '
-                f'data-t="{start // 1000}" data-tip="{escape(tip)}"/>'
-            )
-        return bands
+            box = {"x": LEFT + index * step, "y": TOP, "width": step, "height": height}
+            yield shape("rect", "band", **box, data_t=start // 1000, data_tip=tip)
 
 
-def opened(width: int, height: int, label: str, told: str) -> str:
-    """The beginning of a drawing: what it is, and in a sentence what it shows."""
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" tabindex="0" class="chart" '
-        f'aria-label="{escape(label)}. {escape(told)}"><desc>{escape(told)}</desc>'
-    )
+def _ribbon(
+    style: str,
+    run: Sequence[tuple[int, float]],
+    above: Sequence[float | None],
+    scale: Scale,
+    step: float,
+) -> Shape:
+    """As wide as its periods, so that one alone can be seen too."""
+    upper, lower = [], []
+    for i, value in run:
+        for x in (LEFT + (i + 0.1) * step, LEFT + (i + 0.9) * step):
+            upper.append((x, scale.place(value)))
+            lower.append((x, scale.place(above[i] or value)))
+    return shape("polygon", f"{style} ribbon", points=_path([*upper, *reversed(lower)]))
 
 
-def caption(unit: str) -> str:
-    """What the axis counts, above it."""
-    return f'<text class="tick" x="0" y="12">{escape(unit)}</text>'
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """Neighbours that have a value: where there is none, a line ends."""
+    runs: list[list[tuple[int, float]]] = [[]]
+    for index, value in enumerate(values):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append((index, value))
+    return [run for run in runs if run]
+
+
+def sparkline(values: Sequence[int]) -> str:
+    """The points of a tiny line without axes, on its own scale from 0; empty for a single value."""
+    if len(values) < 2:
+        return ""
+    size = math.ceil(len(values) / 60)
+    sums = [sum(values[i : i + size]) for i in range(0, len(values), size)]
+    step, highest = 96 / max(1, len(sums) - 1), max([*sums, 1])
+    return _path([(2 + i * step, 22 - 20 * value / highest) for i, value in enumerate(sums)])
+
+
+# Scales
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to places on the drawing, and the values that are written beside it."""
+    """From values to positions in the drawing, and the values that are written beside it."""
 
     place: Callable[[float], float]
     ticks: list[float]
@@ -265,53 +273,24 @@ def logarithmic(values: Sequence[float], ground: float, top: float) -> Scale:
     return Scale(place, [10.0**n for n in range(low, high + 1)])
 
 
-def _round_step(wanted: float) -> float:
+def _round_step(least: float) -> float:
     """1, 2 or 5 times a power of ten, at least as large; whole."""
-    power = 10 ** math.floor(math.log10(max(wanted, 1e-9)))
-    for factor in (1, 2, 5, 10):
-        if factor * power >= wanted:
-            return max(1, factor * power)
-    raise AssertionError("ten times the power is above")
+    power = 10 ** math.floor(math.log10(max(least, 1e-9)))
+    return max(1, next(f * power for f in (1, 2, 5, 10) if f * power >= least))
 
 
-def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """Neighbours that have a value: where there is none, a line ends."""
-    runs: list[list[tuple[int, float]]] = [[]]
-    for index, value in enumerate(values):
-        if value is None:
-            runs.append([])
-        else:
-            runs[-1].append((index, value))
-    return [run for run in runs if run]
-
-
-def sparkline(values: Sequence[int]) -> str:
-    """A tiny line without axes, for a row of a table; on its own scale from 0."""
-    if len(values) > 60:
-        size = math.ceil(len(values) / 60)
-        values = [sum(values[i : i + size]) for i in range(0, len(values), size)]
-    highest = max([*values, 1])
-    step = 96 / max(1, len(values) - 1)
-    points = " ".join(
-        f"{2 + i * step:.1f},{22 - 20 * value / highest:.1f}" for i, value in enumerate(values)
-    )
-    if len(values) < 2:
-        return ""
-    return (
-        '<svg viewBox="0 0 100 24" class="spark" aria-hidden="true">'
-        f'<polyline class="out line" points="{points}"/></svg>'
-    )
+# Values as text
 
 
 def moment(at_us: int, kind: str = "full") -> str:
     """A moment of UTC as text; the page's script puts the reader's own there."""
-    shown = datetime.fromtimestamp(at_us / 1e6, UTC)
     formats = {"time": "%H:%M", "second": "%H:%M:%S", "date": "%-d %b", "hour": "%a %H:%M"}
-    return shown.strftime(formats.get(kind, "%-d %b %Y %H:%M:%S UTC"))
+    at = datetime.fromtimestamp(at_us / 1e6, UTC)
+    return at.strftime(formats.get(kind, "%-d %b %Y %H:%M:%S UTC"))
 
 
 def number(value: float) -> str:
-    """With thousands apart."""
+    """With commas between thousands."""
     return f"{value:,.0f}"
 
 
@@ -338,7 +317,7 @@ def length(us: float | None) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits that count, and no zeros behind the point."""
+    """Three significant digits, without trailing zeros behind the point."""
     if abs(value) >= 100 or value == int(value):
         return f"{value:.0f}"
     places = 1 if abs(value) >= 10 else 2

@@ -1,83 +1,80 @@
-"""How values are spread, as a drawing: bars over a logarithmic scale, with a few values marked.
-
-Like `charts`: text in, text out, twice, everything escaped.
-"""
+"""How values are spread, as a chart: bars over a logarithmic scale, with a few values marked."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from fasti.pipeline.charts import Scale, caption, linear, number, opened, short
+from fasti.pipeline.charts import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    Shape,
+    linear,
+    number,
+    rule_shapes,
+    shape,
+    short,
+    unit_shape,
+)
 from fasti.pipeline.figures_seconds import Bar
 
-_LEFT, _RIGHT, _BOTTOM, _ROW = 58, 14, 30, 16
+_ROW = 16
 _LEAST_PX = 1.5
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Bars that are neighbours; `marks` are names and values, told in lines of their own."""
+    """Bars that are neighbours; `marks` are names and values, each written in a line of its own."""
 
     label: str
-    told: str
+    summary: str
     bars: Sequence[Bar]
     marks: Sequence[tuple[str, float]]
-    written: Callable[[float], str]
+    format: Callable[[float], str]
     height: int = 280
     widths: tuple[int, int] = (380, 380)
 
-    def svg(self) -> str:
-        """Both drawings."""
-        wide, narrow = self.widths
-        return (
-            f'<div class="wide">{self._drawn(wide)}</div>'
-            f'<div class="narrow">{self._drawn(narrow)}</div>'
-        )
-
-    def _drawn(self, width: int) -> str:
-        ground, top = self.height - _BOTTOM, 24 + _ROW * len(self.marks)
+    def shapes(self, width: int) -> Iterator[Shape]:
+        """The drawing in one width, from the background to the front."""
+        ground, top, right = self.height - BOTTOM, 24 + _ROW * len(self.marks), width - RIGHT
         scale = linear([bar.count for bar in self.bars], ground, top)
-        across = _Across(self.bars[0].above_us, self.bars[-1].up_to_us, width - _RIGHT)
-        parts = [opened(width, self.height, self.label, self.told), caption("messages")]
-        parts += [_ruled(tick, scale, width - _RIGHT) for tick in scale.ticks]
-        parts += [_tick(value, across, ground, self.written) for value in across.ticks()]
-        parts += [_bar(bar, across, scale, ground) for bar in self.bars if bar.count]
-        parts += [
-            self._mark(row, name, value, across, ground, width)
-            for row, (name, value) in enumerate(self.marks)
-        ]
-        parts += self._bands(across, ground, top)
-        return "".join([*parts, "</svg>"])
+        across = _Across(self.bars[0].above_us, self.bars[-1].up_to_us, right)
+        yield unit_shape("messages")
+        for tick in scale.ticks:
+            yield from rule_shapes(short(tick), scale.place(tick), right)
+        for value in across.ticks():
+            x = across.place(value)
+            yield shape("line", "notch", x1=x, x2=x, y1=ground, y2=ground + 5)
+            label = self.format(value)
+            yield shape("text", "tick", label, x=x, y=ground + 21, text_anchor="middle")
+        for bar in filter(lambda bar: bar.count, self.bars):
+            x, end = across.place(bar.above_us), across.place(bar.up_to_us)
+            # However few there are, they can be seen.
+            high, wide = max(_LEAST_PX, ground - scale.place(bar.count)), max(1.0, end - x - 1)
+            yield shape("rect", "out", x=x + 0.5, y=ground - high, width=wide, height=high)
+        for row, (name, value) in enumerate(self.marks):
+            x, y = across.place(value), 28 + _ROW * row
+            side, shift = ("start", 5) if x < width / 2 else ("end", -5)
+            yield shape("line", "mark", x1=x, x2=x, y1=y - 10, y2=ground)
+            yield shape(
+                "text", "marked", self.format(value), name, x=x + shift, y=y, text_anchor=side
+            )
+        yield from self._bands(across, ground, top)
 
-    def _mark(
-        self, row: int, name: str, value: float, across: _Across, ground: float, width: int
-    ) -> str:
-        x, y = across.place(value), 28 + _ROW * row
-        side, shift = ("start", 5) if x < width / 2 else ("end", -5)
-        return (
-            f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 10}" y2="{ground}"/>'
-            f'<text class="marked" x="{x + shift:.1f}" y="{y}" text-anchor="{side}">'
-            f"<tspan>{escape(name)}</tspan> {escape(self.written(value))}</text>"
-        )
-
-    def _bands(self, across: _Across, ground: float, top: float) -> list[str]:
-        total, so_far, bands = sum(bar.count for bar in self.bars), 0, []
+    def _bands(self, across: _Across, ground: int, top: int) -> Iterator[Shape]:
+        total, so_far = sum(bar.count for bar in self.bars), 0
         for bar in self.bars:
             so_far += bar.count
             x, end = across.place(bar.above_us), across.place(bar.up_to_us)
+            box = {"x": x, "y": top, "width": end - x, "height": ground - top}
+            head = f"{self.format(bar.above_us)} to {self.format(bar.up_to_us)}"
             tip = (
                 f"{number(bar.count)} messages, {100 * bar.count / total:.1f} %\n"
                 f"{100 * so_far / total:.1f} % were not later"
             )
-            span = f"{self.written(bar.above_us)} to {self.written(bar.up_to_us)}"
-            bands.append(
-                f'<rect class="band" x="{x:.1f}" y="{top}" width="{end - x:.2f}" '
-                f'height="{ground - top}" data-head="{escape(span)}" data-tip="{escape(tip)}"/>'
-            )
-        return bands
+            yield shape("rect", "band", **box, data_head=head, data_tip=tip)
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class _Across:
     def place(self, value: float) -> float:
         low, high = math.log10(self.low), math.log10(self.high)
         share = (math.log10(max(value, self.low)) - low) / (high - low)
-        return _LEFT + (self.right - _LEFT) * min(share, 1.0)
+        return LEFT + (self.right - LEFT) * min(share, 1.0)
 
     def ticks(self) -> list[float]:
         """Powers of ten, every few of them if there are many; between them 2 and 5 if there are few."""
@@ -99,31 +96,3 @@ class _Across:
         factors, every = ((1, 2, 5), 1) if last - first <= 2 else ((1,), 1 + (last - first) // 7)
         values = [f * 10.0**n for n in range(first, last + 1, every) for f in factors]
         return [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
-
-
-def _ruled(tick: float, scale: Scale, right: float) -> str:
-    y = scale.place(tick)
-    return (
-        f'<line class="rule" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
-        f"{escape(short(tick))}</text>"
-    )
-
-
-def _tick(value: float, across: _Across, ground: float, written: Callable[[float], str]) -> str:
-    x = across.place(value)
-    return (
-        f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{ground}" y2="{ground + 5}"/>'
-        f'<text class="tick" x="{x:.1f}" y="{ground + 21}" text-anchor="middle">'
-        f"{escape(written(value))}</text>"
-    )
-
-
-def _bar(bar: Bar, across: _Across, scale: Scale, ground: float) -> str:
-    """What is there can be seen, however few there are of it."""
-    x, end = across.place(bar.above_us), across.place(bar.up_to_us)
-    high = max(_LEAST_PX, ground - scale.place(bar.count))
-    return (
-        f'<rect class="out" x="{x + 0.5:.1f}" y="{ground - high:.1f}" '
-        f'width="{max(1.0, end - x - 1):.1f}" height="{high:.1f}"/>'
-    )

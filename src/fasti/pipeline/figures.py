@@ -83,7 +83,7 @@ class Figures:
     attempts: list[tuple[int, int]]
     consumers: list[Row]
     findings: list[Row]
-    found: int
+    finding_count: int
     # How many there are of each kind.
     kinds: dict[str, int]
     # Of a young lake: when nothing happened though messages were due, and the lateness of all others.
@@ -113,6 +113,11 @@ class Figures:
             return self.grain
         return f"{self.length_us // SECOND_US} seconds"
 
+    @property
+    def counts_due(self) -> bool:
+        """Whether `throughput` tells how many messages fell due: only that of a young lake does."""
+        return bool(self.throughput) and "due" in self.throughput[0][1]
+
     def headlines(self) -> Row:
         """The figures at the top, as plain values."""
         late = self.today[1] if self.today else None
@@ -130,7 +135,7 @@ class Figures:
             "next_peak_us": peak[0] if peak else None,
             "next_peak_messages": peak[1] if peak else None,
             "dead": self.totals["dead"],
-            "findings": self.found,
+            "findings": self.finding_count,
             "audited": bool(self.state.audit),
             "as_of_us": self.as_of_us,
         }
@@ -165,7 +170,7 @@ def figures(lake: Lake, findings_max: int = 500) -> Figures:
         attempts=_attempts(lake),
         consumers=_consumers(lake),
         findings=audit.slice(0, findings_max).to_pylist(),
-        found=audit.num_rows,
+        finding_count=audit.num_rows,
         kinds=_kinds(audit),
     )
     first_us = int(pc.min(days.column("start")).as_py()) if days.num_rows else state.as_of_us

@@ -172,7 +172,7 @@ def test_findings_are_shown(tmp_path: Path) -> None:
     ]
     fill(lake, {"audit": rows})
     found = figures(lake)
-    assert (found.early, found.lost, found.found) == (1, 2, 3)
+    assert (found.early, found.lost, found.finding_count) == (1, 2, 3)
     page, _ = page_of(lake, tmp_path)
     shown = " ".join(page.text)
     assert "3 findings." in shown
@@ -254,7 +254,7 @@ def test_who_cant_see_the_charts_gets_them_too(tmp_path: Path, kind: str) -> Non
     assert len(drawn) >= 8
     assert all(a.get("role") == "img" and len(str(a.get("aria-label"))) > 20 for a in drawn)
     assert text.count("<desc>") == len(drawn)
-    for section in re.findall("<section.*?</section>", text):
+    for section in re.findall("<section.*?</section>", text, re.DOTALL):
         if 'class="chart"' in section:
             assert "<summary>The figures as a table</summary>" in section
     # Small drawings in rows of tables say nothing that the row doesn't.
