@@ -15,8 +15,7 @@ from fasti.core.log.group import Group, Groups
 from fasti.core.log.group_capsule import capture, restore
 from fasti.core.log.window import ACKED
 from fasti.core.replies import Frame
-from fasti.core.rows.names import Names
-from fasti.core.undo import Undo
+from fasti.core.rows.memory import Names, Undo
 from fasti.storage import state_block
 from tests.golden.bodies import (
     AT_US,

@@ -21,12 +21,12 @@ from hypothesis.stateful import (
 )
 
 from fasti.core import commands as co
-from fasti.core.calendar import histogram, ready, slices
+from fasti.core.calendar import histogram, slices
 from fasti.core.calendar import wheel as calendar
 from fasti.core.columns import index
 from fasti.core.delivery import expiry, turns
 from fasti.core.priority import kind as priority
-from fasti.core.rows import marks, outcomes
+from fasti.core.rows import memory, outcomes
 from fasti.core.timeline import partition, staging
 from fasti.model import (
     DAY_US,
@@ -610,12 +610,12 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (calendar, "_CHUNK_MAX", 4),
     (partition, "_STALE_MIN", 4),
     (priority, "_RANKED_PER_CALL", 3),
-    (ready, "_LATE_RUNS", 1),
-    (ready, "_MERGED_ROWS_MAX", 8),
+    (calendar, "_LATE_RUNS", 1),
+    (calendar, "_MERGED_ROWS_MAX", 8),
     (histogram, "_GATHERED_MAX", 8),
     (histogram, "_DENSE_MINUTES", 100),
     (outcomes, "_CHUNK_ROWS", 4),
-    (marks, "_GATHERED_MAX", 4),
+    (memory, "_GATHERED_MAX", 4),
     (index, "_BUCKETS_MIN", 1),
 )
 

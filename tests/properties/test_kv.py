@@ -18,7 +18,7 @@ from fasti.core.calendar import slices
 from fasti.core.calendar import wheel as calendar
 from fasti.core.columns import index
 from fasti.core.kv import kind as kv
-from fasti.core.rows import marks
+from fasti.core.rows import memory
 from fasti.core.timeline import partition
 from fasti.model import DAY_US, MINUTE_US, SECOND_US
 from tests.models.kv import ANY, Put
@@ -32,7 +32,7 @@ SMALL: list[tuple[Any, str, int]] = [
     (calendar, "ROWS_PER_CALL", 3),
     (slices, "LOADED_PER_CALL", 3),
     (slices, "LOADED_AHEAD_US", SECOND_US),
-    (marks, "_GATHERED_MAX", 4),
+    (memory, "_GATHERED_MAX", 4),
     (partition, "_STALE_MIN", 4),
     (index, "_MOVED_MIN", 1),
 ]

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.producers import Producer
-from fasti.core.receipts import ORDER, RUN, Receipt
+from fasti.core.producers import ORDER, RUN, Producer, Receipt
 from fasti.core.state import ShardState, Topic
 from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.stages import Stage, StagedRows

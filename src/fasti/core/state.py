@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from fasti.core import events as ev
 from fasti.core.directory import NAMING, Directory
 from fasti.core.partitions import Partitions, ignore
-from fasti.core.producers import Producer
-from fasti.core.receipts import Receipt
+from fasti.core.producers import Producer, Receipt
 from fasti.core.rows.memory import Memory
 from fasti.core.sinks.book import SinkBook
 from fasti.core.timeline.partition import Partition

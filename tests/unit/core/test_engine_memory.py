@@ -8,7 +8,7 @@ import pytest
 from fasti.core import commands
 from fasti.core.commands import Target, When
 from fasti.core.keys import Rows
-from fasti.core.rows import ledger
+from fasti.core.rows import arena
 from fasti.model import MINUTE_US, TopicSettings
 from tests.unit.core.test_engine_regressions import NOW_US, Shard, ids, names, words
 
@@ -20,7 +20,7 @@ SURVIVORS = list(range(1_000, MESSAGES + 1, 1_000))
 def shard(monkeypatch: pytest.MonkeyPatch) -> Shard:
     """A topic of 24,000 messages, every thousandth with a key."""
     # Thin pages are packed at once, not when 256 of them have gathered.
-    monkeypatch.setattr(ledger, "_THIN_PAGES_KEPT", 0)
+    monkeypatch.setattr(arena, "_THIN_PAGES_KEPT", 0)
     shard = Shard(leases_max=MESSAGES, max_attempts=1)
     for begin in range(0, MESSAGES, 8_000):
         numbers = range(begin + 1, begin + 8_001)
@@ -159,7 +159,7 @@ def test_a_deleted_topic_gives_everything_back(shard: Shard) -> None:
 def test_pages_with_few_survivors_are_packed_when_they_are_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger, "_THIN_PAGES_KEPT", 4)
+    monkeypatch.setattr(arena, "_THIN_PAGES_KEPT", 4)
     shard = Shard(leases_max=10)
     page = 4_096
     for number in range(10):

@@ -13,14 +13,16 @@ full length from the tick of the new start.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.columns.reductions import every, highest, lowest
-from fasti.core.undo import Undo
 from fasti.errors import Overloaded
+
+if TYPE_CHECKING:
+    from fasti.core.rows.memory import Undo
 
 Int64s = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.columns.reductions import every, some
-from fasti.core.undo import Undo
+from fasti.core.rows.memory import Undo
 
 Int64s = NDArray[np.int64]
 # Which slots of the columns: a range wherever it can be one.

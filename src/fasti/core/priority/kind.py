@@ -11,7 +11,7 @@ entries are sorted by a *rank*, one number that says who comes first:
   only if that is due less than one step later. Both age alike, so the order of two messages never
   changes while they wait, and nothing is ever ranked again.
 
-Both lines are merged sorted runs (calendar/ready.py), and their entries are hints: a rank that is not the
+Both lines are merged sorted runs (calendar/wheel.py), and their entries are hints: a rank that is not the
 row's any more is stale. The order is exact: nothing goes out until everything that is due by now
 is in memory and ranked. What is near but not due (the topic's lookahead) follows when nothing that
 is due is left, by due time.
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from fasti.core import traits
 from fasti.core.agenda import FOREVER
-from fasti.core.calendar.ready import Ready
+from fasti.core.calendar.wheel import Ready
 from fasti.core.columns import codes
 from fasti.core.columns.pairs import sort_pairs
 from fasti.core.columns.reductions import distinct, every, lowest

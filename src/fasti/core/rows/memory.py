@@ -1,8 +1,26 @@
-"""What all partitions of a shard share: the arena, the leases, names, marks and notes."""
+"""What all partitions of a shard share: the arena, the leases, names, marks and notes.
+
+*Marks* say which rows of run blocks are dead: finished, or moved to a newer place. A live message has
+exactly one live row in runs, or its place in the journal. When it leaves a row, that row is marked, so
+that a restart doesn't bring it back; a block whose rows are all marked can go, and one that is mostly
+marked is worth rewriting. One bit a row, kept per block.
+
+*Names* give numbers to names that many rows share: owners, consumers, reasons. Number 0 is the empty
+name. Counted names are forgotten with their last use, so that workers with ever new names don't fill
+the memory. Where names are whatever people write (reasons), there is a bound besides: beyond it new
+ones are not kept, and `LEFT_OUT` stands for them.
+
+*Undo* takes back what a transaction did, should its last command turn out to be impossible. While a
+transaction is being decided, everything that changes state leaves a note there of how to put it back;
+what can't be put back (a lease's slot that serves another message) waits until the transaction stands.
+Entries in the time index are not taken back: they are hints that are checked. Only messages change in
+transactions: topics, stages and leases are not opened there.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +30,242 @@ from fasti.core.columns.reductions import every
 from fasti.core.delivery.leases import LeaseTable
 from fasti.core.producers import Producers
 from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE, Arena
-from fasti.core.rows.marks import Marks
-from fasti.core.rows.names import Names
-from fasti.core.undo import Undo
+from fasti.core.rows.location import is_in_run, number_of, row_of
 from fasti.errors import Overloaded
 from fasti.model import SECOND_US
 
 if TYPE_CHECKING:
     from fasti.core.timeline.partition import Partition
+
+
+Int64s = NDArray[np.int64]
+
+_GATHERED_MAX = 65_536
+
+
+class Marks:
+    """Dead rows per block number."""
+
+    def __init__(self) -> None:
+        self._dead: dict[int, NDArray[np.uint8]] = {}
+        self._rows: dict[int, int] = {}
+        self._gathered: list[Int64s] = []
+        self._gathered_rows = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add_block(self, number: int, rows: int, dead: NDArray[np.uint8] | None = None) -> None:
+        """A block is in force from now on; `dead` is its bitmap, one byte for eight rows."""
+        self._rows[number] = rows
+        self._dead[number] = np.zeros((rows + 7) // 8, dtype=np.uint8) if dead is None else dead
+
+    def remove_block(self, number: int) -> None:
+        """The block is gone."""
+        self.settle()
+        del self._rows[number], self._dead[number]
+
+    def kill(self, locations: Int64s) -> None:
+        """The messages left these places. Those in the journal need no mark."""
+        locations = locations[is_in_run(locations)]
+        if len(locations):
+            self._gathered.append(locations)
+            self._gathered_rows += len(locations)
+            if self._gathered_rows >= _GATHERED_MAX:
+                self.settle()
+
+    def revive(self, locations: Int64s) -> None:
+        """Takes `kill` back: the transaction was void."""
+        self.settle()
+        for number, rows in _by_block(locations[is_in_run(locations)]):
+            bits = np.unpackbits(self._dead[number], bitorder="little")
+            bits[rows] = 0
+            self._dead[number] = np.packbits(bits, bitorder="little")
+
+    def settle(self) -> None:
+        """Sorts what was gathered into the bitmaps."""
+        if not self._gathered:
+            return
+        gathered = np.concatenate(self._gathered)
+        self._gathered.clear()
+        self._gathered_rows = 0
+        for number, rows in _by_block(gathered):
+            bitmap = self._dead.get(number)
+            if bitmap is not None:
+                np.bitwise_or.at(bitmap, rows >> 3, np.uint8(1) << (rows & 7).astype(np.uint8))
+
+    def blocks(self) -> list[int]:
+        """The blocks in force."""
+        return sorted(self._rows)
+
+    def rows(self, number: int) -> int:
+        """How many rows a block has."""
+        return self._rows[number]
+
+    def dead(self, number: int) -> int:
+        """How many of them are dead."""
+        self.settle()
+        return int(np.bitwise_count(self._dead[number]).sum())
+
+    def bitmaps(self) -> dict[int, NDArray[np.uint8]]:
+        """A copy of every bitmap that has a dead row, for a checkpoint."""
+        self.settle()
+        return {number: bits.copy() for number, bits in self._dead.items() if bits.any()}
+
+
+def _by_block(locations: Int64s) -> list[tuple[int, Int64s]]:
+    if not len(locations):
+        return []
+    ordered = np.sort(locations)
+    numbers = number_of(ordered)
+    starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
+    pieces = np.split(row_of(ordered), starts[1:])
+    return list(zip(numbers[starts].tolist(), pieces, strict=True))
+
+
+# What a name costs beside its own bytes, about.
+_NAME_BYTES = 192
+LEFT_OUT = "(not kept: there are too many different reasons)"
+
+
+class Names:
+    """Names to numbers and back. Numbers mean nothing outside this process."""
+
+    def __init__(self, bytes_max: int | None = None) -> None:
+        self._bytes_max, self.size_bytes = bytes_max, 0
+        self._numbers: dict[str, int] = {"": 0}
+        self._names: list[str | None] = [""]
+        self._uses: list[int] = [0]
+        self._free: list[int] = []
+
+    def number(self, name: str) -> int:
+        """The number of a name, given if it is new."""
+        known = self._numbers.get(name)
+        if known is not None:
+            return known
+        size = _size(name)
+        if self._bytes_max is not None and self.size_bytes + size > self._bytes_max:
+            if name != LEFT_OUT:
+                return self.number(LEFT_OUT)
+        self.size_bytes += size
+        if self._free:
+            number = self._free.pop()
+            self._names[number], self._uses[number] = name, 0
+        else:
+            number = len(self._names)
+            self._names.append(name)
+            self._uses.append(0)
+        self._numbers[name] = number
+        return number
+
+    def find(self, name: str) -> int | None:
+        """The number of a name that is in use."""
+        return self._numbers.get(name)
+
+    def name(self, number: int) -> str:
+        """The name behind a number."""
+        return self._names[number] or ""
+
+    def __len__(self) -> int:
+        """How many there are beside the empty one."""
+        return len(self._numbers) - 1
+
+    def look_up(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.object_]:
+        """The names behind numbers; None behind 0."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        names = [self._names[number] or None for number in distinct.tolist()]
+        return np.array(names, dtype=np.object_)[places]
+
+    def uses(self, number: int) -> int:
+        """How many rows name it."""
+        return self._uses[number]
+
+    def use(self, number: int, count: int) -> None:
+        """`count` more rows name it; with a negative count, fewer."""
+        self._uses[number] += count
+        if number and not self._uses[number]:
+            name = self.name(number)
+            del self._numbers[name]
+            self.size_bytes -= _size(name)
+            self._names[number] = None
+            self._free.append(number)
+
+    def unuse_all(self, numbers: NDArray[np.integer[Any]]) -> None:
+        """One use fewer for each row's name."""
+        if len(numbers) and every(numbers == numbers[0]):
+            self.use(int(numbers[0]), -len(numbers))
+            return
+        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+            self.use(int(number), -int(count))
+
+    def restore(self, names: list[str]) -> None:
+        """The same names under the same numbers; those without a name are free."""
+        for number, name in enumerate(names[1:], start=1):
+            self._names.append(name or None)
+            self._uses.append(0)
+            if name:
+                self._numbers[name] = number
+                self.size_bytes += _size(name)
+            else:
+                self._free.append(number)
+
+    def all(self) -> list[str]:
+        """Every name by its number, for translating a column of numbers."""
+        return [name or "" for name in self._names]
+
+
+def _size(name: str) -> int:
+    return len(name.encode()) + _NAME_BYTES
+
+
+class Undo:
+    """Notes in order; `rollback` carries them out from the last to the first."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self._notes: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """From now on notes are taken."""
+        assert not self.active, "transactions don't nest"
+        self.active = True
+
+    def note(self, restore: Callable[[], None]) -> None:
+        """How to take the next change back."""
+        if self.active:
+            self._notes.append(restore)
+
+    def when_settled(self, finish: Callable[[], None], restore: Callable[[], None]) -> None:
+        """Carries `finish` out when the transaction stands: at once, if there is none."""
+        if not self.active:
+            finish()
+            return
+        self._waiting.append(finish)
+        self._notes.append(restore)
+
+    def once_settled(self, finish: Callable[[], None]) -> None:
+        """The same for what leaves nothing to restore, should the transaction be void."""
+        if self.active:
+            self._waiting.append(finish)
+        else:
+            finish()
+
+    def commit(self) -> None:
+        """The transaction stands."""
+        self.active = False
+        self._notes.clear()
+        for finish in self._waiting:
+            finish()
+        self._waiting.clear()
+
+    def rollback(self) -> None:
+        """The transaction never was."""
+        self.active = False
+        self._waiting.clear()
+        while self._notes:
+            self._notes.pop()()
+
 
 # Some eighty thousand different ones of the usual length. The journal has every reason in full.
 _REASONS_BYTES = 16 << 20
@@ -56,7 +302,7 @@ class Memory:
         self.plans: Agenda[Partition] = Agenda()
         # Partitions that have memory to give back.
         self.untidy: set[Tidied] = set()
-        # By topic: the earliest due time of what became scheduled since somebody looked.
+        # By topic: the earliest due time of what became scheduled since the last look.
         self.news: dict[int, int] = {}
 
     @property

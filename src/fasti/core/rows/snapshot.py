@@ -16,8 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.delivery.leases import LeaseView
-from fasti.core.rows.arena import FRAME_BITS, FRAME_ROWS, PACKED_ID, STATE_MASK, Arena
-from fasti.core.rows.ledger import NO_ROWS, LedgerView
+from fasti.core.rows.arena import (
+    FRAME_BITS,
+    FRAME_ROWS,
+    NO_ROWS,
+    PACKED_ID,
+    STATE_MASK,
+    Arena,
+    LedgerView,
+)
 from fasti.errors import Gone
 from fasti.model import State, TopicSettings
 

@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 from fasti.core import lifecycle
 from fasti.core.agenda import FOREVER
 from fasti.core.calendar.histogram import BUCKET_US, Histogram
-from fasti.core.calendar.ready import ENTRY_BYTES, Ready
-from fasti.core.calendar.wheel import Calendar
+from fasti.core.calendar.wheel import ENTRY_BYTES, Calendar, Ready
 from fasti.core.columns import codes
 from fasti.core.columns.hashing import UInt64s
 from fasti.core.columns.index import HashIndex
 from fasti.core.columns.pairs import sort_pairs
 from fasti.core.columns.reductions import distinct, every, highest, lowest, some
 from fasti.core.lifecycle import Verb
-from fasti.core.rows.arena import CHANGED, EXPIRES, FRAME_BITS, MOMENT, NEAR, STATE_MASK
-from fasti.core.rows.ledger import Ledger
+from fasti.core.rows.arena import CHANGED, EXPIRES, FRAME_BITS, MOMENT, NEAR, STATE_MASK, Ledger
 from fasti.core.rows.memory import Memory
 from fasti.core.rows.outcomes import Outcomes
 from fasti.core.timeline.expiries import Expiries

@@ -18,7 +18,7 @@ from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.core.agenda import FOREVER
 from fasti.core.checkpoint import BeginCheckpoint
 from fasti.core.commands import DropSnapshot, KeepSnapshot, Tidy
-from fasti.core.rows import ledger
+from fasti.core.rows import arena
 from fasti.core.rows.scan import Scan
 from fasti.errors import FastiError, Gone, StorageFailed
 
@@ -50,7 +50,7 @@ def test_rows_of_pages_and_leftovers_come_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages that are nearly finished are packed into frames of leftovers."""
-    monkeypatch.setattr(ledger, "_THIN_PAGES_KEPT", 0)
+    monkeypatch.setattr(arena, "_THIN_PAGES_KEPT", 0)
     client.create_topic("t")
     client.producer("t").send_batch([b"x"] * 40_000, due=[FAR_US] * 40_000)
     # Of every second page only a few stay.

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasti.core.calendar.histogram import BUCKET_US, Histogram
-from fasti.core.calendar.ready import Ready
-from fasti.core.calendar.wheel import Calendar
+from fasti.core.calendar.wheel import Calendar, Ready
 from fasti.core.columns.pairs import sort_pairs
 
 moments = st.one_of(

@@ -12,7 +12,7 @@ from fasti.core.engine import Engine
 from fasti.core.keys import Rows
 from fasti.core.priority.kind import PriorityPartition
 from fasti.core.replies import Deliver, LoadSlice, Step
-from fasti.core.rows import ledger
+from fasti.core.rows import arena
 from fasti.model import DAY_US, MINUTE_US, SECOND_US, Outcome, TopicSettings
 
 NOW_US = 1_700_000_000_000_000
@@ -205,7 +205,7 @@ def empty() -> tuple[Any, Any]:
 
 
 def test_replayed_and_packed_rows_keep_their_priorities(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_THIN_PAGES_KEPT", 0)
+    monkeypatch.setattr(arena, "_THIN_PAGES_KEPT", 0)
     bench = Bench()
     count = 20_000
     ids = bench.put([n % 100 for n in range(count)], NOW_US + MINUTE_US)

@@ -7,11 +7,9 @@ import pytest
 from fasti.core.delivery.leases import LeaseTable
 from fasti.core.delivery.retry import retry_delays
 from fasti.core.keys import Rows
-from fasti.core.rows.arena import FRAME_ROWS, Arena
-from fasti.core.rows.ledger import Ledger
+from fasti.core.rows.arena import FRAME_ROWS, Arena, Ledger
 from fasti.core.rows.location import in_block, in_frame, is_in_run, number_of, row_of
-from fasti.core.rows.marks import Marks
-from fasti.core.rows.names import Names
+from fasti.core.rows.memory import Marks, Names
 from fasti.core.rows.outcomes import Outcomes
 from fasti.errors import InvalidArgument, Overloaded
 from fasti.model import Limits, RetryPolicy, State

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fasti.core import commands as co
 from fasti.core.engine import Engine
-from fasti.core.producers import Producer, Producers
-from fasti.core.receipts import RUN, Receipt
+from fasti.core.producers import RUN, Producer, Producers, Receipt
 from fasti.errors import Overloaded, UnknownProducer
 from fasti.model import HOUR_US, SEQUENCE_BITS, Limits, Outcome
 from tests.unit.core.test_memory_counts import NOW_US, Shard, keyed
