@@ -13,6 +13,7 @@ from benchmarks.traffic import BATCH, TOPIC, Traffic, prepared, send_all
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core.commands import CreateTopic
+from fasti.model import HOUR_US, TopicSettings
 from fasti.storage.directory import directory_storage
 
 _NEVER = 1 << 50
@@ -21,7 +22,8 @@ _NEVER = 1 << 50
 def open_shard(directory: Path, **settings: Any) -> Shard:
     """A shard in a directory, with its topic."""
     shard = Shard(directory_storage(directory), ShardSettings(**settings))
-    shard.call(CreateTopic(TOPIC))
+    # Longer than any of it takes: a consumer whose leases run out gets little.
+    shard.call(CreateTopic(TOPIC, TopicSettings(lease_us=HOUR_US)))
     return shard
 
 
