@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.metrics.counts import Distribution
 from fasti.broker.threads import Threads
 from fasti.config import Durability
 from fasti.core.replies import Step

@@ -56,7 +56,7 @@ class Faults:
         self._lock = threading.Lock()
         # By the command's name, and whether the engine was kept or dropped.
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._suspects: dict[Key, _Suspect] = {}
+        self.suspects: dict[Key, _Suspect] = {}
         # By command and what was raised: when it was logged, and how often it was not since.
         self._logged: dict[tuple[str, str, str], tuple[int, int]] = {}
 
@@ -92,11 +92,14 @@ class Faults:
         self._tell((name, "dropped"), f"dropped the engine, which failed on {cause}", error)
 
     def check(self, command: Any) -> None:
-        """Raises `internal` for what made the shard drop its engine again and again."""
-        if not self._suspects or isinstance(command, Detach):
+        """Raises `internal` for what made the shard drop its engine again and again.
+
+        Called only while there are `suspects`.
+        """
+        if isinstance(command, Detach):
             return
         with self._lock:
-            suspect = self._suspects.get(_key(command))
+            suspect = self.suspects.get(_key(command))
             if suspect is None or suspect.until_us <= self._clock.tick():
                 return
             times = suspect.times
@@ -107,18 +110,18 @@ class Faults:
 
     def _suspect(self, key: Key) -> None:
         now_us = self._clock.tick()
-        for other in [k for k, s in self._suspects.items() if s.last_us + _FORGOTTEN_US < now_us]:
-            del self._suspects[other]
+        for other in [k for k, s in self.suspects.items() if s.last_us + _FORGOTTEN_US < now_us]:
+            del self.suspects[other]
         # The last one comes last, and the oldest goes first.
-        suspect = self._suspects.pop(key, None) or _Suspect()
-        while len(self._suspects) >= _SUSPECTS_MAX:
-            del self._suspects[next(iter(self._suspects))]
+        suspect = self.suspects.pop(key, None) or _Suspect()
+        while len(self.suspects) >= _SUSPECTS_MAX:
+            del self.suspects[next(iter(self.suspects))]
         suspect.times += 1
         suspect.last_us = now_us
         if suspect.times > 1:
             closed_us = back_off(_SECOND_US, suspect.times - 2, _CLOSED_MAX_US)
             suspect.until_us = now_us + int(closed_us)
-        self._suspects[key] = suspect
+        self.suspects[key] = suspect
 
     def _tell(self, fault: tuple[str, str], what: str, error: BaseException) -> None:
         """Logs it with its traceback; what was logged a moment ago is only counted.

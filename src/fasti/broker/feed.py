@@ -73,7 +73,8 @@ class Feed:
 
     def durable(self, frames: Sequence[Frame]) -> None:
         """These are in the journal, in this order."""
-        self.rings.durable(frames)
+        if self.rings.by_topic:
+            self.rings.durable(frames)
         if not self._followed:
             return
         if frames:

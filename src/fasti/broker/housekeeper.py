@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from fasti.broker.futures import uncancellable
 from fasti.broker.memory import give_memory_back
-from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.metrics.counts import Distribution
+from fasti.broker.request import uncancellable
 from fasti.broker.threads import Worker
-from fasti.core.checkpoint import Plan, log_kind
+from fasti.core.checkpoint import Plan
 from fasti.core.commands import DropSnapshot, RunsInstalled, Tidy
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked
@@ -243,9 +243,7 @@ class Housekeeper:
         """Whether the journal has grown, or retention of logs has dropped, by enough."""
         shard = self._shard
         limit = shard.settings.checkpoint_bytes
-        return (
-            shard.committer.written_bytes >= limit or log_kind(shard.engine).trimmed_bytes >= limit
-        )
+        return shard.committer.written_bytes >= limit or shard.engine.memory.trimmed_bytes >= limit
 
     def _checkpoint(self) -> None:
         """One checkpoint, of the engine as it is when it begins."""

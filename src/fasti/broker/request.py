@@ -11,9 +11,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from fasti.broker.futures import uncancellable
 from fasti.core.command import Command
 from fasti.core.engine import Engine
+
+
+def uncancellable() -> Future[Any]:
+    """A future that can't be cancelled: what was handed over happens, and will be answered."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
 
 _STEP_ROWS = 5_000
 

@@ -24,19 +24,18 @@ from fasti.broker.calls.backups import Backups
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
-from fasti.broker.calls.parts import Answer
+from fasti.broker.calls.requests import Answer
 from fasti.broker.calls.snapshots import Snapshots
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.cron.scheduler import Scheduler
 from fasti.broker.kv.reads import KvReads
 from fasti.broker.kv.watch import KvWatcher
-from fasti.broker.lease_share import LeaseShare
 from fasti.broker.log.follow import LogFollower
 from fasti.broker.log.reads import LogReads
-from fasti.broker.metrics.lateness import LatenessBook
+from fasti.broker.metrics.counts import LatenessBook
 from fasti.broker.placement import Placement
 from fasti.broker.routing.routes import RouteBook
-from fasti.broker.shares import CountedShare, Shares
+from fasti.broker.shares import CountedShare, LeaseShare, Shares
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
 from fasti.core.queries import ReadTopics, TopicView

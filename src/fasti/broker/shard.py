@@ -37,7 +37,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.broker import clock_record, reading
-from fasti.broker.clock import EngineClock
+from fasti.broker.clock import EngineClock, LeaseTicks
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.damage import DamageControl
@@ -52,7 +52,6 @@ from fasti.broker.room import Room
 from fasti.broker.scrubber import Scrubber
 from fasti.broker.session import Session
 from fasti.broker.threads import Queue, Threads
-from fasti.broker.ticks import LeaseTicks
 from fasti.config import ShardSettings
 from fasti.core import commands
 from fasti.core.command import Command
@@ -214,7 +213,7 @@ class Shard:
         """Hands commands over; the future holds their replies once they are durable."""
         for command in inputs:
             self._route(command)
-            if engine is None:
+            if engine is None and self.faults.suspects:
                 self.faults.check(command)
         return self._enter(Request.of(inputs, engine))
 
@@ -223,7 +222,7 @@ class Shard:
 
         What it tells may not be durable yet: a caller to whom that matters goes on to `submit`.
         """
-        if engine is None:
+        if engine is None and self.faults.suspects:
             self.faults.check(query)
         return self._enter(Request.of([query], engine, at_once=True))
 

@@ -57,7 +57,8 @@ class Plan:
 
 def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
     """Closes an epoch. Called by the engine in a step, and by tools that have an engine at rest."""
-    state, memory, logs = engine.state, engine.memory, log_kind(engine)
+    state, memory, logs = engine.state, engine.memory, engine.kind("log")
+    assert isinstance(logs, LogKind)
     state.directory.prune(command.first_frame)
     epoch = memory.epoch
     capsule = capture(state)
@@ -67,18 +68,11 @@ def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
         for partition in topic.partitions.made():
             partition.calendar.generation = epoch + 1
     unwritten = [*command.unwritten, epoch]
-    return Plan(snapshot, capsule, epoch, unwritten, logs.tails(), logs.trimmed_bytes)
+    return Plan(snapshot, capsule, epoch, unwritten, logs.tails(), memory.trimmed_bytes)
 
 
 def add_blocks(engine: Engine, command: BlocksAdded) -> None:
     """Rows of the new blocks may be told to be dead from here on."""
     for number, rows in command.blocks:
         engine.memory.marks.add_block(number, rows)
-    log_kind(engine).trimmed_bytes -= command.trimmed_bytes
-
-
-def log_kind(engine: Engine) -> LogKind:
-    """What an engine knows of logs."""
-    kind = engine.kind("log")
-    assert isinstance(kind, LogKind)
-    return kind
+    engine.memory.trimmed_bytes -= command.trimmed_bytes

@@ -11,11 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fasti.broker import lease_share
+from fasti.broker import shares
 from fasti.broker.caller import EMBEDDED, Caller, caller_from
-from fasti.broker.lease_share import LeaseShare
 from fasti.broker.placement import OneShard
-from fasti.broker.shares import Bound, CountedShare, NameShare
+from fasti.broker.shares import Bound, CountedShare, LeaseShare, NameShare
 from fasti.errors import Closed, Overloaded
 from fasti.testing import VirtualBroker
 from fasti.testing.virtual import _SETTINGS
@@ -111,7 +110,7 @@ def test_names_count_while_they_exist() -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are counted each time."""
-    monkeypatch.setattr(lease_share, "_LOOK_US", 0)
+    monkeypatch.setattr(shares, "_LOOK_US", 0)
 
 
 @pytest.mark.usefixtures("looks")

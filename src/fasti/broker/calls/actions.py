@@ -23,7 +23,7 @@ from fasti.broker.calls import (
 from fasti.broker.calls import dead as dead_actions
 from fasti.broker.calls import replies as reply_actions
 from fasti.broker.calls.listing import metadata, with_payloads, with_status
-from fasti.broker.calls.parts import (
+from fasti.broker.calls.requests import (
     Action,
     Answer,
     Header,

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import EMBEDDED, Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.shares import SeenShare
 from fasti.core.queries import ReadPosition
 from fasti.errors import FastiError, Gone, InvalidArgument, NotFound

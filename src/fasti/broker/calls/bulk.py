@@ -17,7 +17,7 @@ import numpy as np
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listing import READ_ROWS, check_prefix, only_rows, with_prefix
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, check_own, none
 from fasti.broker.calls.tally import Tally
 from fasti.core import commands as co
 from fasti.core.replies import Messages

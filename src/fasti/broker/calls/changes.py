@@ -16,7 +16,7 @@ from fasti.broker.calls import requests
 from fasti.broker.calls.change_filter import NEEDED, change_filter
 from fasti.broker.calls.follower import IDLE_S, Follower, Written
 from fasti.broker.calls.listed import columns_of, words
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.feed import EVERYTHING
 from fasti.core.queries import ReadTopicNames
 from fasti.errors import Closed, Gone, InvalidArgument

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, check_own, none, one
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, check_own, none, one
 from fasti.core import commands as co
 from fasti.core.delivery.consumers import ConsumerRow
 from fasti.core.delivery.verbs import RELEASED_PER_CALL, check_release

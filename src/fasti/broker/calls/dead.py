@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts
 from fasti.broker.calls.tally import Tally
 from fasti.broker.reading import MOVED, fetch
 from fasti.core import commands as co

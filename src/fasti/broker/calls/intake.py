@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import check_own
+from fasti.broker.calls.requests import check_own
 from fasti.core.commands import EndProducer
 from fasti.core.replies import Reply
 from fasti.errors import Closed, FastiError, InvalidArgument

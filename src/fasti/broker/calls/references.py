@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
 from fasti.core.cron.schedule import Schedule
 from fasti.core.traits import KINDS

@@ -2,23 +2,26 @@
 
 Everything that a stranger may send is checked here, in the thread that received it: fields that
 are not known, types, column names, sizes. Keys are hashed and payloads put into their columns here
-too, so that the sequencer touches fixed-width columns only.
+too, so that the sequencer touches fixed-width columns only. The types that all actions share are at the
+end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields as dataclass_fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.broker.caller import Caller
 from fasti.core import commands as co
 from fasti.core.keys import Keys, Rows
 from fasti.core.routing.subjects import check_subjects
+from fasti.core.sinks.commands import PARCELS
 from fasti.errors import InvalidArgument
 from fasti.model import (
     DUE_MAX_US,
@@ -29,6 +32,10 @@ from fasti.model import (
     TopicSettings,
 )
 from fasti.protocol.schemas import PRODUCE_TYPES, RETURNED, VERSION
+
+if TYPE_CHECKING:
+    from fasti.broker.service import Service
+
 
 Int64s = NDArray[np.int64]
 Seed = tuple[int, int]
@@ -410,3 +417,29 @@ def _retry(given: Header, base: RetryPolicy) -> RetryPolicy:
             raise InvalidArgument(f"{name!r} of retry must be a number", field=name)
         found[name] = value if name.endswith("_us") else float(value)
     return RetryPolicy(**found)
+
+
+Parts = list[pa.Table]
+Answer = tuple[Header, list[pa.RecordBatch]]
+Action = Callable[["Service", Caller, Header, Parts], Answer]
+# A command of a transaction: from its fields (without `op`) and its rows.
+PartOf = Callable[["Service", Header, pa.RecordBatch], Any]
+
+
+def check_own(topic: str) -> None:
+    """Raises where a topic is the broker's own."""
+    if topic == PARCELS:
+        raise InvalidArgument(f"{topic!r} is internal to the broker", field="topic")
+
+
+def one(parts: Parts) -> pa.RecordBatch:
+    """The action's only part."""
+    if len(parts) != 1:
+        raise InvalidArgument("this action takes exactly one part", field="parts")
+    return one_batch(parts[0])
+
+
+def none(parts: Parts) -> None:
+    """The action has no parts."""
+    if parts:
+        raise InvalidArgument("this action takes no parts", field="parts")

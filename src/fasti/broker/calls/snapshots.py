@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.shares import SeenShare
 from fasti.core.commands import DropSnapshot, KeepSnapshot, TakeSnapshot
 from fasti.core.rows.snapshot import Snapshot

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.cron.emission import Chunk, Member, one_row
 from fasti.broker.cron.occurrences import Occurrences, Timing, bounded_after, local_text
 from fasti.core.cron import commands as cc

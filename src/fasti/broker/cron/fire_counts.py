@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.metrics.counts import Distribution
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 

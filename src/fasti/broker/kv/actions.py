@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none, one
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none, one
 from fasti.broker.kv import requests as kv_requests
 from fasti.broker.kv.reading import entries_batch, fetch
 from fasti.core.kv.commands import KvDelete, KvDescribe, KvGet, KvPut

@@ -173,16 +173,14 @@ class Rings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rings: OrderedDict[int, Ring] = OrderedDict()
+        self.by_topic: OrderedDict[int, Ring] = OrderedDict()
 
     # The committer's thread
 
     def durable(self, frames: Sequence[Frame]) -> None:
         """These are in the journal, in this order: whole groups."""
-        if not self._rings:
-            return
         with self._lock:
-            rings = list(self._rings.values())
+            rings = list(self.by_topic.values())
         group: list[Frame] = []
         for frame in frames:
             group.append(frame)
@@ -195,7 +193,7 @@ class Rings:
     def reset(self) -> None:
         """The shard has recovered: what is durable is what the journal has."""
         with self._lock:
-            rings = list(self._rings.values())
+            rings = list(self.by_topic.values())
         for ring in rings:
             ring.clear()
 
@@ -204,20 +202,20 @@ class Rings:
     def open(self, topic: int) -> Ring:
         """The ring of a topic, which collects from now on; to be given back to `close`."""
         with self._lock:
-            ring = self._rings.get(topic)
+            ring = self.by_topic.get(topic)
             if ring is None:
-                ring = self._rings[topic] = Ring(topic)
+                ring = self.by_topic[topic] = Ring(topic)
             ring.readers += 1
-            self._rings.move_to_end(topic)
+            self.by_topic.move_to_end(topic)
             return ring
 
     def close(self, ring: Ring) -> None:
         """One reader fewer. The ring is kept for a while."""
         with self._lock:
             ring.readers -= 1
-            idle = [number for number, each in self._rings.items() if not each.readers]
+            idle = [number for number, each in self.by_topic.items() if not each.readers]
             for number in idle[:-_IDLE_MAX]:
-                del self._rings[number]
+                del self.by_topic[number]
 
 
 def _by_topic(group: Iterable[Frame]) -> dict[int, list[Happened]]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.listing import metadata, with_payloads
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.log.reads import (
     EARLIEST,
     checked_partitions,

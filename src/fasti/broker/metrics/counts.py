@@ -1,32 +1,76 @@
 """What the broker counts while it works.
 
 The service calls these once per batch, from the threads of its sessions; each call is a few dict
-lookups under one lock. Nothing is formatted before somebody asks: `text` reads the rest from the
+lookups under one lock. Nothing is formatted before a scrape asks: `text` reads the rest from the
 shard and writes Prometheus' format (text.py).
 
 The number of series is bounded: the first 1,000 topics that are met have series of their own, all
-others share the topic `_other`; and a page has `metrics_series_max` in all (series.py). A topic keeps its name as long as it exists, so that no counter
-ever goes back; the place of a deleted one is free again after the next scrape. The inboxes of callers
-come and go with their clients, so all of them are the topic `_inboxes`.
+others share the topic `_other`; and a page has `metrics_series_max` in all (series.py). A topic keeps
+its name as long as it exists, so that no counter ever goes back; the place of a deleted one is free
+again after the next scrape. The inboxes of callers come and go with their clients, so all of them are
+the topic `_inboxes`.
+
+How late messages were started is `started − max(due, created)`. The engine keeps no time of creation,
+but the session that joins a delivery with its payloads sees it, so it is noted there (`LatenessBook`)
+and looked up when an ack, nack or release says when user code got the message.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.broker.metrics.distribution import Distribution
 from fasti.broker.metrics.series import SERIES_MAX, LeftOutNotice
 from fasti.model import Outcome
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
     from fasti.broker.shares import Shares
+
+
+class Distribution:
+    """How values are distributed: counts up to each bound and beyond the last, and their sum.
+
+    What observes holds a lock or is the only thread that does; readers take copies and may see a sum
+    that is one observation behind its counts.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """One value. A value that equals a bound counts below it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def add_all(self, values: NDArray[np.float64]) -> None:
+        """Many values at once."""
+        places = np.searchsorted(self.bounds, values, side="left")
+        for place, count in enumerate(np.bincount(places, minlength=len(self.counts)).tolist()):
+            self.counts[place] += count
+        self.total += float(values.sum())
+
+    def copy(self) -> Distribution:
+        """As it is now."""
+        copied = Distribution(self.bounds)
+        copied.counts, copied.total = list(self.counts), self.total
+        return copied
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Pairs of bound and count up to it, ending with `+Inf`: Prometheus' form."""
+        sums = np.cumsum(self.counts).tolist()
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, sums, strict=True))
+
 
 TOPICS_MAX = 1_000
 OTHER = "_other"
@@ -230,3 +274,75 @@ class Metrics:
         from fasti.broker.metrics.text import write
 
         return write(self, shard)
+
+
+Int64s = NDArray[np.int64]
+
+_ROWS_MAX = 1 << 20
+
+
+@dataclass(slots=True)
+class _Note:
+    ids: Int64s
+    ready_us: Int64s
+    left: int
+
+
+class LatenessBook:
+    """Notes of deliveries by their token; any thread. When there are too many the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._notes: OrderedDict[int, _Note] = OrderedDict()
+        self._rows = 0
+        self._lock = threading.Lock()
+
+    def delivered(self, token: int, ids: Int64s, ready_us: Int64s) -> None:
+        """These may be started from `ready_us` on: when they are due and there."""
+        with self._lock:
+            note = self._notes.get(token)
+            if note is not None:
+                # A large delivery comes in parts.
+                ids = np.concatenate([note.ids, ids])
+                ready_us = np.concatenate([note.ready_us, ready_us])
+                self._rows -= len(note.ids)
+            self._notes[token] = _Note(ids, ready_us, len(ids))
+            self._rows += len(ids)
+            while self._rows > _ROWS_MAX and len(self._notes) > 1:
+                self._rows -= len(self._notes.popitem(last=False)[1].ids)
+
+    def started(self, ids: Int64s, tokens: Int64s, started_us: Int64s) -> Int64s:
+        """The lateness of those that were started (not 0) and are known."""
+        if not len(ids):
+            return ids
+        if len(tokens) == 1 or (tokens == tokens[0]).all():
+            return self._of_token(int(tokens[0]), ids, started_us)
+        order = np.argsort(tokens, kind="stable")
+        starts = np.flatnonzero(np.diff(tokens[order])) + 1
+        return np.concatenate(
+            [
+                self._of_token(int(tokens[rows[0]]), ids[rows], started_us[rows])
+                for rows in np.split(order, starts)
+            ]
+        )
+
+    def _of_token(self, token: int, ids: Int64s, started_us: Int64s) -> Int64s:
+        with self._lock:
+            note = self._notes.get(token)
+            if note is None:
+                return ids[:0]
+            note.left -= len(ids)
+            if note.left <= 0:
+                del self._notes[token]
+                self._rows -= len(note.ids)
+        ready_us = _find(note, ids)
+        known = (ready_us > 0) & (started_us > 0)
+        return (started_us - ready_us)[known]
+
+
+def _find(note: _Note, ids: Int64s) -> Int64s:
+    # Whole batches are acked as they came.
+    if len(ids) == len(note.ids) and (ids == note.ids).all():
+        return note.ready_us
+    order = np.argsort(note.ids)
+    places = order[np.searchsorted(note.ids, ids, sorter=order).clip(max=len(order) - 1)]
+    return np.where(note.ids[places] == ids, note.ready_us[places], 0)

@@ -32,8 +32,7 @@ from fasti.broker.log import metrics as log_metrics
 from fasti.broker.memory import anonymous_bytes
 from fasti.broker.metrics import damage
 from fasti.broker.metrics import shares as share_metrics
-from fasti.broker.metrics.counts import OTHER, Metrics, TopicCounts, series_of
-from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.metrics.counts import OTHER, Distribution, Metrics, TopicCounts, series_of
 from fasti.broker.metrics.series import SeriesBound
 from fasti.broker.routing import metrics as routing_metrics
 from fasti.broker.sinks import metrics as sink_metrics

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 
 if TYPE_CHECKING:

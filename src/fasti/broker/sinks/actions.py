@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.parts import Action, Answer, Header, PartOf, Parts, none
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.sinks import rows
 from fasti.broker.sinks.publishing import publish_batch
 from fasti.broker.sinks.staging import check_sink

@@ -62,8 +62,6 @@ class LogKind(Kind):
         super().__init__(engine)
         self.groups = LogGroups(engine)
         self._retention = Retention(self.state)
-        # What was trimmed since the last checkpoint, which gives the space back.
-        self.trimmed_bytes = 0
 
     def handlers(self) -> dict[type, Handler]:
         """Who decides commands on logs."""
@@ -165,7 +163,7 @@ class LogKind(Kind):
         topic = self.state.topics[event.topic]
         partition = log_of(topic).partitions[event.partition]
         log_of(topic).dropped[event.why] += event.first_offset - partition.earliest
-        self.trimmed_bytes += partition.trim(event.first_offset)
+        self.state.memory.trimmed_bytes += partition.trim(event.first_offset)
         self._changed(topic, partition)
         self.groups.trimmed(topic, event.partition, event.first_offset, event.at_us)
 
@@ -196,7 +194,7 @@ class LogKind(Kind):
         """The topic is being deleted."""
         self._retention.forget(topic)
         partitions = log_of(topic).partitions
-        self.trimmed_bytes += sum(p.segments.size_bytes for p in partitions.made())
+        self.state.memory.trimmed_bytes += sum(p.segments.size_bytes for p in partitions.made())
         self.groups.drop(topic)
         self.state.memory.logs_bytes -= sum(p.counted_bytes for p in partitions.made())
         partitions.clear()

@@ -298,6 +298,8 @@ class Memory:
         self.marks = Marks()
         self.undo = Undo()
         self.epoch = 1
+        # What was trimmed of logs since the last checkpoint, which gives the space back.
+        self.trimmed_bytes = 0
         # Partitions in which messages expire.
         self.plans: Agenda[Partition] = Agenda()
         # Partitions that have memory to give back.

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fasti.broker.metrics.counts import Metrics
-from fasti.broker.metrics.distribution import Distribution
+from fasti.broker.metrics.counts import Distribution, Metrics
 from fasti.broker.shard import Shard
 from fasti.core import commands as co
 from fasti.core.keys import Rows

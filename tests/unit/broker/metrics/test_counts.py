@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fasti.broker.metrics import lateness
-from fasti.broker.metrics.lateness import LatenessBook
+from fasti.broker.metrics import counts
+from fasti.broker.metrics.counts import LatenessBook
 
 
 def ints(*values: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_strangers_and_messages_that_nobody_started_count_for_nothing() -> None:
 
 
 def test_the_book_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(lateness, "_ROWS_MAX", 10)
+    monkeypatch.setattr(counts, "_ROWS_MAX", 10)
     book = LatenessBook()
     for token in range(100):
         book.delivered(token, ints(1, 2), ints(100, 100))
