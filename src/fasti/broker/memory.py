@@ -14,10 +14,10 @@ import sys
 import pyarrow as pa
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Growth that is worth the work of giving back: an eighth, within these bounds. And what tells that
-# more may follow.
-_GROWTH_SHARE = 8
-_GROWTH_BYTES_MIN, _GROWTH_BYTES_MAX = 16 << 20, 64 << 20
+# Growth that is worth the work of giving back: a thirty-second, within these bounds: callers that come
+# and go leave holes, a little more each minute. And what tells that more may follow.
+_GROWTH_SHARE = 32
+_GROWTH_BYTES_MIN, _GROWTH_BYTES_MAX = 4 << 20, 64 << 20
 _FREED_BYTES = 16 << 20
 # So long it has not grown: what it grew for is over, or will last.
 _CALM_S = 0.5
