@@ -26,7 +26,7 @@ from fasti.core.calendar import wheel as calendar
 from fasti.core.columns import index
 from fasti.core.delivery import expiry, turns
 from fasti.core.priority import kind as priority
-from fasti.core.rows import memory, outcomes
+from fasti.core.rows import memory
 from fasti.core.timeline import partition, staging
 from fasti.model import (
     DAY_US,
@@ -614,7 +614,7 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (calendar, "_MERGED_ROWS_MAX", 8),
     (histogram, "_GATHERED_MAX", 8),
     (histogram, "_DENSE_MINUTES", 100),
-    (outcomes, "_CHUNK_ROWS", 4),
+    (memory, "_CHUNK_ROWS", 4),
     (memory, "_GATHERED_MAX", 4),
     (index, "_BUCKETS_MIN", 1),
 )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fasti.core.agenda import FOREVER
 from fasti.core.events import Event
-from fasti.core.partitions import Partitions
+from fasti.core.state import Partitions
 from fasti.core.timeline.partition import PARTITION_BYTES, Partition
 from fasti.core.traits import Traits
 

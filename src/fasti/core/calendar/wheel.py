@@ -33,8 +33,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.columns.pairs import sort_pairs
-from fasti.core.columns.reductions import distinct
+from fasti.core.columns.reductions import distinct, sort_pairs
 
 Int64s = NDArray[np.int64]
 Resolve = Callable[[Int64s], tuple[Int64s, Int64s]]

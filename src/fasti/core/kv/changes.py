@@ -19,9 +19,8 @@ from fasti.core.keys import Rows as Contents
 from fasti.core.kv.commands import ANY_VERSION, KvDelete, KvPut
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.kv.partition import Found, KvPartition
-from fasti.core.partitions import Partitions
 from fasti.core.replies import Reply, blank
-from fasti.core.state import Topic
+from fasti.core.state import Partitions, Topic
 from fasti.core.work import Work, column
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US, SEQUENCE_BITS, Outcome

@@ -39,10 +39,9 @@ from fasti.core.kv.commands import (
 )
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.kv.partition import Found, KvPartition
-from fasti.core.partitions import Partitions
 from fasti.core.replies import Done
 from fasti.core.rows.location import in_frame
-from fasti.core.state import Topic
+from fasti.core.state import Partitions, Topic
 from fasti.core.timeline import reads
 from fasti.core.traits import Traits
 from fasti.core.work import Work, split_ids

@@ -24,8 +24,7 @@ from fasti.core.columns.reductions import highest
 from fasti.core.lifecycle import Verb
 from fasti.core.rows.arena import FRAME_BITS, STATE_MASK
 from fasti.core.rows.location import number_of
-from fasti.core.rows.memory import Memory
-from fasti.core.rows.outcomes import Outcomes
+from fasti.core.rows.memory import Memory, Outcomes
 from fasti.core.timeline.partition import Partition
 from fasti.model import DUE_MAX_US, State
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fasti.core.log.partition import LogPartition
-from fasti.core.partitions import Partitions
-from fasti.core.state import Topic
+from fasti.core.state import Partitions, Topic
 from fasti.errors import InvalidArgument
 
 

@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.calendar.wheel import ENTRY_BYTES, Ready
-from fasti.core.columns.pairs import sort_pairs
-from fasti.core.columns.reductions import every, highest, lowest, some
+from fasti.core.columns.reductions import every, highest, lowest, some, sort_pairs
 from fasti.core.log.dead import Dead
 from fasti.core.log.order import Order
 from fasti.core.log.window import ACKED, DEAD, LEASED, WAITING, Window
-from fasti.core.partitions import Partitions, ignore
 from fasti.core.rows.memory import Names, Undo
+from fasti.core.state import Partitions, ignore
 from fasti.core.work import repeated
 
 Int64s = NDArray[np.int64]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fasti.core.kind import Columns
 from fasti.core.log.group import Group, Groups
-from fasti.core.partitions import ignore
+from fasti.core.state import ignore
 
 _NUMBERS = 4
 

@@ -30,8 +30,7 @@ from fasti.core import traits
 from fasti.core.agenda import FOREVER
 from fasti.core.calendar.wheel import Ready
 from fasti.core.columns import codes
-from fasti.core.columns.pairs import sort_pairs
-from fasti.core.columns.reductions import distinct, every, lowest
+from fasti.core.columns.reductions import distinct, every, lowest, sort_pairs
 from fasti.core.commands import Reprioritise
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Handler

@@ -21,12 +21,10 @@ from fasti.core.calendar.wheel import ENTRY_BYTES, Calendar, Ready
 from fasti.core.columns import codes
 from fasti.core.columns.hashing import UInt64s
 from fasti.core.columns.index import HashIndex
-from fasti.core.columns.pairs import sort_pairs
-from fasti.core.columns.reductions import distinct, every, highest, lowest, some
+from fasti.core.columns.reductions import distinct, every, highest, lowest, some, sort_pairs
 from fasti.core.lifecycle import Verb
 from fasti.core.rows.arena import CHANGED, EXPIRES, FRAME_BITS, MOMENT, NEAR, STATE_MASK, Ledger
-from fasti.core.rows.memory import Memory
-from fasti.core.rows.outcomes import Outcomes
+from fasti.core.rows.memory import Memory, Outcomes
 from fasti.core.timeline.expiries import Expiries
 from fasti.model import SEQUENCE_MASK, State
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fasti.core.calendar.histogram import BUCKET_US, Histogram
 from fasti.core.calendar.wheel import Calendar, Ready
-from fasti.core.columns.pairs import sort_pairs
+from fasti.core.columns.reductions import sort_pairs
 
 moments = st.one_of(
     st.integers(0, 200_000),

@@ -9,8 +9,7 @@ from fasti.core.delivery.retry import retry_delays
 from fasti.core.keys import Rows
 from fasti.core.rows.arena import FRAME_ROWS, Arena, Ledger
 from fasti.core.rows.location import in_block, in_frame, is_in_run, number_of, row_of
-from fasti.core.rows.memory import Marks, Names
-from fasti.core.rows.outcomes import Outcomes
+from fasti.core.rows.memory import Marks, Names, Outcomes
 from fasti.errors import InvalidArgument, Overloaded
 from fasti.model import Limits, RetryPolicy, State
 
