@@ -33,18 +33,18 @@ Keep = Callable[[UInt64s, Int64s], NDArray[np.bool_]]
 _WIDTH = 8
 _BUCKETS_MIN = 8
 _FULL = 0.7
-# Late, for two tables at once are twice the memory, and early enough to touch every bucket: 4 % of the
-# slots are 0.32 keys a bucket.
-_PREPARE = 0.66
+# Late, for two tables at once are twice the memory, and early enough to touch every bucket: 2 % of the
+# slots are 0.16 keys a bucket.
+_PREPARE = 0.68
 _REBUILT = 0.36
 # Buckets moved per key put while a rebuild goes on. What stood at 70 % of n slots stands at 36 %
-# of 1.94 n; until those are 66 % full 0.58 n puts come in, and n / 8 buckets must have moved.
+# of 1.94 n; until those are 68 % full 0.62 n puts come in, and n / 8 buckets must have moved.
 _MOVED_PER_PUT = 0.28
 _MOVED_MIN = 64
 _MOVED_MAX = 4096
 # Buckets touched per key put while the next table is prepared, and at least.
-_TOUCHED_PER_PUT = 4
-_TOUCHED_MIN = 1024
+_TOUCHED_PER_PUT = 8
+_TOUCHED_MIN = 2048
 _BUCKETS_PER_PAGE = 4096 // (8 * _WIDTH)
 # Tables from this size on are mappings of their own.
 _MAPPED_BYTES = 1 << 20
