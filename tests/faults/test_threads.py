@@ -21,9 +21,9 @@ from tests.integration.serve_rig import SMALL, ask, children
 
 PATIENCE_S = 40.0
 SPARES = "fasti.broker.housekeeper:Housekeeper._prepare"
-CHECKPOINT = "fasti.broker.housekeeper:Housekeeper._next_checkpoint"
+CHECKPOINT = "fasti.broker.housekeeper:Housekeeper._take_checkpoint"
 COMMITTER = "fasti.broker.committer:Committer._write"
-SEQUENCER = "fasti.broker.shard:Shard._time_to_wake"
+SEQUENCER = "fasti.broker.shard:Shard._seconds_to_wake"
 CRON = "fasti.broker.cron.scheduler:Scheduler._seconds"
 HTTP = "fasti.doors.http_child:HttpChild._spawn"
 

@@ -16,6 +16,7 @@ from fasti.core.keys import Rows
 from fasti.core.queries import ReadPosition
 from fasti.errors import FastiError
 from fasti.model import TopicSettings
+from fasti.runtime import MachineClock, SystemRuntime
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import File
 from fasti.testing.disk import SimulatedFiles
@@ -117,8 +118,10 @@ def held_up(shard: Shard) -> Iterator[None]:
 
 
 @contextmanager
-def serving(files: Any, settings: ShardSettings = SETTINGS, **options: Any) -> Iterator[Shard]:
-    shard = Shard(FileStorage(files), settings, **options)
+def serving(
+    files: Any, settings: ShardSettings = SETTINGS, clock: MachineClock | None = None
+) -> Iterator[Shard]:
+    shard = Shard(FileStorage(files), settings, SystemRuntime(clock))
     try:
         yield shard
     finally:

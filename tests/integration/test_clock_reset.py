@@ -25,6 +25,7 @@ from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import ClockBehind
 from fasti.model import TopicSettings
+from fasti.runtime import SystemRuntime
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from fasti.storage.local_shard import LocalShard
@@ -41,7 +42,7 @@ DAY_US = 86_400_000_000
 
 
 def opened(data: Path, machine: VirtualClock) -> tuple[Shard, Client]:
-    shard = Shard(FileStorage(LocalFiles(data)), SETTINGS, machine)
+    shard = Shard(FileStorage(LocalFiles(data)), SETTINGS, SystemRuntime(machine))
     service = Service(OneShard(shard), Metrics(), threaded=False)
     clock = VirtualTime(machine, shard.clock)
     return shard, Client(EmbeddedTransport(service=service, clock=clock))

@@ -19,6 +19,7 @@ from fasti.core.keys import Keys, Rows
 from fasti.core.queries import ReadPosition
 from fasti.errors import Closed, Gone, InvalidArgument
 from fasti.model import DUE_MAX_US, OnConflict, Outcome
+from fasti.runtime import SystemRuntime
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from tests.integration.shard_rig import (
@@ -336,7 +337,7 @@ def test_a_session_leases_again_after_a_recovery() -> None:
 
 def test_closing_answers_everybody() -> None:
     files = SharedFiles()
-    shard = Shard(FileStorage(files), SETTINGS, FakeClock())
+    shard = Shard(FileStorage(files), SETTINGS, SystemRuntime(FakeClock()))
     make_topic(shard)
     session = shard.open_session()
     session.lease("t", "c", 5)

@@ -29,6 +29,7 @@ from fasti.errors import (
     PermissionDenied,
     StorageFull,
 )
+from fasti.runtime import SystemRuntime
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from tests.integration.shard_rig import (
@@ -332,7 +333,7 @@ def test_a_snapshot_of_a_threaded_shard_outlives_checkpoints() -> None:
 
 def test_a_shard_that_can_not_recover_says_so_and_can_be_closed() -> None:
     files = SharedFiles()
-    shard = Shard(FileStorage(files), SETTINGS, FakeClock())
+    shard = Shard(FileStorage(files), SETTINGS, SystemRuntime(FakeClock()))
     make_topic(shard)
     produce(shard, b"one", due_us=NOW_US + 10**9)
     shard.checkpoint()

@@ -35,10 +35,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fasti.broker.logs import fields
-from fasti.broker.machine_clock import MachineClock, SystemClock, Ticking
 from fasti.config import ShardSettings
 from fasti.errors import ClockBehind
 from fasti.model import DAY_US
+from fasti.runtime import MachineClock, SystemClock, Ticking
 
 _log = logging.getLogger("fasti.broker.clock")
 

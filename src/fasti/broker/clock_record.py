@@ -13,8 +13,8 @@ import json
 from contextlib import suppress
 
 from fasti.broker.clock import ClockState, EngineClock
-from fasti.broker.machine_clock import MachineClock
 from fasti.errors import FastiError
+from fasti.runtime import MachineClock
 from fasti.storage.storage_engine import OpenStorage
 
 

@@ -1,25 +1,27 @@
 """The committer: writes and syncs what steps decided, then lets their answers go.
 
-One thread. While it syncs, the next steps gather; it takes all of them at once, up to a limit of
-bytes, so that one sync serves many callers (group commit). Answers leave in the order of steps.
-Sessions are shown what they will deliver before the sync, so that they can join payloads while it
-runs; they wait for its `Commit` before anything leaves.
+A service that is a step: it writes a batch and syncs it. While it syncs, the next steps gather; it takes
+all of them at once, up to a limit of bytes, so that one sync serves many callers (group commit). Answers
+leave in the order of steps. Sessions are shown what they will deliver before the sync, so that they can
+join payloads while it runs; they wait for its `Commit` before anything leaves.
 
 With durability `interval` answers leave after the write, and syncs follow at intervals.
+
+`take_over`, `is_behind` and `stop` are for the sequencer, `wait_durable` for any thread; the rest is the
+committer's own thread's.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fasti.broker.metrics.counts import Distribution
-from fasti.broker.threads import Threads
+from fasti.broker.threads import Driver, Threads
 from fasti.config import Durability
 from fasti.core.replies import Step
 from fasti.errors import FastiError, StorageFailed
@@ -92,20 +94,28 @@ class Committer:
         fail: Callable[[FastiError, list[Work]], None],
         wrote: Callable[[], None],
         synced: Callable[[], None] = lambda: None,
+        caught_up: Callable[[], None] = lambda: None,
         threads: Threads | None = None,
     ) -> None:
+        threads = threads or Threads()
         self._store = store
         self._show, self._answer, self._fail = show, answer, fail
-        self._wrote, self._synced = wrote, synced
+        self._wrote, self._synced, self._caught_up = wrote, synced, caught_up
+        self._monotonic = threads.runtime.monotonic
+        self._changed = threads.runtime.condition()
         self._waiting: deque[Work] = deque()
-        self._changed = threading.Condition()
+        # Bytes of what waits; and those and what is being written.
+        self._queued_bytes = self.waiting_bytes = 0
+        # Whether the sequencer may have waited when the batch was taken.
+        self._was_behind = False
         self._stopping = False
         self._failed = False
         self._marked = True
         self._warned_of_end = False
         self._at_once = store.settings.durability is Durability.ALWAYS
         self._interval_s = store.settings.sync_interval_ms / 1000
-        self.waiting_bytes = 0
+        # When it last synced, and last recorded the journal's end.
+        self._synced_at = self._recorded_at = self._monotonic()
         # Batches with something in them that were written, and synced if that goes with it.
         self.committed = 0
         # Bytes in the journal since the last checkpoint began, also by processes before this one;
@@ -116,20 +126,20 @@ class Committer:
         # What it is about to make durable, and the sync that sessions wait for.
         self._batch: list[Work] = []
         self._commit: Commit | None = None
-        threads = threads or Threads()
-        self._worker = threads.worker("fasti-committer", self._run, self._died)
-        self._worker.start()
+        self._driver = Driver(
+            threads, "fasti-committer", self._changed, self._take, self._step, self._died
+        )
+        self._driver.start()
 
-    def take(self, work: Work) -> None:
-        """The sequencer hands a step over; waits when the disk is too far behind."""
+    def take_over(self, work: Work) -> None:
+        """The sequencer hands a step over, which it decides only while `is_behind` is False."""
         work.frames = self._store.encode(work.step.frames)
         work.size_bytes = self._store.size(work.frames)
         with self._changed:
-            while self._is_behind() and not self._failed:
-                self._changed.wait()
             failed = self._failed
             if not failed:
                 self._waiting.append(work)
+                self._queued_bytes += work.size_bytes
                 self.waiting_bytes += work.size_bytes
                 self._changed.notify_all()
         if failed:
@@ -140,9 +150,10 @@ class Committer:
         """How many steps wait to be written."""
         return len(self._waiting)
 
-    def _is_behind(self) -> bool:
-        too_much = sum(work.size_bytes for work in self._waiting) >= _WAITING_BYTES_MAX
-        return too_much or len(self._waiting) >= _STEPS_WAITING_MAX
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits that no step should be decided until `caught_up` is called."""
+        return self._queued_bytes >= _WAITING_BYTES_MAX or len(self._waiting) >= _STEPS_WAITING_MAX
 
     def wait_durable(self, sequence: int) -> None:
         """Returns when the journal is synced up to there; raises if it failed instead."""
@@ -157,42 +168,67 @@ class Committer:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._worker.join()
+        self._driver.join()
 
-    def _run(self) -> None:
-        synced_at = recorded_at = time.monotonic()
-        while True:
-            self._worker.idle()
-            batch = self._next(synced_at)
-            self._worker.busy()
-            commit = self._commit = Commit()
-            self._batch = batch or []
-            try:
-                if not batch and not self._unsynced:
-                    # Idle, or the end: it is recorded that the last frame was synced.
-                    self._marked = True
-                    self._store.journal.mark()
-                    self._watch_end()
-                if batch is None:
-                    return
-                self._write(batch)
-                for work in batch:
-                    self._show(work, commit)
-                if self._at_once or not batch or time.monotonic() - synced_at >= self._interval_s:
-                    self._sync()
-                    synced_at = time.monotonic()
-            except FastiError as error:
-                self._give_up(error)
-                return
-            self._settle(True)
-            self.committed += any(work.frames for work in batch)
-            for work in batch:
-                self._answer(work)
-            self._batch = []
-            if synced_at - recorded_at >= _END_EVERY_S:
-                self._store.journal.sync_end()
+    # The step
+
+    def _take(self) -> float | None:
+        """With the lock: takes a batch, which is empty when it is only time to sync, mark or end."""
+        if not self._waiting and not self._stopping:
+            if self._unsynced:
+                wait_s = self._interval_s
+            elif self._marked:
+                return None
+            else:
+                wait_s = _MARK_AFTER_S
+            wait_s += self._synced_at - self._monotonic()
+            if wait_s > 0:
+                return wait_s
+        self._was_behind = self.is_behind
+        size = 0
+        while self._waiting and (not self._batch or size < _BYTES_PER_SYNC):
+            self._batch.append(self._waiting.popleft())
+            size += self._batch[-1].size_bytes
+        self._queued_bytes -= size
+        return 0.0
+
+    def _step(self) -> bool:
+        batch = self._batch
+        if self._was_behind:
+            self._caught_up()
+        try:
+            if not batch and not self._unsynced:
+                # Idle, or the end: it is recorded that the last frame was synced.
+                self._marked = True
+                self._store.journal.mark()
                 self._watch_end()
-                recorded_at = time.monotonic()
+                return not self._stopping
+            self._commit_batch(batch)
+        except FastiError as error:
+            self._give_up(error)
+            return False
+        for work in batch:
+            self._answer(work)
+        self._batch = []
+        if self._synced_at - self._recorded_at >= _END_EVERY_S:
+            self._store.journal.sync_end()
+            self._watch_end()
+            self._recorded_at = self._monotonic()
+        return True
+
+    def _commit_batch(self, batch: list[Work]) -> None:
+        commit = self._commit = Commit()
+        self._write(batch)
+        for work in batch:
+            self._show(work, commit)
+        if self._at_once or not batch or self._sync_is_due():
+            self._sync()
+            self._synced_at = self._monotonic()
+        self._settle(True)
+        self.committed += any(work.frames for work in batch)
+
+    def _sync_is_due(self) -> bool:
+        return self._monotonic() - self._synced_at >= self._interval_s
 
     def _died(self, error: BaseException) -> None:
         """By a fault of the program. What was made durable before it, and not yet answered, is told
@@ -215,29 +251,6 @@ class Committer:
                 "becomes shorter meanwhile, that may go unnoticed: %s",
                 problem,
             )
-
-    def _next(self, synced_at: float) -> list[Work] | None:
-        """What to write now: [] when it is only time to sync or mark, None at the end."""
-        with self._changed:
-            while not self._waiting:
-                if self._unsynced:
-                    left = synced_at + self._interval_s - time.monotonic()
-                    if left <= 0 or self._stopping:
-                        return []
-                    self._changed.wait(left)
-                elif self._stopping:
-                    return None
-                elif self._marked:
-                    self._changed.wait()
-                elif not self._changed.wait(_MARK_AFTER_S):
-                    return []
-            batch: list[Work] = []
-            size = 0
-            while self._waiting and (not batch or size < _BYTES_PER_SYNC):
-                batch.append(self._waiting.popleft())
-                size += batch[-1].size_bytes
-            self._changed.notify_all()
-            return batch
 
     @property
     def _unsynced(self) -> bool:
@@ -264,9 +277,9 @@ class Committer:
     def _sync(self) -> None:
         # A segment is synced when it begins or ends: then there is nothing left to do here.
         if self._unsynced:
-            begin = time.perf_counter()
+            begin = self._monotonic()
             self._store.journal.sync()
-            seconds = time.perf_counter() - begin
+            seconds = self._monotonic() - begin
             self.sync_seconds.append(seconds)
             self.sync_times.add(seconds)
         with self._changed:
@@ -281,5 +294,6 @@ class Committer:
             self._failed = True
             undone = [*self._batch, *self._waiting]
             self._waiting.clear()
+            self._queued_bytes = 0
             self._changed.notify_all()
         self._fail(error, undone)

@@ -18,12 +18,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from fasti.broker.machine_clock import Ticking
 from fasti.core.command import Command
 from fasti.core.commands import Detach
 from fasti.core.work import Fault
 from fasti.errors import InternalError
 from fasti.model import back_off
+from fasti.runtime import Ticking
 
 _log = logging.getLogger("fasti.broker.faults")
 

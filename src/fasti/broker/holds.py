@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -21,8 +20,8 @@ IDLE_S = 60.0
 class Holds:
     """All holds of one shard."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self._numbers = itertools.count(1)
         self._until: dict[int, float] = {}
         self._owners: dict[int, str] = {}
@@ -33,16 +32,16 @@ class Holds:
         with self._lock:
             number = next(self._numbers)
             self._owners[number] = owner
-            self._until[number] = self._clock() + IDLE_S
+            self._until[number] = self._monotonic() + IDLE_S
             return number
 
     def use(self, number: int) -> None:
         """Its owner is still there. Raises `gone` if it has ended."""
         with self._lock:
-            if self._until.get(number, 0.0) < self._clock():
+            if self._until.get(number, 0.0) < self._monotonic():
                 self._until.pop(number, None)
                 raise Gone(f"backup {number} has ended: begin it again")
-            self._until[number] = self._clock() + IDLE_S
+            self._until[number] = self._monotonic() + IDLE_S
 
     def drop(self, number: int) -> None:
         """Its owner needs it no more; one that has ended is fine."""
@@ -60,7 +59,7 @@ class Holds:
 
     def by_owner(self) -> dict[str, int]:
         """How many each owner has."""
-        now = self._clock()
+        now = self._monotonic()
         with self._lock:
             self._until = {n: until for n, until in self._until.items() if until >= now}
             self._owners = {n: owner for n, owner in self._owners.items() if n in self._until}

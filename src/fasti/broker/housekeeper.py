@@ -1,16 +1,16 @@
 """The housekeeper: checkpoints, slices of runs, and spare journal segments, in the background.
 
-One thread for checkpoints, because they are long, and one each for what must not wait for them: what
-fails is tried again, and one that dies all the same is run again, with what it had in hand. A checkpoint keeps to a byte rate, so that its writes don't stand in the way of the journal's syncs;
-when the journal has grown far beyond what a checkpoint was to begin at, it goes faster.
+Three services, each a step with a thread around it: one for checkpoints, because they are long, and one
+each for what must not wait for them. What fails is tried again, and one that dies all the same is run
+again, with what it had in hand. A checkpoint keeps to a byte rate, so that its writes don't stand in the
+way of the journal's syncs; when the journal has grown far beyond what a checkpoint was to begin at, it
+goes faster.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Distribution
-from fasti.broker.request import uncancellable
-from fasti.broker.threads import Worker
+from fasti.broker.threads import Driver
 from fasti.core.checkpoint import Plan
 from fasti.core.commands import DropSnapshot, RunsInstalled, Tidy
 from fasti.core.engine import Engine
@@ -43,43 +42,62 @@ class Housekeeper:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._slices: queue.SimpleQueue[tuple[Asked, Engine] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._asked: list[Future[None]] = []
+        self._monotonic = shard.runtime.monotonic
+        self._changed = shard.runtime.condition()
         self._stopping = False
         self._paused = False
         self._working_now = 0
-        self._spare_asked = self._making = False
+        # Checkpoints: who waits for the next one, those for which one is being written, and the moment
+        # before which none begins by itself.
+        self._asked: list[Future[None]] = []
+        self._waiting: list[Future[None]] = []
+        self._retry_at = 0.0
         self.checkpoints = 0
         self.last_error: BaseException | None = None
         # For metrics: what checkpoints took and wrote, and which old blocks they made needless.
         self.failures = 0
         self.checkpoint_times = Distribution(_CHECKPOINT_BOUNDS_S)
         # When the last one was complete; a directory that was just opened counts as one.
-        self._checkpointed_at = time.monotonic()
+        self._checkpointed_at = self._monotonic()
         self.written_bytes = 0
         self.compacted_blocks = 0
         self.compacted_bytes = 0
-        # The slice that is being read.
-        self._slice: tuple[Asked, Engine] | None = None
-        self._checkpointer = shard.threads.worker("fasti-checkpoint", self._run_checkpoints)
-        self._slicer = shard.threads.worker("fasti-slices", self._run_slices)
-        self._preparer = shard.threads.worker("fasti-spares", self._run_spares)
-        self._workers = [self._checkpointer, self._slicer, self._preparer]
+        # Slices that the engine waits for, the first of which is being read; and, if that could not be
+        # read, when the engine is told.
+        self._slices: deque[tuple[Asked, Engine]] = deque()
+        self._slices_changed = shard.runtime.condition()
+        self._give_up_slice_at: float | None = None
+        # Spare segments: whether the sequencer waits for one, whether they are being made, and when to
+        # look whether some are missing.
+        self._spare_asked = self._making = False
+        self._spares_at: float | None = 0.0
+        self._checkpointer = Driver(
+            *(shard.threads, "fasti-checkpoint", self._changed),
+            *(self._take_checkpoint, self._step_checkpoint),
+        )
+        self._slicer = Driver(
+            *(shard.threads, "fasti-slices", self._slices_changed),
+            *(self._take_slice, self._step_slice),
+        )
+        self._preparer = Driver(
+            *(shard.threads, "fasti-spares", self._changed), *(self._take_spares, self._step_spares)
+        )
+        self._drivers = [self._checkpointer, self._slicer, self._preparer]
 
     def start(self) -> None:
         """Begins."""
-        for worker in self._workers:
-            worker.start()
+        for driver in self._drivers:
+            driver.start()
 
     def stop(self) -> None:
         """Ends when what is under way is done."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._slices.put(None)
-        for worker in self._workers:
-            worker.join()
+        with self._slices_changed:
+            self._slices_changed.notify()
+        for driver in self._drivers:
+            driver.join()
         with self._changed:
             asked, self._asked = self._asked, []
         for future in asked:
@@ -88,13 +106,17 @@ class Housekeeper:
     def look(self) -> None:
         """The committer wrote something: is there a checkpoint or a segment to prepare?"""
         shard = self._shard
-        if (
-            self._checkpoint_is_due()
+        if shard.store.capacity.room_bytes() < shard.settings.segment_bytes:
             # Less than a whole segment: no spare is ready behind the one in use.
-            or shard.store.capacity.room_bytes() < shard.settings.segment_bytes
-        ):
+            self._look_for_spares()
+        elif self._checkpoint_is_due():
             with self._changed:
                 self._changed.notify_all()
+
+    def _look_for_spares(self) -> None:
+        with self._changed:
+            self._spares_at = 0.0
+            self._changed.notify_all()
 
     def ask_for_spare(self) -> None:
         """The sequencer is short of room: it is woken when a segment was made, or could not be."""
@@ -110,15 +132,17 @@ class Housekeeper:
     @property
     def checkpoint_age_s(self) -> float:
         """How long ago the last checkpoint was complete, or the directory opened."""
-        return time.monotonic() - self._checkpointed_at
+        return self._monotonic() - self._checkpointed_at
 
     def load(self, wanted: Asked, engine: Engine) -> None:
         """The sequencer wants a slice of runs in its engine's memory."""
-        self._slices.put((wanted, engine))
+        with self._slices_changed:
+            self._slices.append((wanted, engine))
+            self._slices_changed.notify()
 
     def checkpoint_now(self) -> Future[None]:
         """A checkpoint that begins after this call."""
-        asked: Future[None] = uncancellable()
+        asked: Future[None] = self._shard.runtime.future()
         with self._changed:
             if self._stopping:
                 raise Closed("the shard is closed")
@@ -128,56 +152,66 @@ class Housekeeper:
 
     # Slices and spares
 
-    def _run_slices(self) -> None:
-        while True:
-            # One that was under way when this thread died comes first: the engine waits for it.
-            self._slicer.idle()
-            self._slice = self._slice or self._slices.get()
-            if self._slice is None:
-                return
-            self._slicer.busy()
-            wanted, engine = self._slice
-            try:
-                loaded = self._shard.store.answer(wanted)
-            except Exception as error:
-                # An answer that counts for nothing makes the engine ask again, a little later.
-                self.last_error = error
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, _RETRY_S)
-                loaded = wanted.failed()
-            with suppress(Closed):
-                self._shard.submit([loaded], engine)
-            self._slice = None
+    def _take_slice(self) -> float | None:
+        if self._stopping:
+            return 0.0
+        if not self._slices:
+            return None
+        at = self._give_up_slice_at
+        return 0.0 if at is None else at - self._monotonic()
 
-    def _run_spares(self) -> None:
-        while True:
-            self._preparer.busy()
-            wait = self._prepare()
-            self._preparer.idle()
-            with self._changed:
-                if self._stopping:
-                    return
-                if not self._spare_asked:
-                    self._changed.wait(wait)
+    def _step_slice(self) -> bool:
+        # One that was under way when this thread died comes first: the engine waits for it.
+        if not self._slices:
+            return False
+        wanted, engine = self._slices[0]
+        try:
+            failed = self._give_up_slice_at is not None
+            loaded = wanted.failed() if failed else self._shard.store.answer(wanted)
+        except Exception as error:
+            # An answer that counts for nothing makes the engine ask again, a little later.
+            self.last_error = error
+            self._give_up_slice_at = self._monotonic() + _RETRY_S
+            return True
+        with suppress(Closed):
+            self._shard.submit([loaded], engine)
+        self._slices.popleft()
+        self._give_up_slice_at = None
+        return True
 
-    def _prepare(self) -> float | None:
-        """Makes the segments that are wanted; after which time to look again, None if all are there.
+    def _take_spares(self) -> float | None:
+        if self._stopping or self._spare_asked:
+            return 0.0
+        return None if self._spares_at is None else self._spares_at - self._monotonic()
+
+    def _step_spares(self) -> bool:
+        if self._stopping:
+            return False
+        self._prepare()
+        return True
+
+    def _prepare(self) -> None:
+        """Makes the segments that are wanted, and plans when to look again unless all are there.
 
         However it ends, the sequencer is told: it may wait for room, also if it asked for none just now.
         """
         with self._changed:
             self._spare_asked = False
+            self._spares_at = None
             self._making = True
         try:
-            wait = self._make_spares()
+            wait_s = self._make_spares()
         finally:
             self._making = False
             self._shard.wake()
-        if wait is None:
+        if wait_s is None:
             # What a disk says to have free is not what it gives: a segment had to be got first.
             self._shard.room.look()
-            return _RETRY_S if self._shard.room.full else None
-        return wait
+            wait_s = _RETRY_S if self._shard.room.full else None
+        with self._changed:
+            # Unless a look is wanted sooner.
+            if wait_s is not None and self._spares_at is None:
+                self._spares_at = self._monotonic() + wait_s
 
     def _make_spares(self) -> float | None:
         try:
@@ -204,40 +238,36 @@ class Housekeeper:
 
     # Checkpoints
 
-    def _run_checkpoints(self) -> None:
-        while True:
-            self._checkpointer.idle()
-            asked = self._next_checkpoint()
-            if asked is None:
-                return
-            self._checkpointer.busy()
-            try:
-                self._checkpoint()
-            except BaseException as error:
-                self.last_error = error
-                self.failures += 1
-                _log.warning("a checkpoint was given up and will be tried again: %s", error)
-                for future in asked:
-                    future.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping or self._asked, _RETRY_S)
-            else:
-                for future in asked:
-                    future.set_result(None)
+    def _take_checkpoint(self) -> float | None:
+        if self._asked or self._stopping:
+            self._waiting, self._asked = self._asked, []
+            return 0.0
+        if not self._checkpoint_is_due():
+            return None
+        return self._retry_at - self._monotonic()
 
-    def _next_checkpoint(self) -> list[Future[None]] | None:
-        with self._changed:
-            while True:
-                if self._asked:
-                    asked, self._asked = self._asked, []
-                    return asked
-                if self._stopping:
-                    return None
-                if self._checkpoint_is_due():
-                    return []
-                self._changed.wait()
+    def _step_checkpoint(self) -> bool:
+        if self._stopping and not self._waiting:
+            return False
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._checkpoint()
+        except BaseException as error:
+            self.last_error = error
+            self.failures += 1
+            _log.warning("a checkpoint was given up and will be tried again: %s", error)
+            self._retry_at = self._monotonic() + _RETRY_S
+            for future in waiting:
+                future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for future in waiting:
+                future.set_result(None)
+        finally:
+            # It may have taken spares, or made room for them.
+            self._look_for_spares()
+        return True
 
     def _checkpoint_is_due(self) -> bool:
         """Whether the journal has grown, or retention of logs has dropped, by enough."""
@@ -248,7 +278,7 @@ class Housekeeper:
     def _checkpoint(self) -> None:
         """One checkpoint, of the engine as it is when it begins."""
         shard = self._shard
-        begin = time.monotonic()
+        begin = self._monotonic()
         # The engine first: inputs for one that a recovery has replaced are refused, so that what they
         # bring never meets another engine's store.
         engine, committer = shard.engine, shard.committer
@@ -273,8 +303,8 @@ class Housekeeper:
         self._tidy_up(engine)
         give_memory_back()
         self.checkpoints += 1
-        self._checkpointed_at = time.monotonic()
-        self.checkpoint_times.add(time.monotonic() - begin)
+        self._checkpointed_at = self._monotonic()
+        self.checkpoint_times.add(self._checkpointed_at - begin)
 
     def _give_up_lost(self, engine: Engine, written: Written) -> None:
         """Messages whose payloads could not be read when they were moved."""
@@ -304,18 +334,24 @@ class Housekeeper:
         self.compacted_bytes += sum(block.size_bytes for block in gone)
         return written
 
-    # While the shard recovers nobody may write into its directory
+    # While the shard recovers nothing else may write into its directory
 
-    def pause(self) -> None:
-        """Makes a checkpoint give up, and returns when nobody here writes any more."""
+    @property
+    def is_finishing(self) -> bool:
+        """Whether it was paused, and something is still being written: the shard is woken after it."""
+        return self._paused and self._working_now > 0
+
+    def pause(self) -> bool:
+        """Makes a checkpoint give up; False while something is still being written."""
         with self._changed:
             self._paused = True
-            self._changed.wait_for(lambda: not self._working_now)
+            return not self._working_now
 
     def resume(self) -> None:
         """Checkpoints may be written again."""
         with self._changed:
             self._paused = False
+            self._spares_at = 0.0
             self._changed.notify_all()
 
     @contextmanager
@@ -328,7 +364,8 @@ class Housekeeper:
         finally:
             with self._changed:
                 self._working_now -= 1
-                self._changed.notify_all()
+            if self._paused:
+                self._shard.wake()
 
     def _check_not_paused(self) -> None:
         if self._paused:
@@ -338,17 +375,18 @@ class Housekeeper:
 class _Pacer:
     """Spreads a checkpoint's writes over time."""
 
-    def __init__(self, shard: Shard, check: Callable[[], None], worker: Worker) -> None:
-        self._shard, self._check, self._worker = shard, check, worker
-        self._free_at = time.monotonic()
+    def __init__(self, shard: Shard, check: Callable[[], None], driver: Driver) -> None:
+        self._shard, self._check, self._driver = shard, check, driver
+        self._monotonic = shard.runtime.monotonic
+        self._free_at = self._monotonic()
 
     def wait(self, size_bytes: int) -> None:
         self._check()
         settings = self._shard.settings
         behind = self._shard.committer.written_bytes / settings.checkpoint_bytes
         rate = settings.checkpoint_bytes_per_s * max(1.0, behind)
-        self._free_at = max(self._free_at, time.monotonic()) + size_bytes / rate
+        self._free_at = max(self._free_at, self._monotonic()) + size_bytes / rate
         # However slow it is told to be, that is no standstill.
-        self._worker.idle()
-        time.sleep(max(0.0, self._free_at - time.monotonic()))
-        self._worker.busy()
+        self._driver.idle()
+        self._shard.runtime.sleep(max(0.0, self._free_at - self._monotonic()))
+        self._driver.busy()

@@ -14,14 +14,6 @@ from typing import Any
 from fasti.core.command import Command
 from fasti.core.engine import Engine
 
-
-def uncancellable() -> Future[Any]:
-    """A future that can't be cancelled: what was handed over happens, and will be answered."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
 _STEP_ROWS = 5_000
 
 
@@ -43,11 +35,17 @@ class Request:
     suspect: bool = False
 
     @classmethod
-    def of(cls, inputs: Sequence[Command], engine: Engine | None, at_once: bool = False) -> Request:
+    def of(
+        cls,
+        inputs: Sequence[Command],
+        answer: Future[Any],
+        engine: Engine | None,
+        at_once: bool = False,
+    ) -> Request:
         """In the caller's thread: payloads are encoded here. Raises `invalid_argument`."""
         rows = sum(command.count_rows() for command in inputs)
         size_bytes = sum(command.encode() for command in inputs)
-        return cls(inputs, uncancellable(), rows, size_bytes, engine, at_once)
+        return cls(inputs, answer, rows, size_bytes, engine, at_once)
 
     def tell(self, reply: Any) -> None:
         """Answers a query with the value of its reply, or with the error."""
@@ -74,7 +72,7 @@ def fits(taken: list[Request], rows: int, request: Request) -> bool:
         return False
     if rows + request.rows <= _STEP_ROWS:
         return True
-    return not request.at_once and all(each.at_once for each in taken)
+    return not request.at_once and all(other.at_once for other in taken)
 
 
 def find_culprit(requests: list[Request], place: int | None) -> tuple[Request | None, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from fasti.broker.logs import fields
@@ -20,8 +19,13 @@ _log = logging.getLogger("fasti.broker.room")
 class Room:
     """One per shard. Any thread."""
 
-    def __init__(self, has_room: Callable[[int], bool], free_bytes: Callable[[], int]) -> None:
-        self._has_room, self._free_bytes = has_room, free_bytes
+    def __init__(
+        self,
+        has_room: Callable[[int], bool],
+        free_bytes: Callable[[], int],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._has_room, self._free_bytes, self._monotonic = has_room, free_bytes, monotonic
         self._lock = threading.Lock()
         self._since: float | None = None
         # The least that was refused: when there is room for that, work gets done.
@@ -38,7 +42,7 @@ class Room:
         with self._lock:
             begins = self._since is None
             if begins:
-                self._since, self._refused = time.monotonic(), 0
+                self._since, self._refused = self._monotonic(), 0
                 self._needed_bytes = needed_bytes
             self._needed_bytes = min(self._needed_bytes, needed_bytes)
             self._refused += 1
@@ -60,6 +64,6 @@ class Room:
         with self._lock:
             if self._since is None:
                 return
-            told = fields(refused=self._refused, seconds=round(time.monotonic() - self._since, 1))
+            told = fields(refused=self._refused, seconds=round(self._monotonic() - self._since, 1))
             _log.warning("the disk has room again: producing goes on", extra=told)
             self._since = None

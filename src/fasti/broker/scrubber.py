@@ -11,15 +11,13 @@ a checkpoint writes damaged blocks of rows, changes and state anew, so that the 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fasti.broker.threads import Driver
 from fasti.core.queries import ReadTopics
 from fasti.core.rows.location import in_block
 from fasti.core.timeline.corrupt import GiveUp
@@ -69,31 +67,32 @@ class ScrubPass:
 
 
 class Scrubber:
-    """One thread that reads. `start_pass` and what it tells are for any thread."""
+    """A service whose step is a pass. `start_pass` and what it tells are for any thread."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._changed = threading.Condition()
+        self._monotonic = shard.runtime.monotonic
+        self._changed = shard.runtime.condition()
         self._stopping = self._wanted = False
         interval_s = shard.settings.scrub_interval_us / 1e6
         self._next_at: float | None = None
         if interval_s:
-            self._next_at = time.monotonic() + min(interval_s, _FIRST_S)
+            self._next_at = self._monotonic() + min(interval_s, _FIRST_S)
         self.current: ScrubPass | None = None
         self.last: ScrubPass | None = None
         self.read_bytes = 0
-        self._worker = shard.threads.worker("fasti-scrub", self._run)
+        self._driver = Driver(shard.threads, "fasti-scrub", self._changed, self._take, self._step)
 
     def start(self) -> None:
         """Begins."""
-        self._worker.start()
+        self._driver.start()
 
     def stop(self) -> None:
         """Ends at the next piece."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._worker.join()
+        self._driver.join()
 
     def start_pass(self) -> None:
         """Begins a pass, unless one is under way."""
@@ -105,47 +104,45 @@ class Scrubber:
                 self.current = ScrubPass(self._shard.clock.now_us())
                 self._changed.notify_all()
 
-    def _run(self) -> None:
-        while True:
-            self._worker.idle()
+    def _take(self) -> float | None:
+        if self._stopping or self._wanted:
+            self._wanted = False
+            return 0.0
+        return None if self._next_at is None else self._next_at - self._monotonic()
+
+    def _step(self) -> bool:
+        if self._stopping:
+            return False
+        with self._changed:
+            self.current = scrub = self.current or ScrubPass(self._shard.clock.now_us())
+        try:
+            self._scrub(scrub)
+        except _Abandoned:
+            pass
+        finally:
+            interval_s = self._shard.settings.scrub_interval_us / 1e6
             with self._changed:
-                while not (self._stopping or self._wanted or self._is_due()):
-                    left = None if self._next_at is None else self._next_at - time.monotonic()
-                    self._changed.wait(None if left is None else max(0.0, left))
-                if self._stopping:
-                    return
-                self._wanted = False
-                self.current = found = self.current or ScrubPass(self._shard.clock.now_us())
-            try:
-                self._scrub(found)
-            except _Abandoned:
-                pass
-            finally:
-                interval_s = self._shard.settings.scrub_interval_us / 1e6
-                with self._changed:
-                    self.current = None
-                    self._next_at = time.monotonic() + interval_s if interval_s else None
-                    self._changed.notify_all()
+                self.current = None
+                self._next_at = self._monotonic() + interval_s if interval_s else None
+                self._changed.notify_all()
+        return True
 
-    def _is_due(self) -> bool:
-        return self._next_at is not None and time.monotonic() >= self._next_at
-
-    def _scrub(self, found: ScrubPass) -> None:
+    def _scrub(self, scrub: ScrubPass) -> None:
         store = self._shard.store
         manifest = store.manifest
-        found.total_bytes = store.storage.scrub_bytes(manifest)
-        pace = _Pacer(self, store, found).wait
+        scrub.total_bytes = store.storage.scrub_bytes(manifest)
+        pace = _Pacer(self, store, scrub).wait
         for finding in store.storage.scrub(manifest, pace):
             # What a checkpoint has put out of force meanwhile is not needed any more.
             if self._is_needed(store, finding.file):
-                if len(found.findings) < _FINDINGS_MAX:
-                    found.findings.append(finding)
+                if len(scrub.findings) < _FINDINGS_MAX:
+                    scrub.findings.append(finding)
                 self._act(store, finding, {block.payloads_name: block for block in manifest.blocks})
-        found.finished_us = self._shard.clock.now_us()
-        self.last = found
-        told = (found.read_bytes, len(found.findings))
-        _log.info("a scrub has read %d bytes and found %d damaged files", *told)
-        if found.findings:
+        scrub.finished_us = self._shard.clock.now_us()
+        self.last = scrub
+        counts = (scrub.read_bytes, len(scrub.findings))
+        _log.info("a scrub has read %d bytes and found %d damaged files", *counts)
+        if scrub.findings:
             # What memory has is written anew.
             with suppress(FastiError):
                 self._shard.housekeeper.checkpoint_now()
@@ -170,7 +167,7 @@ class Scrubber:
 
     def _losses(self, store: ShardStore, block: Block) -> list[GiveUp]:
         """The messages that lie in a block's damaged rows, as far as its metadata can be read."""
-        found: list[GiveUp] = []
+        losses: list[GiveUp] = []
         with suppress(FastiError):
             columns = rows_columns(unseal(store.blocks.get(block.rows_name), block.rows_name))
             places = in_block(block.number, np.arange(block.rows, dtype=np.int64))
@@ -183,41 +180,42 @@ class Scrubber:
                 topic = topics.get(number)
                 kind = self._shard.engine.kind(topic.settings.kind) if topic is not None else None
                 if topic is not None and kind is not None and GiveUp in kind.handlers():
-                    found.append(GiveUp(topic.name, ids, places[mine]))
-        return found
+                    losses.append(GiveUp(topic.name, ids, places[mine]))
+        return losses
 
     # For the pacer
 
-    def _progressed(self, store: ShardStore, found: ScrubPass, size_bytes: int) -> None:
+    def _progressed(self, store: ShardStore, scrub: ScrubPass, size_bytes: int) -> None:
         """Raises when there is no use in going on."""
-        self._worker.busy()
-        found.read_bytes += size_bytes
+        self._driver.busy()
+        scrub.read_bytes += size_bytes
         self.read_bytes += size_bytes
         if self._stopping or self._shard.store is not store:
             raise _Abandoned
 
-    def _wait(self, wait_s: float, until: Callable[[], bool]) -> None:
+    def _pause(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or until(), wait_s)
+            self._changed.wait_for(lambda: self._stopping, seconds)
 
 
 class _Pacer:
     """Spreads reads over time, and lets traffic go first."""
 
-    def __init__(self, scrubber: Scrubber, store: ShardStore, found: ScrubPass) -> None:
-        self._scrubber, self._store, self._found = scrubber, store, found
-        self._free_at = time.monotonic()
+    def __init__(self, scrubber: Scrubber, store: ShardStore, scrub: ScrubPass) -> None:
+        self._scrubber, self._store, self._scrub = scrubber, store, scrub
+        self._monotonic = scrubber._monotonic
+        self._free_at = self._monotonic()
 
     def wait(self, size_bytes: int) -> None:
         scrubber, shard = self._scrubber, self._scrubber._shard
         rate = shard.settings.scrub_bytes_per_s
-        self._free_at = max(self._free_at, time.monotonic()) + size_bytes / rate
+        self._free_at = max(self._free_at, self._monotonic()) + size_bytes / rate
         while True:
-            scrubber._progressed(self._store, self._found, size_bytes)
+            scrubber._progressed(self._store, self._scrub, size_bytes)
             size_bytes = 0
-            left_s = self._free_at - time.monotonic()
+            left_s = self._free_at - self._monotonic()
             if left_s <= 0:
                 return
             rest_s = _REST_S if shard.committer.waiting_steps > _BUSY_STEPS else 0.0
             self._free_at += rest_s
-            scrubber._wait(min(1.0, left_s + rest_s), lambda: False)
+            scrubber._pause(min(1.0, left_s + rest_s))

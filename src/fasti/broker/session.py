@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from queue import Empty
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -51,8 +51,8 @@ class Session:
     def __init__(self, number: int, shard: Shard) -> None:
         self.number = number
         self._shard = shard
-        # What the committer brings; whoever wraps a session may put words of its own between.
-        self.arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # What the committer brings, and what a subscription puts between.
+        self.arrived = shard.runtime.queue()
         self.parts: deque[Deliver] = deque()
         # Who waits here for more; empty if nobody does.
         self.consumer = ""
@@ -74,7 +74,7 @@ class Session:
             return self.join(self.parts.popleft())
         try:
             arrived = self.arrived.get(timeout=timeout)
-        except queue.Empty:
+        except Empty:
             return None
         if arrived is None:
             raise Closed("the session was lost when the shard recovered or ended: lease again")

@@ -2,9 +2,10 @@
 
 Callers put commands and queries into the inbox and wait. The sequencer takes what is there, a bounded
 piece at a time and bulk produce last, and steps the engine: nothing else changes it, so that its inputs
-tell all that it does. The committer writes and syncs what the steps
-decided while the next step runs, and only then lets replies and deliveries go. The housekeeper
-writes checkpoints, loads slices of runs and prepares journal segments.
+tell all that it does. The committer writes and syncs what the steps decided while the next step runs,
+and only then lets replies and deliveries go. The housekeeper writes checkpoints, loads slices of runs and
+prepares journal segments. Each is a step with a thread around it, from the runtime: in virtual time one
+thread does them all in turn.
 
 When an append or sync fails, nobody is told ok: everything that was decided and not yet durable
 answers `unknown` (or `storage_full`, if nothing of it was written), the engine is dropped, and a
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -46,12 +46,11 @@ from fasti.broker.feed import Feed
 from fasti.broker.health import Pulse
 from fasti.broker.holds import Holds
 from fasti.broker.housekeeper import Housekeeper
-from fasti.broker.machine_clock import MachineClock, SystemClock
 from fasti.broker.request import Request, find_culprit, fits
 from fasti.broker.room import Room
 from fasti.broker.scrubber import Scrubber
 from fasti.broker.session import Session
-from fasti.broker.threads import Queue, Threads
+from fasti.broker.threads import Driver, Queue, Threads
 from fasti.config import ShardSettings
 from fasti.core import commands
 from fasti.core.command import Command
@@ -81,6 +80,7 @@ from fasti.errors import (
 )
 from fasti.model import back_off
 from fasti.protocol.feed_name import FeedName
+from fasti.runtime import Runtime, SystemRuntime
 from fasti.storage.storage_engine import StorageEngine
 from fasti.storage.store import ShardStore
 
@@ -109,18 +109,20 @@ class Shard:
         self,
         storage: StorageEngine,
         settings: ShardSettings | None = None,
-        clock: MachineClock | None = None,
+        runtime: Runtime | None = None,
         name: str = "0",
     ) -> None:
         # It stays, whatever becomes of the journal.
         self.name = name
         self.settings = settings or ShardSettings()
-        self._machine = machine = clock or SystemClock()
+        self.runtime: Runtime = runtime or SystemRuntime()
+        self._monotonic = self.runtime.monotonic
+        self._machine = machine = self.runtime.clock
         # The only time that anything in the broker goes by, and that anybody is told.
         self.clock = EngineClock(machine, self.settings)
         self._ticks = LeaseTicks(machine)
         self._storage = storage
-        self._wakeup = threading.Condition()
+        self._wakeup = self.runtime.condition()
         self._urgent: deque[Request] = deque()
         self._bulk: deque[Request] = deque()
         self._inbox_rows = 0
@@ -130,9 +132,15 @@ class Shard:
         # The sequencer takes nothing any more.
         self._stopped = False
         self._closed = False
+        # What the sequencer has taken, and what its last step asked for.
+        self._taken: list[Request] = []
+        self._last_step: Step | None = None
         self._one_closes = threading.Lock()
         self._failure: FastiError | None = None
         self._failures_in_a_row = 0
+        # While it recovers, once the engine is dropped: up to where the journal is synced, and when to
+        # open it again.
+        self._reopen: tuple[int, float] | None = None
         self._recovered_at = 0.0
         self.sessions: dict[int, Session] = {}
         self._next_session = 1
@@ -146,24 +154,25 @@ class Shard:
         self.fire_counts = FireCounts()
         # Whether the directory, when it was opened, looked like a copy of another.
         self.is_copy = False
-        self.room = Room(self._has_room, self.free_bytes)
+        self.room = Room(self._has_room, self.free_bytes, self._monotonic)
         self.store: ShardStore
         self.engine: Engine
         self.committer: Committer
-        self.holds = Holds()
+        self.holds = Holds(self._monotonic)
         # What is produced waits for room; whoever takes some counts it.
         self._produced = Queue("produce", lambda: bool(self._bulk))
-        self.threads = Threads(self.settings.stall_us / 1e6)
+        self.threads = Threads(self.settings.stall_us / 1e6, self.runtime)
         self.threads.add(self._produced)
-        # It refuses what waits by itself, and whoever has the shard ends.
-        self._worker = self.threads.worker("fasti-sequencer", self._run, lambda error: None)
+        self._sequencer = Driver(
+            self.threads, "fasti-sequencer", self._wakeup, self._take, self._turn, self._died
+        )
         self.damage = DamageControl(self)
         self.housekeeper = Housekeeper(self)
         self.scrubber = Scrubber(self)
         self.pulse = Pulse(self)
         self._open(None)
         try:
-            self._worker.start()
+            self._sequencer.start()
             self.housekeeper.start()
             self.scrubber.start()
             self.threads.start()
@@ -190,6 +199,7 @@ class Shard:
                 self._fail,
                 self.housekeeper.look,
                 self.feed.synced,
+                self.wake,
                 self.threads,
             )
         except BaseException:
@@ -215,7 +225,7 @@ class Shard:
             self._route(command)
             if engine is None and self.faults.suspects:
                 self.faults.check(command)
-        return self._enter(Request.of(inputs, engine))
+        return self._enter(Request.of(inputs, self.runtime.future(), engine))
 
     def ask(self, query: Any, engine: Engine | None = None) -> Future[Any]:
         """Hands an input over whose value is told as soon as its step is decided.
@@ -224,7 +234,7 @@ class Shard:
         """
         if engine is None and self.faults.suspects:
             self.faults.check(query)
-        return self._enter(Request.of([query], engine, at_once=True))
+        return self._enter(Request.of([query], self.runtime.future(), engine, at_once=True))
 
     def _enter(self, request: Request) -> Future[Any]:
         bulk, rows = request.is_bulk, request.rows
@@ -273,13 +283,13 @@ class Shard:
     @property
     def recovers(self) -> bool:
         """Whether it is opened again, or was a moment ago and has written nothing between failures."""
-        lately = time.monotonic() - self._recovered_at < _PROBATION_S
+        lately = self._monotonic() - self._recovered_at < _PROBATION_S
         unproven = self._failures_in_a_row > 0 and not self.committer.committed
         return self._failure is not None or (lately and unproven)
 
     def wait_ended(self) -> None:
         """Returns when the sequencer takes nothing any more: closed, or failed for good."""
-        self._worker.wait()
+        self._sequencer.wait()
 
     def checkpoint(self, timeout_s: float | None = None) -> None:
         """Writes a checkpoint now and returns when it is complete. Raises `timed_out`."""
@@ -328,7 +338,7 @@ class Shard:
             with self._wakeup:
                 self._closing = True
                 self._wakeup.notify()
-            self._worker.join()
+            self._sequencer.join()
             self.committer.stop()
             self.threads.stop()
             for session in list(self.sessions.values()):
@@ -354,54 +364,56 @@ class Shard:
 
     # The sequencer
 
-    def _run(self) -> None:
-        wake: Step | None = None
-        requests: list[Request] = []
-        try:
-            while True:
-                self._worker.idle()
-                requests = self._wait(wake)
-                self._worker.busy()
-                if self._failure is not None and not self._recover():
-                    return
-                if not requests and self._closing and self._stop_if_idle():
-                    return
-                tick = self._ticks.look(wake.wake_at_tick if wake is not None else None)
-                wake = self._step(requests, tick)
-                requests = []
-        except BaseException as error:
-            self._failure = InternalError(f"the sequencer failed: {error!r}")
-            raise
-        finally:
-            self._refuse(requests)
+    def _take(self) -> float | None:
+        """With the lock: takes a bounded piece of what there is to do, or says how long to wait."""
+        if self._failure is not None:
+            return self._seconds_to_recovery()
+        if self._taken:
+            return 0.0
+        if self.committer.is_behind:
+            return None
+        may_take_bulk = self._may_take_bulk()
+        if not (self._urgent or may_take_bulk or self._closing):
+            wait_s = self._seconds_to_wake()
+            if wait_s is None or wait_s > 0:
+                return wait_s
+        taken = self._taken
+        rows = 0
+        bulk = self._bulk if self._closing or may_take_bulk else ()
+        produced = len(self._bulk)
+        for queue in (self._urgent, bulk):
+            while queue and fits(taken, rows, queue[0]):
+                taken.append(queue.popleft())
+                rows += taken[-1].rows
+        self._inbox_rows -= rows
+        self._produced.progress += produced != len(self._bulk)
+        return 0.0
+
+    def _turn(self) -> bool:
+        if self._failure is not None:
+            if self._recover():
+                return True
+            self._refuse()
+            return False
+        if not self._taken and self._closing and self._stop_if_idle():
+            self._refuse()
+            return False
+        last = self._last_step
+        tick = self._ticks.look(last.wake_at_tick if last is not None else None)
+        self._last_step = self._step(self._taken, tick)
+        self._taken = []
+        return True
+
+    def _died(self, error: BaseException) -> None:
+        """By a fault of the program: the shard has failed for good."""
+        self._failure = InternalError(f"the sequencer failed: {error!r}")
+        self._refuse()
 
     def _stop_if_idle(self) -> bool:
         """The end, unless something came in meanwhile."""
         with self._wakeup:
             self._stopped = not (self._urgent or self._bulk or self._failure)
             return self._stopped
-
-    def _wait(self, wake: Step | None) -> list[Request]:
-        """Sleeps until there is something to do, and takes a bounded piece of it."""
-        with self._wakeup:
-            while not (self._urgent or self._closing or self._may_take_bulk()):
-                if self._failure is not None or (wake is not None and wake.more):
-                    break
-                timeout = self._time_to_wake(wake)
-                if timeout is not None and timeout <= 0:
-                    break
-                self._wakeup.wait(timeout)
-            taken: list[Request] = []
-            rows = 0
-            bulk = self._bulk if self._closing or self._may_take_bulk() else ()
-            produced = len(self._bulk)
-            for queue in (self._urgent, bulk):
-                while queue and fits(taken, rows, queue[0]):
-                    taken.append(queue.popleft())
-                    rows += taken[-1].rows
-            self._inbox_rows -= rows
-            self._produced.progress += produced != len(self._bulk)
-            return taken
 
     def _may_take_bulk(self) -> bool:
         """Whether there is bulk, and room for it. While room is made, everything else goes on."""
@@ -423,14 +435,17 @@ class Shard:
         with self._wakeup:
             self._wakeup.notify()
 
-    def _time_to_wake(self, wake: Step | None) -> float | None:
-        if wake is None:
+    def _seconds_to_wake(self) -> float | None:
+        step = self._last_step
+        if step is None:
             return None
+        if step.more:
+            return 0.0
         waits = []
-        if wake.wake_at_us is not None:
-            waits.append(self.clock.seconds_until(wake.wake_at_us))
-        if wake.wake_at_tick is not None:
-            waits.append((wake.wake_at_tick - self._ticks.now()) / 1e6)
+        if step.wake_at_us is not None:
+            waits.append(self.clock.seconds_until(step.wake_at_us))
+        if step.wake_at_tick is not None:
+            waits.append((step.wake_at_tick - self._ticks.now()) / 1e6)
         return min(*waits, _SLEEP_MAX_S) if waits else None
 
     def _step(self, requests: list[Request], tick: int) -> Step:
@@ -447,7 +462,7 @@ class Shard:
                 if isinstance(effect, Asked):
                     self.housekeeper.load(effect, self.engine)
             if _answer_queries(admitted, step.replies) or step.frames or step.effects:
-                self.committer.take(Work(step, admitted))
+                self.committer.take_over(Work(step, admitted))
         except Exception as error:
             self._void(error, admitted)
             return Step()
@@ -600,10 +615,22 @@ class Shard:
                 self._failure = error
                 self._wakeup.notify()
 
+    def _seconds_to_recovery(self) -> float | None:
+        """With the lock. Longer each time that nothing was written since the last recovery."""
+        if self._reopen is None:
+            return None if self.housekeeper.is_finishing else 0.0
+        return 0.0 if self._closing else self._reopen[1] - self._monotonic()
+
     def _recover(self) -> bool:
-        """Drops the engine and loads it again; False if that can't be done either."""
+        """One piece of a recovery: drops the engine, then loads it again; False if that can't be done."""
+        if self._reopen is not None:
+            return self._open_again(self._reopen[0])
         self.committer.stop()
-        self.housekeeper.pause()
+        if self.housekeeper.pause():
+            self._drop_engine()
+        return True
+
+    def _drop_engine(self) -> None:
         # What was answered when it was written (durability `interval`) is kept if it can be.
         with suppress(FastiError):
             self.store.journal.sync()
@@ -612,45 +639,42 @@ class Shard:
         for session in list(self.sessions.values()):
             session.lose()
         self.store.close()
-        while True:
-            # Opening a large directory takes its time: it recovers, and doesn't stand still.
-            self._worker.idle()
-            self._hold_on()
-            try:
-                self._open(synced)
-                break
-            except (StorageFull, StorageFailed) as error:
-                # It may pass: the disk was full, or a cable was loose.
-                self._failure = error
-                self._failures_in_a_row += 1
-                if self._failures_in_a_row > _FAILURES_MAX:
-                    return False
-            except Exception as error:
-                self._failure = error if isinstance(error, FastiError) else FastiError(repr(error))
-                return False
-        self._worker.busy()
+        self._plan_reopening(synced)
+
+    def _plan_reopening(self, synced: int) -> None:
+        pause_s = back_off(0.005, self._failures_in_a_row, 1.0) if self._failures_in_a_row else 0.0
+        self._reopen = (synced, self._monotonic() + pause_s)
+
+    def _open_again(self, synced: int) -> bool:
+        # Opening a large directory takes its time: it recovers, and doesn't stand still.
+        self._sequencer.idle()
+        try:
+            self._open(synced)
+        except (StorageFull, StorageFailed) as error:
+            # It may pass: the disk was full, or a cable was loose.
+            self._failure = error
+            self._failures_in_a_row += 1
+            self._plan_reopening(synced)
+            return self._failures_in_a_row <= _FAILURES_MAX
+        except Exception as error:
+            self._failure = error if isinstance(error, FastiError) else FastiError(repr(error))
+            return False
+        self._sequencer.busy()
         self.feed.reset()
         # The files are others now, and what was held of the old ones may be deleted.
         self.holds.drop_all()
         _log.warning("the shard has recovered from: %s", self._failure)
-        self._failure = None
-        self._recovered_at = time.monotonic()
+        self._failure = self._reopen = None
+        self._recovered_at = self._monotonic()
         self.recoveries += 1
         self.housekeeper.resume()
         return True
 
-    def _hold_on(self) -> None:
-        """Waits when nothing was written since the last recovery, longer each time."""
-        if self._failures_in_a_row:
-            seconds = back_off(0.005, self._failures_in_a_row, 1.0)
-            with self._wakeup:
-                self._wakeup.wait_for(lambda: self._closing, seconds)
-
-    def _refuse(self, requests: list[Request]) -> None:
-        """The sequencer ends: nobody waits for an answer that never comes."""
+    def _refuse(self) -> None:
+        """The sequencer ends: every caller that waits is told so."""
         with self._wakeup:
             self._stopped = True
-            waiting = [*requests, *self._urgent, *self._bulk]
+            waiting = [*self._taken, *self._urgent, *self._bulk]
             self._urgent.clear()
             self._bulk.clear()
         for request in waiting:

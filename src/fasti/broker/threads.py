@@ -4,7 +4,7 @@ A thread is a `Worker`: its function says `busy` when it takes work and `idle` b
 more. What escapes from the function is logged with its traceback and counted. Then the function is
 run again, after a pause that grows while it keeps failing; or, where the state that it leaves behind
 can't be trusted, its owner's `failed` is called, which ends or recovers what depends on it and answers
-whoever waits.
+those who wait.
 
 `look` is the watchdog's step: a worker that is busy and has made no progress for `stall_s` is logged
 with its stack, and again each time that the wait has doubled. It counts time by its own looks, and a
@@ -12,7 +12,8 @@ gap between two of them counts as one look: a process that was stopped, or a mac
 worker that stood still meanwhile.
 
 `troubles` is what health and metrics tell. Any thread may call anything here; `busy` and `idle` are the
-worker's own. A service that is a step has a `Poller` around it, and no loop of its own.
+worker's own. A service that is a step has a `Driver` or a `Poller` around it, and no loop of its own:
+where the runtime has no threads, it calls `turn` instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasti.broker.logs import fields
+from fasti.runtime import ENDED, Runtime, SystemRuntime
 
 _log = logging.getLogger("fasti.broker.threads")
 
@@ -52,8 +53,13 @@ class Trouble:
 
     def to_json(self) -> dict[str, Any]:
         """As health tells it."""
-        told = {"name": self.name, "state": self.state, "since_us": self.since_us}
-        return {**told, "seconds": round(self.seconds, 1), "why": self.why}
+        return {
+            "name": self.name,
+            "state": self.state,
+            "since_us": self.since_us,
+            "seconds": round(self.seconds, 1),
+            "why": self.why,
+        }
 
 
 class Watched:
@@ -81,27 +87,27 @@ class Watched:
             return Trouble(self.name, "stalled", self._since_us, self.stalled_s)
         return None
 
-    def look(self, elapsed_s: float, stall_s: float) -> None:
+    def look(self, elapsed_s: float, stall_s: float, now_us: int) -> None:
         """The watchdog's: is there progress?"""
         if not self.working or self.progress != self._seen:
             if self.stalled_s:
-                told = fields(thread=self.name, seconds=round(self.stalled_s, 1))
-                _log.warning("a thread that stood still goes on", extra=told)
+                extra = fields(thread=self.name, seconds=round(self.stalled_s, 1))
+                _log.warning("a thread that stood still goes on", extra=extra)
             self._seen, self._since_s, self.stalled_s = self.progress, elapsed_s, 0.0
-            self._since_us, self._tell_at_s = time.time_ns() // 1000, stall_s
+            self._since_us, self._tell_at_s = now_us, stall_s
             return
         age_s = elapsed_s - self._since_s
         if age_s >= stall_s:
             self.stalled_s = age_s
         if age_s >= self._tell_at_s:
             self._tell_at_s = 2 * age_s
-            told = fields(thread=self.name, seconds=round(age_s, 1))
-            told["stack"] = _stack(self.ident)
-            _log.error("a thread makes no progress", extra=told)
+            extra = fields(thread=self.name, seconds=round(age_s, 1))
+            extra["stack"] = _stack(self.ident)
+            _log.error("a thread makes no progress", extra=extra)
 
 
 class Queue(Watched):
-    """Work that waits to be taken: `progress` is counted up by whoever takes some."""
+    """Work that waits to be taken: `progress` is counted up by the thread that takes some."""
 
     def __init__(self, name: str, waiting: Callable[[], bool]) -> None:
         self._waiting = waiting
@@ -125,13 +131,16 @@ class Worker(Watched):
         name: str,
         run: Callable[[], None],
         failed: Callable[[BaseException], None] | None,
+        changed: threading.Condition | None = None,
     ) -> None:
         super().__init__(name)
         self._threads, self._run, self._failed = threads, run, failed
+        self._runtime = threads.runtime
         self._ending = threading.Event()
         # What escaped, and when by both clocks, until it has worked again.
         self._death: tuple[BaseException, int, float] | None = None
-        self._thread = threading.Thread(target=self._drive, name=name, daemon=True)
+        self._pause_s = _PAUSE_S
+        self._thread = self._runtime.thread(name, self._drive, self._drive_once, changed)
 
     # Its own thread
 
@@ -157,7 +166,7 @@ class Worker(Watched):
             raise
 
     def join(self) -> None:
-        """Returns when the thread has ended. Whoever calls has told it to; it is not run again."""
+        """Returns when the thread has ended. The caller has told it to; it is not run again."""
         self._ending.set()
         self.wait()
         self._threads.remove(self)
@@ -175,54 +184,115 @@ class Worker(Watched):
         if (death := self._death) is None:
             return super().trouble()
         error, since_us, since_s = death
-        return Trouble(self.name, "died", since_us, time.monotonic() - since_s, repr(error))
+        seconds = self._runtime.monotonic() - since_s
+        return Trouble(self.name, "died", since_us, seconds, repr(error))
+
+    def turn(self) -> float | None:
+        """What there is to do now, for a runtime without threads."""
+        raise NotImplementedError(f"{self.name} is no step: it needs a thread")
 
     def _drive(self) -> None:
-        pause_s = _PAUSE_S
         while True:
-            begin = time.monotonic()
+            begin = self._runtime.monotonic()
             try:
                 self._run()
                 self._threads.remove(self)
                 return
             except BaseException as error:
-                self._note_death(error)
-                if self._failed is not None:
-                    self._failed(error)
-                    return
-            if self._ending.is_set():
+                if self._runtime.monotonic() - begin > _WELL_S:
+                    self._pause_s = _PAUSE_S
+                pause_s = self._note_death(error)
+            if pause_s is None:
                 return
-            if time.monotonic() - begin > _WELL_S:
-                pause_s = _PAUSE_S
             self._ending.wait(pause_s)
-            pause_s = min(pause_s * 2, _PAUSE_S_MAX)
 
-    def _note_death(self, error: BaseException) -> None:
+    def _drive_once(self) -> float | None:
+        try:
+            wait_s = self.turn()
+        except BaseException as error:
+            pause_s = self._note_death(error)
+            return ENDED if pause_s is None else pause_s
+        if wait_s == ENDED:
+            self._threads.remove(self)
+        return wait_s
+
+    def _note_death(self, error: BaseException) -> float | None:
+        """How long to wait before it is run again; None if it is not."""
         self.working = False
-        self._death = (error, time.time_ns() // 1000, time.monotonic())
+        now_us = self._runtime.clock.wall_ns() // 1000
+        self._death = (error, now_us, self._runtime.monotonic())
         self._threads.deaths[self.name] += 1
         then = "is run again" if self._failed is None else "takes what depends on it along"
-        told = fields(thread=self.name)
-        _log.critical("a thread of the broker died and %s", then, exc_info=error, extra=told)
+        _log.critical(
+            "a thread of the broker died and %s",
+            then,
+            exc_info=error,
+            extra=fields(thread=self.name),
+        )
+        if self._failed is not None:
+            self._failed(error)
+            return None
+        if self._ending.is_set():
+            return None
+        pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, _PAUSE_S_MAX)
+        return pause_s
 
 
-class Poller:
-    """A thread around a service that is a step.
+class Driver(Worker):
+    """A thread around a service that is a step, and nothing else of the service knows of a thread.
+
+    `take` is called with `changed` held: it takes what there is to do and returns 0, or returns in how
+    many seconds there will be something; None: when `changed` is notified. `step` does what was taken,
+    and returns False when the service has ended.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        name: str,
+        changed: threading.Condition,
+        take: Callable[[], float | None],
+        step: Callable[[], bool],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        super().__init__(threads, name, self._take_and_step, failed, changed)
+        self._changed, self._take, self._step = changed, take, step
+
+    def _take_and_step(self) -> None:
+        changed, take, step = self._changed, self._take, self._step
+        while True:
+            self.idle()
+            with changed:
+                while (wait_s := take()) is None or wait_s > 0:
+                    changed.wait(wait_s)
+            self.busy()
+            if not step():
+                return
+
+    def turn(self) -> float | None:
+        self.idle()
+        with self._changed:
+            wait_s = self._take()
+        if wait_s is None or wait_s > 0:
+            return wait_s
+        self.busy()
+        return 0.0 if self._step() else ENDED
+
+
+class Poller(Driver):
+    """A driver for a service that has one function, which says when it wants to be called again.
 
     `poll` does what there is to do now and returns in how many seconds it wants to be called again;
-    None: when it is woken. Without the thread, in virtual time, a test calls it instead.
+    None: when it is woken.
     """
 
     def __init__(self, threads: Threads, name: str, poll: Callable[[], float | None]) -> None:
         self._poll = poll
-        self._changed = threading.Condition()
         self._woken = False
+        # When to poll next; one that died in the middle of something begins with a poll.
+        self._next_at: float | None = 0.0
         self.stopping = False
-        self.worker = threads.worker(name, self._run)
-
-    def start(self) -> None:
-        """Polls from now on."""
-        self.worker.start()
+        super().__init__(threads, name, threads.runtime.condition(), self._is_due, self._poll_once)
 
     def wake(self) -> None:
         """There is something to do, however long the service wanted to wait. Any thread."""
@@ -235,37 +305,37 @@ class Poller:
         with self._changed:
             self.stopping = True
             self._changed.notify()
-        self.worker.join()
+        self.join()
 
-    def _run(self) -> None:
-        # One that died may have been in the middle of something: it begins with a poll.
-        wait_s: float | None = 0.0
-        while True:
-            self.worker.idle()
-            with self._changed:
-                if not (self._woken or self.stopping):
-                    self._changed.wait(wait_s)
-                if self.stopping:
-                    return
-                self._woken = False
-            self.worker.busy()
-            wait_s = self._poll()
+    def _is_due(self) -> float | None:
+        if self._woken or self.stopping:
+            self._woken = False
+            return 0.0
+        return None if self._next_at is None else self._next_at - self._runtime.monotonic()
+
+    def _poll_once(self) -> bool:
+        if self.stopping:
+            return False
+        self._next_at = 0.0
+        wait_s = self._poll()
+        self._next_at = None if wait_s is None else self._runtime.monotonic() + wait_s
+        return True
 
 
 class Threads:
     """All threads of one broker, and their watchdog once `start` is called."""
 
-    def __init__(self, stall_s: float = STALL_S) -> None:
+    def __init__(self, stall_s: float = STALL_S, runtime: Runtime | None = None) -> None:
+        self.runtime: Runtime = runtime or SystemRuntime()
         self._stall_s = stall_s
         self._every_s = min(stall_s / _LOOKS_PER_STALL, _LOOK_S_MAX)
         self._lock = threading.Lock()
         self._watched: list[Watched] = []
         self._looked_at: float | None = None
         self._elapsed_s = 0.0
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fasti-watchdog", daemon=True)
         # How often each died, by name.
         self.deaths: Counter[str] = Counter()
+        self._watchdog = Poller(self, "fasti-watchdog", self._poll)
 
     def worker(
         self,
@@ -293,40 +363,35 @@ class Threads:
         """Those that died or stand still."""
         with self._lock:
             watched = list(self._watched)
-        found = [each.trouble() for each in watched]
-        return [each for each in found if each is not None]
+        return [trouble for item in watched if (trouble := item.trouble()) is not None]
 
     def stalls(self) -> dict[str, float]:
         """For how long each has made no progress while it had work: 0 for those that are well."""
         with self._lock:
-            return {each.name: each.stalled_s for each in self._watched}
+            return {watched.name: watched.stalled_s for watched in self._watched}
 
     def look(self, now_s: float) -> None:
         """One look at all; `now_s` is monotonic."""
         if self._looked_at is not None:
             self._elapsed_s += min(now_s - self._looked_at, 2 * self._every_s)
         self._looked_at = now_s
+        now_us = self.runtime.clock.wall_ns() // 1000
         with self._lock:
-            watched = list(self._watched)
-        for each in watched:
-            each.look(self._elapsed_s, self._stall_s)
+            everything = list(self._watched)
+        for watched in everything:
+            watched.look(self._elapsed_s, self._stall_s, now_us)
 
     def start(self) -> None:
         """The watchdog begins."""
-        self._thread.start()
+        self._watchdog.start()
 
     def stop(self) -> None:
         """The watchdog ends. Workers are ended by their owners."""
-        self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._watchdog.stop()
 
-    def _run(self) -> None:
-        while not self._ending.wait(self._every_s):
-            try:
-                self.look(time.monotonic())
-            except Exception:
-                _log.exception("the watchdog failed on a look")
+    def _poll(self) -> float:
+        self.look(self.runtime.monotonic())
+        return self._every_s
 
 
 def _stack(ident: int | None) -> str:

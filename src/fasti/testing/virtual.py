@@ -34,6 +34,7 @@ from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.config import Durability, ShardSettings
 from fasti.core.log.commands import GroupBacklog, ReadBacklog
 from fasti.errors import InvalidArgument, NotFound, TimedOut
+from fasti.runtime import SystemRuntime
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 
@@ -138,7 +139,9 @@ class VirtualBroker:
         self._place = tempfile.TemporaryDirectory(prefix="fasti-testing-")
         self.watch = _Watch()
         self.shard = Shard(
-            FileStorage(LocalFiles(self._place.name)), settings or _SETTINGS, self.machine
+            FileStorage(LocalFiles(self._place.name)),
+            settings or _SETTINGS,
+            SystemRuntime(self.machine),
         )
         self.clock = VirtualTime(self.machine, self.shard.clock)
         # Schedules fire when the time is moved on.

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from fasti.broker import clock_record
 from fasti.broker.clock import HUNG_US, SLOWER, STEADY_US, ClockState, EngineClock, LeaseTicks
-from fasti.broker.machine_clock import SystemClock, watch_settings
+from fasti.broker.machine_clock import watch_settings
 from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.errors import ClockBehind
 from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from fasti.runtime import SystemClock
 from fasti.storage.file_storage import CLOCK_NAME, FileStorage
 from fasti.storage.files import LocalFiles
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fasti.broker import committer
 from fasti.broker.committer import Commit, Committer, Work
 from fasti.config import Durability, ShardSettings
 from fasti.core import events as ev
@@ -49,12 +50,20 @@ class Bench:
         self.store.journal.sync = sync  # type: ignore[method-assign]
         # What was shown, by its frame, and the sync that it waits for.
         self.shown: dict[int, Commit] = {}
-        self.committer = Committer(self.store, self._show, self._answer, self._fail, lambda: None)
+        self.caught_up = 0
+        self.committer = Committer(
+            self.store,
+            self._show,
+            self._answer,
+            self._fail,
+            lambda: None,
+            caught_up=self._catch_up,
+        )
         self._next = 1
 
     def begin(self) -> None:
         """The first frame: a segment that begins is synced before it is written to."""
-        self.committer.take(self.work())
+        self.committer.take_over(self.work())
         self.wait_for(lambda: self.answered)
 
     def work(self) -> Work:
@@ -78,6 +87,11 @@ class Bench:
             self.failed.append((error, [w.step.frames[0].sequence for w in undone]))
             self.changed.notify_all()
 
+    def _catch_up(self) -> None:
+        with self.changed:
+            self.caught_up += 1
+            self.changed.notify_all()
+
     def wait_for(self, condition: Any) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, 60)
@@ -95,7 +109,7 @@ def bench() -> Iterator[Bench]:
 def test_what_is_shown_before_the_sync_is_durable_only_after_it(bench: Bench) -> None:
     bench.begin()
     bench.may_sync.clear()
-    bench.committer.take(bench.work())
+    bench.committer.take_over(bench.work())
     bench.wait_for(lambda: 2 in bench.shown)
     found: list[bool] = []
     waiting = threading.Thread(target=lambda: found.append(bench.shown[2].wait()))
@@ -112,11 +126,11 @@ def test_what_is_shown_and_never_synced_is_told_so(bench: Bench) -> None:
     bench.begin()
     bench.may_sync.clear()
     begun = bench.begun
-    bench.committer.take(bench.work())
+    bench.committer.take_over(bench.work())
     # The second one is inside its sync: what fails is the sync of the third.
     bench.wait_for(lambda: 2 in bench.shown and bench.begun > begun)
     bench.store.journal.sync = _fails  # type: ignore[method-assign]
-    bench.committer.take(bench.work())
+    bench.committer.take_over(bench.work())
     bench.may_sync.set()
     bench.wait_for(lambda: bench.failed)
     assert bench.shown[2].wait()
@@ -130,7 +144,7 @@ def _fails() -> int:
 
 def test_answers_leave_in_order_and_when_they_are_durable(bench: Bench) -> None:
     for _ in range(30):
-        bench.committer.take(bench.work())
+        bench.committer.take_over(bench.work())
     bench.wait_for(lambda: len(bench.answered) == 30)
     assert bench.answered == list(range(1, 31))
     pairs = zip(bench.answered, bench.synced_when_answered, strict=True)
@@ -142,38 +156,46 @@ def test_answers_leave_in_order_and_when_they_are_durable(bench: Bench) -> None:
 def test_steps_that_gather_during_a_sync_share_the_next(bench: Bench) -> None:
     bench.may_sync.clear()
     for _ in range(8):
-        bench.committer.take(bench.work())
+        bench.committer.take_over(bench.work())
     assert bench.answered == []
     bench.may_sync.set()
     bench.wait_for(lambda: len(bench.answered) == 8)
     assert bench.syncs <= 3
 
 
-def test_the_sequencer_is_held_back_when_the_disk_is_behind(bench: Bench) -> None:
+def test_it_says_when_the_disk_is_behind_and_when_it_has_caught_up(bench: Bench) -> None:
+    bench.begin()
     bench.may_sync.clear()
-    taken = threading.Semaphore(0)
-
-    def take() -> None:
-        for _ in range(20):
-            bench.committer.take(bench.work())
-            taken.release()
-
-    sequencer = threading.Thread(target=take)
-    sequencer.start()
-    for _ in range(8):
-        assert taken.acquire(timeout=60)
+    taken = 0
+    while not bench.committer.is_behind:
+        bench.committer.take_over(bench.work())
+        taken += 1
+    assert taken >= committer._STEPS_WAITING_MAX == bench.committer.waiting_steps
+    assert bench.caught_up == 0
     bench.may_sync.set()
-    sequencer.join(60)
-    bench.wait_for(lambda: len(bench.answered) == 20)
+    bench.wait_for(lambda: len(bench.answered) == 1 + taken)
+    assert bench.caught_up == 1
+    assert not bench.committer.is_behind
+
+
+def test_bytes_that_wait_count_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.begin()
+    bench.may_sync.clear()
+    monkeypatch.setattr(committer, "_WAITING_BYTES_MAX", 100)
+    while not bench.committer.is_behind:
+        bench.committer.take_over(bench.work())
+    assert bench.committer.waiting_steps < committer._STEPS_WAITING_MAX
+    bench.may_sync.set()
+    bench.wait_for(lambda: bench.caught_up)
 
 
 def test_after_a_failure_nothing_is_answered_and_nobody_blocks(bench: Bench) -> None:
-    bench.committer.take(bench.work())
+    bench.committer.take_over(bench.work())
     bench.wait_for(lambda: bench.answered == [1])
     bench.files.faulty = ".segment"
     bench.files.fail("sync", 1)
     for _ in range(12):
-        bench.committer.take(bench.work())
+        bench.committer.take_over(bench.work())
     bench.wait_for(lambda: sum(len(undone) for _, undone in bench.failed) == 12)
     assert bench.answered == [1]
     with pytest.raises(FastiError):
@@ -183,7 +205,7 @@ def test_after_a_failure_nothing_is_answered_and_nobody_blocks(bench: Bench) -> 
 
 def test_a_bug_in_the_journal_is_a_failure_too(bench: Bench) -> None:
     bench.store.journal.append = lambda *_, **__: 1 / 0  # type: ignore[method-assign,assignment]
-    bench.committer.take(bench.work())
+    bench.committer.take_over(bench.work())
     bench.wait_for(lambda: len(bench.failed) == 1)
     assert "ZeroDivisionError" in str(bench.failed[0][0])
 
@@ -196,7 +218,7 @@ def test_wait_durable_returns_when_it_is(bench: Bench) -> None:
         bench.committer.wait_durable(1)
         done.set()
 
-    bench.committer.take(bench.work())
+    bench.committer.take_over(bench.work())
     waiter = threading.Thread(target=wait)
     waiter.start()
     assert not done.is_set()
@@ -207,10 +229,10 @@ def test_wait_durable_returns_when_it_is(bench: Bench) -> None:
 
 def test_stopping_writes_what_is_waiting_and_syncs_it() -> None:
     bench = Bench(durability=Durability.INTERVAL, sync_interval_ms=600_000)
-    bench.committer.take(bench.work())  # It begins a segment, and is synced with it.
+    bench.committer.take_over(bench.work())  # It begins a segment, and is synced with it.
     bench.wait_for(lambda: len(bench.answered) == 1)
     for _ in range(5):
-        bench.committer.take(bench.work())
+        bench.committer.take_over(bench.work())
     bench.wait_for(lambda: len(bench.answered) == 6)
     assert bench.store.journal.synced_sequence == 1
     bench.committer.stop()
@@ -238,7 +260,7 @@ def test_the_end_is_recorded_under_load_after_answers_have_left(
     bench.store.journal.sync_end = spy  # type: ignore[method-assign]
     bench.begin()
     for count in range(2, 6):
-        bench.committer.take(bench.work())
+        bench.committer.take_over(bench.work())
         bench.wait_for(lambda count=count: recorded and recorded[-1] == (count, count))
     bench.committer.stop()
     bench.store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,9 @@ def test_queries_that_follow_one_another_keep_no_bulk_waiting() -> None:
 
 
 def test_bulk_still_waits_for_commands() -> None:
-    claim = Request.of([ClaimKeys(1)], None, at_once=True)
-    cancel = Request.of([Cancel("t", Target(ids=np.arange(1, 41)))], None)
-    bulk = Request.of([Produce("t", Rows.of([b"x"] * 6_000))], None)
+    claim = Request.of([ClaimKeys(1)], Future(), None, at_once=True)
+    cancel = Request.of([Cancel("t", Target(ids=np.arange(1, 41)))], Future(), None)
+    bulk = Request.of([Produce("t", Rows.of([b"x"] * 6_000))], Future(), None)
     assert fits([], 0, bulk)
     assert fits([claim], claim.rows, bulk)
     assert not fits([claim, cancel], claim.rows + cancel.rows, bulk)

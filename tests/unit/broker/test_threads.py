@@ -160,9 +160,8 @@ def test_work_that_nobody_takes_is_told() -> None:
     assert threads.troubles() == []
 
 
-# Threads that live as long as a call, a stream or the end of the process, and the watchdog itself.
+# Threads that live as long as a call, a stream or the end of the process.
 UNWATCHED = {
-    "fasti-watchdog",
     "fasti-writer",
     "fasti-watch",
     "fasti-flight-stop",
@@ -178,6 +177,4 @@ def test_no_thread_of_the_broker_is_started_unwatched() -> None:
             for started in re.findall(r"threading\.Thread\(([^()]*)\)", path.read_text()):
                 name = re.search(r'name="([^"]+)"', started)
                 found.add(name[1] if name is not None else f"{path.name}: {started}")
-    # A worker's own.
-    found.discard("threads.py: target=self._drive, name=name, daemon=True")
     assert found == UNWATCHED

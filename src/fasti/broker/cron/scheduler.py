@@ -136,7 +136,7 @@ class Scheduler:
     def catch_up(self) -> None:
         """Reads what has changed, and fires all that is due by now."""
         while not self._poller.stopping:
-            self._poller.worker.progress += 1
+            self._poller.progress += 1
             self._refresh()
             now_us = self._shard.clock.now_us()
             group = self._agenda.pop(now_us)
