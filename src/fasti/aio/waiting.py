@@ -19,7 +19,7 @@ from contextlib import suppress
 from fasti.aio.home import Home, settle
 from fasti.client.machines.holding import Holding
 from fasti.client.machines.run import Run
-from fasti.client.taking import SLEEP_MAX_S, Taking
+from fasti.client.session import SLEEP_MAX_S, Taking
 from fasti.client.transport import BrokerClock
 
 # A loop sleeps in whole milliseconds; for less than this it is quicker to look again.

@@ -46,8 +46,7 @@ from fasti.storage.files.journal_segment import (
     give_birth,
     segment_name,
 )
-from fasti.storage.files.journal_spares import Spares
-from fasti.storage.files.journal_table import SegmentTable
+from fasti.storage.files.journal_table import SegmentTable, Spares
 from fasti.storage.frames import (
     BEGIN,
     BODY_BYTES_MAX,

@@ -8,7 +8,7 @@ import pytest
 
 from fasti.errors import FastiError, StorageFull
 from fasti.storage.files.journal import FileJournal
-from fasti.storage.files.journal_spares import Spares
+from fasti.storage.files.journal_table import Spares
 from fasti.storage.frames import Frame
 from fasti.testing.disk import SimulatedFiles
 
