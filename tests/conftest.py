@@ -9,8 +9,11 @@ long    many new examples, for `make test-long`
 No profile has a deadline, for an example or for making one: a slow machine is not a bug.
 """
 
+from __future__ import annotations
+
 import os
 import tempfile
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,3 +36,30 @@ def pytest_configure(config: pytest.Config) -> None:
         shared = tempfile.TemporaryDirectory(prefix="fasti-bytecode-", ignore_cleanup_errors=True)
         config.add_cleanup(shared.cleanup)
         os.environ["PYTHONPYCACHEPREFIX"] = shared.name
+
+
+# Files of these folders are given out first: what is left for the end is short.
+SLOW_FOLDERS = ["spark", "integration", "faults", "crash", "properties"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _rank(item.nodeid))
+
+
+def _rank(nodeid: str) -> int:
+    folder = nodeid.split("/")[1]
+    return SLOW_FOLDERS.index(folder) if folder in SLOW_FOLDERS else len(SLOW_FOLDERS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file runs in one worker, and all files of Spark in the same: only that one starts Java."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "tests/spark" if scope.startswith("tests/spark/") else scope
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
