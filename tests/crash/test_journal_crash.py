@@ -23,6 +23,7 @@ from fasti.errors import FastiError, StorageFailed, StorageFull
 from fasti.storage.files.journal import FileJournal
 from fasti.storage.frames import Frame
 from fasti.testing.disk import Crashed, SimulatedFiles
+from tests.seeds import seeds
 
 SEGMENT_BYTES = 4096
 
@@ -140,7 +141,7 @@ def test_the_workload_does_what_it_should() -> None:
     live(files, account, "again")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, range(6)))
 def test_every_crash_point(seed: int) -> None:
     for stop in range(TOTAL + 1):
         rng = random.Random(f"{seed} {stop}")

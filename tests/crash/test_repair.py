@@ -48,6 +48,7 @@ from tests.crash.test_groups_crash import Story as GroupsStory
 from tests.crash.test_sinks_crash import SinksShard
 from tests.crash.test_sinks_crash import story as sinks_story
 from tests.properties import mixed_rig
+from tests.seeds import seeds
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=64 << 20, leases_max=4096)
 LATER_US = moment(100_000)
@@ -389,7 +390,7 @@ def damaged(name: str, seed: int) -> tuple[SimulatedFiles, SimulatedFiles, dict[
     return sound, image, frames, lost
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, range(8)))
 @pytest.mark.parametrize("name", STORIES)
 def test_a_gap_costs_what_the_lost_frames_said(name: str, seed: int) -> None:
     sound, image, frames, lost = damaged(name, seed)
@@ -424,7 +425,7 @@ def test_more_gaps(name: str, seed: int) -> None:
     test_a_gap_costs_what_the_lost_frames_said(name, seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, range(4)))
 @pytest.mark.parametrize("name", STORIES)
 def test_a_cut_leaves_what_was_before_it(name: str, seed: int) -> None:
     sound, image, frames, lost = damaged(name, seed)
@@ -449,7 +450,7 @@ def test_a_cut_leaves_what_was_before_it(name: str, seed: int) -> None:
     go_on(image)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, range(4)))
 @pytest.mark.parametrize("name", STORIES)
 def test_missing_and_headless_segments(name: str, seed: int) -> None:
     """Segments behind the last checkpoint are gone, or nothing of them can be told."""
@@ -480,8 +481,15 @@ def test_missing_and_headless_segments(name: str, seed: int) -> None:
     go_on(image)
 
 
-@pytest.mark.parametrize("name", ["messages", "groups"])
-@pytest.mark.parametrize("allow_gap", [True, False])
+@pytest.mark.parametrize(
+    ("name", "allow_gap"),
+    [
+        ("messages", True),
+        ("groups", False),
+        pytest.param("messages", False, marks=pytest.mark.long),
+        pytest.param("groups", True, marks=pytest.mark.long),
+    ],
+)
 def test_a_repair_that_is_interrupted_is_run_again(name: str, allow_gap: bool) -> None:
     """At every operation of the disk; what counts is as after a repair in one go."""
     _sound, image, _frames, _lost = damaged(name, 3)
@@ -541,7 +549,7 @@ def test_a_damaged_block_is_refused_and_nothing_is_changed() -> None:
     assert {name: bytes(image.open(name, False).map()) for name in image.list("")} == before
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, range(6)))
 @pytest.mark.parametrize("name", ["messages", "groups", "mixed", "sinks"])
 def test_damaged_blocks_are_given_up_with_what_they_hold(name: str, seed: int) -> None:
     files = SimulatedFiles()

@@ -32,6 +32,7 @@ from tests.crash.shard_workload import (
     without_tokens,
     write_story,
 )
+from tests.seeds import seeds
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +100,7 @@ def test_every_crash_of_a_short_story(seed: int) -> None:
     assert crash_everywhere(seed, steps=32) > 60
 
 
-@pytest.mark.parametrize("seed", range(100, 102))
+@pytest.mark.parametrize("seed", seeds(1, range(100, 102)))
 def test_some_crashes_of_a_longer_story(seed: int) -> None:
     assert crash_everywhere(seed, steps=140, every=15) > 15
 
@@ -111,7 +112,7 @@ def test_more_crashes(seed: int) -> None:
     crash_everywhere(seed + 1000, steps=300, every=13)
 
 
-@pytest.mark.parametrize("seed", range(200, 202))
+@pytest.mark.parametrize("seed", seeds(1, range(200, 202)))
 def test_restarts_and_checkpoints_change_nothing_that_can_be_seen(seed: int) -> None:
     files = SimulatedFiles()
     ops, sights = write_story(seed, 150, files)
@@ -136,7 +137,7 @@ def run_until_stopped(files: SimulatedFiles, ops: list[Op]) -> int:
     raise AssertionError("it never stopped")
 
 
-@pytest.mark.parametrize("seed", range(400, 402))
+@pytest.mark.parametrize("seed", seeds(1, range(400, 402)))
 def test_a_power_cut_after_a_kill(seed: int) -> None:
     """What a killed process had not synced is seen by the next one, and may still be lost."""
     ops, sights = write_story(seed, 30, SimulatedFiles())

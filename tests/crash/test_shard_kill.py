@@ -184,11 +184,11 @@ def kill_again_and_again(
 
 
 def test_a_shard_that_is_killed_at_random_moments(tmp_path: Path) -> None:
-    kill_again_and_again(tmp_path, rounds=12, seed=1)
+    kill_again_and_again(tmp_path, rounds=6, seed=1)
 
 
 def test_a_process_that_syncs_at_intervals_loses_nothing_either(tmp_path: Path) -> None:
-    kill_again_and_again(tmp_path, rounds=6, seed=2, durability=Durability.INTERVAL)
+    kill_again_and_again(tmp_path, rounds=4, seed=2, durability=Durability.INTERVAL)
 
 
 @pytest.mark.long

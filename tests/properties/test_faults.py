@@ -22,6 +22,7 @@ from fasti.storage.local_shard import LocalShard
 from tests.properties.fault_rig import InjectedFault, Injection
 from tests.properties.mixed_rig import GROUP, SHARD, TOPICS, MixedShard
 from tests.properties.test_mixed_transactions import same
+from tests.seeds import seeds
 
 
 class Faulty(MixedShard):
@@ -135,7 +136,7 @@ def meet_faults(seed: int, commands: int) -> Faulty:
     return shard
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, range(4)))
 def test_a_fault_leaves_nothing_or_ends_the_engine(seed: int) -> None:
     shard = meet_faults(seed, commands=60)
     # All of it was met: the test is no good if a fault always, or never, ends the engine.
