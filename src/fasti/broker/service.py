@@ -314,8 +314,9 @@ class Service:
         """Hands commands to a shard; what they produce is routed first."""
         if self.stopping:
             raise self.unavailable()
-        for command in commands:
-            self.routes.route(command)
+        if self.routes.may_route:
+            for command in commands:
+                self.routes.route(command)
         return shard.submit(commands)
 
     def command(self, command: Any) -> Any:

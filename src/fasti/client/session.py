@@ -494,7 +494,10 @@ class Session:
             returned, error = settled
             try:
                 if error is None:
-                    self.settling.succeeded(returned, returned.outcomes(header))
+                    outcomes = returned.outcomes(header)
+                    returned.settle(outcomes)
+                    if not outcomes.all_ok:
+                        self.settling.rows_failed(returned, outcomes)
                 else:
                     self.settling.failed(returned, error)
             finally:

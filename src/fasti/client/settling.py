@@ -73,12 +73,13 @@ class Settling:
             except FastiError as error:
                 self.failed(piece, error)
             else:
-                self.succeeded(piece, outcomes)
+                piece.settle(outcomes)
+                if not outcomes.all_ok:
+                    self.rows_failed(piece, outcomes)
 
-    def succeeded(self, returned: Return, outcomes: Outcomes) -> None:
-        """It was answered; not every row need be ok."""
-        returned.settle(outcomes)
-        if outcomes.all_ok or returned.waiter is not None:
+    def rows_failed(self, returned: Return, outcomes: Outcomes) -> None:
+        """It was answered, and not every row is ok."""
+        if returned.waiter is not None:
             return
         if returned.quiet:
             logger.info("%s of %r: %s", returned.op, self._header["topic"], outcomes)

@@ -171,14 +171,14 @@ def test_flush_waits_for_failures_that_are_being_written_down(
     stream.on_send = None
     session = consumer._session
     gate, inside = threading.Event(), threading.Event()
-    succeeded = session.settling.succeeded
+    rows_failed = session.settling.rows_failed
 
     def slowly(*given: Any) -> None:
         inside.set()
         assert gate.wait(20)
-        succeeded(*given)
+        rows_failed(*given)
 
-    session.settling.succeeded = slowly  # type: ignore[method-assign]
+    session.settling.rows_failed = slowly  # type: ignore[method-assign]
     message.ack()
     eventually(lambda: stream.of("ack"))
     request = stream.of("ack")[0][0]["request"]

@@ -1,6 +1,6 @@
 """Where the rows of a produce go besides their topic, worked out in the thread that received them.
 
-`RouteBook` knows the bindings of the topics that have some, as of the last time somebody looked, and
+`RouteBook` knows the bindings of the topics that have some, as of the last look, and
 gives each batch its `Routes` under that version. The engine compares versions: a small batch under
 an old one it routes itself, a large one is refused (`overloaded`, at once retryable), and the book
 looks again. So hardly ever is a pattern looked at on the sequencer, and none is applied that is not
@@ -35,6 +35,8 @@ class RouteBook:
         self._matchers: dict[str, Matcher] = {}
         self._lock = threading.Lock()
         self._is_read = False
+        # Whether a topic may have bindings: while none has, batches need not ask.
+        self.may_route = True
 
     def route(self, command: Command) -> None:
         """Gives what a command produces its routes, where a topic is known to have bindings."""
@@ -54,6 +56,7 @@ class RouteBook:
                     if topic.bindings:
                         self.refresh(topic.name)
             self._is_read = True
+            self._note_bindings()
 
     def refresh(self, topic: str) -> None:
         """Looks at a topic's bindings again. Waits for the engine."""
@@ -64,16 +67,21 @@ class RouteBook:
                     raise reply.error
                 version, bindings = reply.value
             except NotFound:
-                self._matchers.pop(topic, None)
-                return
+                version, bindings = 0, []
             if bindings:
                 self._matchers[topic] = Matcher(version, bindings)
             else:
                 self._matchers.pop(topic, None)
+        self._note_bindings()
+
+    def _note_bindings(self) -> None:
+        with self._lock:
+            self.may_route = bool(self._matchers) or not self._is_read
 
     def topic_gone(self, topic: str) -> None:
         """A topic was deleted, and with it the bindings that led to it."""
         self._matchers.pop(topic, None)
+        self._note_bindings()
         for name, matcher in list(self._matchers.items()):
             if topic in matcher.targets:
                 with suppress(FastiError):
@@ -94,7 +102,7 @@ class RouteBook:
     def call(self, command: Command) -> Any:
         """A command's reply; what it produces is routed, anew if the bindings were others.
 
-        A few times, should somebody change them all the while; then the refusal is the reply.
+        A few times, should they change all the while; then the refusal is the reply.
         """
         produces = any(True for _ in command.produces())
         shard = shard_for(self._placement, command)
