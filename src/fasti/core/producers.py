@@ -159,8 +159,8 @@ class Producer:
         """The producer after one more batch."""
         # One that was silent for too long begins with 1 again: its old receipts would answer for
         # new batches of the same number.
-        kept = self.receipts[1 - RECEIPTS_KEPT :] if receipt.sequence > 1 else []
-        receipts = [*kept, receipt]
+        earlier = self.receipts[1 - RECEIPTS_KEPT :] if receipt.sequence > 1 else []
+        receipts = [*earlier, receipt]
         return Producer(receipt.sequence, known_until_us, seen_us, receipts)
 
     @property

@@ -55,14 +55,14 @@ class Partitions(Generic[T]):
         return self._count
 
     def __getitem__(self, number: int) -> T:
-        found = self._made.get(number)
-        if found is None:
+        partition = self._made.get(number)
+        if partition is None:
             if not 0 <= number < self._count:
                 raise IndexError(number)
-            found = self._made[number] = self._make(number)
+            partition = self._made[number] = self._make(number)
             self._listed = None
             self._note(1)
-        return found
+        return partition
 
     def __iter__(self) -> Iterator[T]:
         return map(self.look, range(self._count))
@@ -73,8 +73,8 @@ class Partitions(Generic[T]):
 
     def look(self, number: int) -> T:
         """The partition, to be read only: an empty one if it isn't made."""
-        found = self._made.get(number)
-        return self._make(number) if found is None else found
+        partition = self._made.get(number)
+        return self._make(number) if partition is None else partition
 
     def made(self) -> Sequence[T]:
         """Those that are made, in order. One that is made meanwhile is not among them."""
@@ -94,7 +94,7 @@ class Partitions(Generic[T]):
 
 
 def ignore(count: int) -> None:
-    """For those that nobody counts."""
+    """For partitions that are not counted."""
 
 
 Int64s = NDArray[np.int64]
@@ -121,7 +121,7 @@ class Topic:
         self.bindings_version = 0
         # Of these bindings, if it was needed: no durable state.
         self.matcher: Matcher | None = None
-        # What a relay passed on to nobody, since the start: no durable state.
+        # What a relay passed on to no topic, since the start: no durable state.
         self.unrouted = 0
         # Leases that ended at silent consumers, since the start: no durable state.
         self.unopened = 0
@@ -148,7 +148,7 @@ class ShardState:
         self.kinds: dict[str, Kind] = {}
         self.topics: dict[int, Topic] = {}
         self.by_name: dict[str, Topic] = {}
-        # Topics that go when nobody uses them for a while; those that are new or changed.
+        # Topics that go when no client uses them for a while; those that are new or changed.
         self.mortal: dict[int, Topic] = {}
         self.mortal_news: list[int] = []
         self.directory = Directory()
@@ -206,7 +206,7 @@ class ShardState:
     ) -> None:
         """Makes an event so. `frame` is where its payloads lie; `tick` arms leases.
 
-        `slots` are those of the event's sequences, if whoever decided it has them at hand.
+        `slots` are those of the event's sequences, if its decision had them at hand.
         """
         self.tick, self._found = tick, slots
         self._apply[type(event)](event, frame)
@@ -216,7 +216,7 @@ class ShardState:
         if self.mortal:
             used = self.mortal.get(getattr(event, "topic", 0))
             if used is not None:
-                # Not taken back with a transaction: somebody was there, whatever came of it.
+                # Not taken back with a transaction: a client was there, whatever came of it.
                 used.active_us = event.at_us
 
     def partition(self, event: Any) -> Partition:

@@ -138,7 +138,7 @@ class Work:
         self.applying = False
 
     def _drop_empty(self) -> None:
-        """A frame that brings payloads nobody wants is not written; its number serves the next."""
+        """A frame whose payloads no event wants is not written; its number serves the next."""
         while self._group and not self._group[-1].events:
             self._group.pop()
             self.state.next_frame -= 1
@@ -177,16 +177,16 @@ class Work:
     def expiry(self, expires: Expires, due: Int64s) -> Int64s:
         """When each row expires, checked; 0: never."""
         count = len(due)
-        found = np.zeros(count, dtype=np.int64)
+        expiry_us = np.zeros(count, dtype=np.int64)
         if expires.at_us is not None:
-            found = column(expires.at_us, count, "expires").copy()
-            _check_range(found, "expires", DUE_MAX_US)
+            expiry_us = column(expires.at_us, count, "expires").copy()
+            _check_range(expiry_us, "expires", DUE_MAX_US)
         if expires.after_us is not None:
             after = column(expires.after_us, count, "expires")
             _check_range(after, "expires", DUE_MAX_US)
             # For ever is the longest there is.
-            found = np.where(after != 0, np.minimum(due + after, DUE_MAX_US), found)
-        return found
+            expiry_us = np.where(after != 0, np.minimum(due + after, DUE_MAX_US), expiry_us)
+        return expiry_us
 
 
 def _check_range(values: Int64s, field: str, limit: int) -> None:

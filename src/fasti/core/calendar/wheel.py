@@ -43,7 +43,7 @@ SHIFTS = (14, 20, 26, 32, 38, 44, 50, 56)
 ROWS_PER_CALL = 65_536
 _CHUNK_FIRST = 64
 _CHUNK_MAX = 16_384
-_NOBODY = np.zeros(0, dtype=np.int64)
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class _Slice:
@@ -92,8 +92,8 @@ class _Slice:
         by_generation: dict[int, list[Int64s]] = {}
         for its, chunk in self._full:
             by_generation.setdefault(its, []).append(chunk)
-        kept = [(its, keep(np.concatenate(parts))) for its, parts in by_generation.items()]
-        self._full = [(its, chunk) for its, chunk in kept if len(chunk)]
+        remaining = [(its, keep(np.concatenate(parts))) for its, parts in by_generation.items()]
+        self._full = [(its, chunk) for its, chunk in remaining if len(chunk)]
         self.entries = sum(len(chunk) for _, chunk in self._full)
 
     def _seal(self) -> None:
@@ -152,17 +152,17 @@ class Calendar:
         gone: list[Int64s] = []
         if not self.entries:
             self._pass(to_us)
-            return (_NOBODY, _NOBODY), False
+            return (_NONE, _NONE), False
         reach_us = self.cursor_us
         budget = ROWS_PER_CALL
         more = True
         while budget > 0 and more:
-            found = self._next_until(to_us)
-            if found is None:
+            place = self._next_until(to_us)
+            if place is None:
                 self._pass(to_us)
                 more = self._entered() is not None
                 continue
-            level, number = found
+            level, number = place
             end_us = (number + 1) << SHIFTS[level]
             self.cursor_us = max(self.cursor_us, number << SHIFTS[level])
             entries, left = self._take(level, number, budget)
@@ -176,7 +176,7 @@ class Calendar:
             if not left and not any(self._levels[:level]):
                 self.cursor_us = max(self.cursor_us, end_us)
         if not gone:
-            return (_NOBODY, _NOBODY), more
+            return (_NONE, _NONE), more
         sequences, due = resolve(np.concatenate(gone))
         # What was moved beyond has an entry there.
         here = due < reach_us
@@ -184,8 +184,8 @@ class Calendar:
 
     def next_us(self) -> int | None:
         """No entry is due before this moment; None if there is no entry."""
-        found = self._first()
-        return None if found is None else found[1] << SHIFTS[found[0]]
+        first = self._first()
+        return None if first is None else first[1] << SHIFTS[first[0]]
 
     def forget(self, generation: int, from_us: int) -> None:
         """Drops the entries of generations up to this one in slices that begin at `from_us`."""
@@ -233,9 +233,9 @@ class Calendar:
 
     def _next_until(self, to_us: int) -> tuple[int, int] | None:
         """The next slice to work on: one that the cursor has entered, or that begins in time."""
-        found = self._first()
-        if found is None or found[1] << SHIFTS[found[0]] <= max(to_us, self.cursor_us):
-            return found
+        first = self._first()
+        if first is None or first[1] << SHIFTS[first[0]] <= max(to_us, self.cursor_us):
+            return first
         return None
 
     def _take(self, level: int, number: int, count: int) -> tuple[Int64s, int]:
@@ -379,16 +379,16 @@ class Ready:
     def heads(self) -> Int64s:
         """Sequences of some first entries of each run, of which some may be stale. Bounded."""
         runs = [*list(self._line)[:1], *self._late[:_HEAD_RUNS]]
-        found = [run.peek(_HEAD_ROWS)[1] for run in runs]
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        heads = [run.peek(_HEAD_ROWS)[1] for run in runs]
+        return np.concatenate(heads) if heads else np.zeros(0, dtype=np.int64)
 
     def after(self, limit_us: int) -> Int64s:
         """Sequences of the entries due after the limit. They are few: the calendar's last slice."""
-        found = []
+        parts = []
         for run in [*self._late, *reversed(self._line)]:
             begin = int(np.searchsorted(run.due, limit_us, side="right"))
-            found.append(run.sequence[max(begin, run.position) :])
-        return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+            parts.append(run.sequence[max(begin, run.position) :])
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
 
     def pairs(self) -> tuple[Int64s, Int64s]:
         """Copies of all entries, in no particular order: (due, sequence)."""

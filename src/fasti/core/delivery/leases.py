@@ -37,7 +37,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "topic": np.int32,
     "partition": np.int32,
     "consumer": np.int32,
-    "reason": np.int32,  # why the message last came back; 0: it never did, or nobody said
+    "reason": np.int32,  # why the message last came back; 0: it never did, or no reason was given
     "sign": np.int8,  # what is known of the holder since it got the message: see below
 }
 # Nothing is known of the holder; it gave a sign of life; it is known to be silent since.

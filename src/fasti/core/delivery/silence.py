@@ -2,7 +2,7 @@
 
 The broker hears frames, the engine decides. When nothing has come from a session since some lease
 was written to it, the broker says so (`Unheard`): the leases behind that one are *silent*. A silent
-lease that ends counts as no attempt, because nobody is known to have opened the message; it goes back
+lease that ends counts as no attempt, because it is not known that the message was opened; it goes back
 as `Unopened`, with a reason that tells how often in a row that happened. Any sign of the holder ends
 the silence for good: a frame (`Heard`), a renewal, a return under its name. So what was opened once, as
 far as the broker can know, is counted.
@@ -110,7 +110,7 @@ def held_on(work: Work, topic: Topic, consumer: str) -> Int64s:
 
 
 def again(reason: str) -> str:
-    """The reason of a message that nobody opened, by the one that it had before."""
+    """The reason of a message that was not opened, by the one that it had before."""
     if reason == UNOPENED:
         times = 1
     elif (found := _AGAIN.fullmatch(reason)) is not None:

@@ -184,11 +184,11 @@ class Arena:
         column = getattr(self, name)
         if frames and frames[-1] - frames[0] == len(frames) - 1 and _ascend(frames):
             return column[frames[0] << FRAME_BITS : (frames[-1] + 1) << FRAME_BITS].copy()
-        found = np.empty(len(frames) << FRAME_BITS, dtype=column.dtype)
+        copies = np.empty(len(frames) << FRAME_BITS, dtype=column.dtype)
         for place, frame in enumerate(frames):
             begin, source = place << FRAME_BITS, frame << FRAME_BITS
-            found[begin : begin + FRAME_ROWS] = column[source : source + FRAME_ROWS]
-        return found
+            copies[begin : begin + FRAME_ROWS] = column[source : source + FRAME_ROWS]
+        return copies
 
     def pin(self, snapshot: SharesFrames, frames: NDArray[np.int64]) -> None:
         """A new snapshot shares these frames from now on."""
@@ -259,8 +259,8 @@ class Ledger:
     def slots(self, sequences: Int64s) -> Int64s:
         """The slot of each sequence; 0 where none was ever given or its page is gone."""
         if len(sequences) < 2:
-            found = [self.slot(int(sequence)) for sequence in sequences]
-            return np.array(found, dtype=np.int64)
+            few = [self.slot(int(sequence)) for sequence in sequences]
+            return np.array(few, dtype=np.int64)
         pages = (sequences >> FRAME_BITS) - self._base
         frames = self._frames.take(pages, mode="clip")
         if lowest(pages) < 0 or highest(pages) >= len(self._frames):

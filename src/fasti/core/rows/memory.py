@@ -131,10 +131,10 @@ class Outcomes:
         times = np.zeros(len(sequences), dtype=np.int64)
         for chunk in self._chunks:
             rows = chunk.find(sequences)
-            found = np.flatnonzero(rows >= 0)
-            found = found[chunk.at_us[rows[found]] >= since_us]
-            states[found] = chunk.state[rows[found]]
-            times[found] = chunk.at_us[rows[found]]
+            places = np.flatnonzero(rows >= 0)
+            places = places[chunk.at_us[rows[places]] >= since_us]
+            states[places] = chunk.state[rows[places]]
+            times[places] = chunk.at_us[rows[places]]
         return states, times
 
     def forget(self, before_us: int, count_max: int) -> None:

@@ -1,7 +1,7 @@
 """What a command may do to a row: the definite outcome of each, before anything is changed.
 
 A row that can't be changed is told why: it is leased (by whom, until when), finished (how, when),
-dead, somebody else's, of another version, forgotten (`gone`), or was never there.
+dead, another consumer's, of another version, forgotten (`gone`), or was never there.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Piece:
         others = rows_where(self.states != codes.LEASED)
         if len(others):
             reasons = why_not(work, self, others, by_key=False)
-            reasons[reasons == Outcome.OK] = Outcome.CONFLICT  # nobody has it
+            reasons[reasons == Outcome.OK] = Outcome.CONFLICT  # no consumer has it
             status[others] = reasons
         mark_repeated(self, status)
         return status

@@ -362,8 +362,8 @@ class Applying:
             if batch.hashes is not None:
                 partition = self._state.topics[stage.topic].partitions[batch.partition]
                 ids = batch.sequences + (batch.partition << 51)
-                kept = ~np.isin(ids, event.skipped)
-                partition.claim_keys(batch.hashes[kept], batch.sequences[kept])
+                taken = ~np.isin(ids, event.skipped)
+                partition.claim_keys(batch.hashes[taken], batch.sequences[taken])
 
     def _stage_dropped(self, event: ev.StageDropped, _: int) -> None:
         stage = self._state.stages[event.stage]
