@@ -1,6 +1,7 @@
 """What a program asks of the machine that runs it: clocks, random draws, threads, and ways to wait.
 
-The broker is handed a `Runtime` and gets all of these from it. `SystemRuntime` is the machine. Tests
+A shard is handed a `Runtime`, and its services get all of these from it; the threads of producers and
+consumers get them from their transport. `SystemRuntime` is the machine. Tests
 have a simulated one (`tests/simulation/runtime.py`): time is virtual, everything happens in one thread,
 and a seed decides which service is next.
 
@@ -60,7 +61,7 @@ class Thread(Protocol):
         """The system's number of it; None before it was started."""
 
     def start(self) -> None: ...
-    def join(self) -> None: ...
+    def join(self, timeout: float | None = None) -> None: ...
 
 
 class ItemQueue(Protocol):

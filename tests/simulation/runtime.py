@@ -115,8 +115,8 @@ class SimulatedThread:
         self.ident = id(self)
         self._runtime.start(self)
 
-    def join(self) -> None:
-        self._runtime.run_until(lambda: self._ended)
+    def join(self, timeout: float | None = None) -> None:
+        self._runtime.run_until(lambda: self._ended, timeout)
 
     def due_us(self, now_us: int) -> float:
         """When it is to have its next turn."""

@@ -49,7 +49,9 @@ class LoopSession(Session):
             linger=False,
         )
         self.home = home
-        self.taking = self.room = WaitingRoom(home, self.lock, self.holding, self.clock, self.wake)
+        self.taking = self.room = WaitingRoom(
+            home, transport.runtime, self.lock, self.holding, self.clock, self.wake
+        )
 
     async def ask(self, returned: Return, waiter: LoopWaiter, timeout: Duration | None) -> Outcomes:
         """The outcomes of a return that was given back with this waiter."""

@@ -21,6 +21,7 @@ from fasti.client.machines.holding import Holding
 from fasti.client.machines.run import Run
 from fasti.client.session import SLEEP_MAX_S, Taking
 from fasti.client.transport import BrokerClock
+from fasti.runtime import Runtime
 
 # A loop sleeps in whole milliseconds; for less than this it is quicker to look again.
 _SOON_S = 0.00002
@@ -34,12 +35,13 @@ class WaitingRoom(Taking):
     def __init__(
         self,
         home: Home,
+        runtime: Runtime,
         lock: threading.Lock,
         holding: Holding,
         clock: BrokerClock,
         wake: Callable[[], None],
     ) -> None:
-        super().__init__(lock, holding, clock, wake)
+        super().__init__(runtime, lock, holding, clock, wake)
         self._home = home
         self.waiters: deque[asyncio.Future[None]] = deque()
         self._gatherers: set[asyncio.Future[None]] = set()

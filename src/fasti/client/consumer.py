@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import time
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -143,7 +142,9 @@ class Consumer:
                 iterator.close()
 
     def _until(self) -> float | None:
-        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        return (
+            None if self._timeout_s is None else self._session.taking.monotonic() + self._timeout_s
+        )
 
     def _messages(self) -> Generator[Message, None, None]:
         session = self._session
@@ -169,7 +170,11 @@ class Consumer:
         self._session.want(count)
         self._begin()
         self._end_iterator()
-        until = self._until() if timeout is None else time.monotonic() + (seconds(timeout) or 0.0)
+        until = (
+            self._until()
+            if timeout is None
+            else self._session.taking.monotonic() + (seconds(timeout) or 0.0)
+        )
         segments = self._gather(count, 0.0, until)
         return [Message(run, row) for run, rows in segments for row in rows.tolist()]
 
@@ -231,7 +236,7 @@ class Consumer:
             taking.put_back(run)
             if end > begin:
                 if not segments:
-                    until = time.monotonic() + wait_s
+                    until = self._session.taking.monotonic() + wait_s
                 segments.append((run, np.arange(begin, end)))
                 taken += end - begin
         return segments

@@ -74,6 +74,7 @@ class EmbeddedTransport:
                 storage = directory_storage(data, clone)
             service = _opened(Shard(storage, settings))
         self.service = service
+        self.runtime = service.placement.catalogue.runtime
         self.clock = clock or LocalClock(service.clock)
         self._open: set[_ProduceStream | _ConsumeStream] = set()
         self._lock = threading.Lock()

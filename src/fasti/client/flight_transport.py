@@ -38,6 +38,7 @@ from fasti.protocol.problems import error_from_json
 from fasti.protocol.quiet_grpc import quiet_grpc
 from fasti.protocol.schemas import RETURNED, VERSION
 from fasti.protocol.tokens import check_token
+from fasti.runtime import Runtime, SystemRuntime
 
 logger = logging.getLogger("fasti.client")
 
@@ -100,6 +101,7 @@ class FlightTransport:
     """Connections to one broker at a time. Any thread may call."""
 
     clock: BrokerClock
+    runtime: Runtime = SystemRuntime()
     on_network = True
 
     def __init__(

@@ -7,9 +7,7 @@ receipts. The sending thread ends when there was nothing to do for a while.
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +23,7 @@ from fasti.client.receipts import Shipment
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import Closed, FastiError, Overloaded, TimedOut
 from fasti.protocol.problems import error_from_json
+from fasti.runtime import ENDED, Thread
 
 logger = logging.getLogger("fasti.client")
 
@@ -47,7 +46,8 @@ class Outbox:
         bytes_max: int,
         failures: Failures | None = None,
     ) -> None:
-        self._transport = transport
+        self._transport, self._runtime = transport, transport.runtime
+        self._monotonic = self._runtime.monotonic
         self.topic, self._owner = topic, owner
         self._max_block_s = max_block_s
         self.failures = failures or Failures(topic)
@@ -57,15 +57,15 @@ class Outbox:
                 on_conflict, self.failures, partition, transport.timeout_s
             ),
             lambda: uuid.uuid4().hex,
-            random.random,
+            self._runtime.random,
             deadline_s=deadline_s,
             rows_max=rows_max,
             bytes_max=bytes_max,
         )
-        self._work = threading.Condition(self.lock)
-        self._room = threading.Condition(self.lock)
+        self._work = self._runtime.condition(self.lock)
+        self._room = self._runtime.condition(self.lock)
         self._sleeping = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._stream: Stream | None = None
         # The number of the last stream that was, or could not be, opened.
         self._opening = 0
@@ -84,7 +84,7 @@ class Outbox:
         """
         self.seal()
         self._await_room()
-        shipment = self.machine.gather(on_conflict, partition, time.monotonic())
+        shipment = self.machine.gather(on_conflict, partition, self._monotonic())
         self._start()
         return shipment
 
@@ -104,7 +104,7 @@ class Outbox:
         """A batch behind everything that was sent before."""
         self.seal()
         self._await_room()
-        shipment = self.machine.add(batch, on_conflict, partition, time.monotonic())
+        shipment = self.machine.add(batch, on_conflict, partition, self._monotonic())
         shipment.atomic, shipment.stage = atomic, stage
         self._start()
         return shipment
@@ -126,8 +126,8 @@ class Outbox:
             # Here and not in the thread: an interpreter that is ending imports nothing more, and
             # what a program sent last would be lost.
             prepare()
-            self._thread = threading.Thread(
-                target=self._run, name=f"fasti-send-{self.topic}", daemon=True
+            self._thread = self._runtime.thread(
+                f"fasti-send-{self.topic}", self._run, self._turn, self._work
             )
             self._thread.start()
         self.wake()
@@ -140,7 +140,7 @@ class Outbox:
                 raise Closed(f"the producer of {self.topic!r} is closed")
             if machine.has_room:
                 return
-            now = time.monotonic()
+            now = self._monotonic()
             until = until or now + self._max_block_s
             if now >= until:
                 raise Overloaded(
@@ -187,7 +187,8 @@ class Outbox:
         for shipment in self.machine.begin_anew():
             shipment.leave_to_parent()
         # With those that waited for the old ones are gone.
-        self._work, self._room = threading.Condition(self.lock), threading.Condition(self.lock)
+        self._work = self._runtime.condition(self.lock)
+        self._room = self._runtime.condition(self.lock)
         self._sleeping = False
         self._thread = self._stream = None
         self._abandoned = []
@@ -195,25 +196,28 @@ class Outbox:
     # The sending thread
 
     def _run(self) -> None:
-        while True:
-            with self.lock:
-                step = self.machine.poll(time.monotonic())
-                if step.action == "wait":
-                    self._sleeping = True
+        while self._turn(wait=True) != ENDED:
+            pass
+
+    def _turn(self, wait: bool = False) -> float | None:
+        """One step of the machine's; or how long until there is one, for which it may wait."""
+        with self.lock:
+            step = self.machine.poll(self._monotonic())
+            self._sleeping = step.action == "wait"
+            if self._sleeping:
+                if wait:
                     self._work.wait(step.wait_s)
                     self._sleeping = False
-                    continue
-                self.wake()
-                number = self.machine.stream_number
-                if step.action == "end":
-                    self._thread = None
+                return step.wait_s
+            self.wake()
+            number = self.machine.stream_number
             if step.action == "end":
-                break
-            self._fail(step.failed)
-            if step.parcel is not None:
-                self._carry_out(step.parcel, number)
-            self._finish_abandoned()
+                self._thread = None
+        self._fail(step.failed)
+        if step.parcel is not None:
+            self._carry_out(step.parcel, number)
         self._finish_abandoned()
+        return ENDED if step.action == "end" else 0.0
 
     def _carry_out(self, shipment: Shipment, number: int) -> None:
         try:
@@ -224,7 +228,7 @@ class Outbox:
             logger.exception("sending to %r", self.topic)
             with self.lock:
                 problem = FastiError(f"{type(error).__name__}: {error}")
-                failed = self.machine.fail(shipment, problem, time.monotonic())
+                failed = self.machine.fail(shipment, problem, self._monotonic())
                 self.wake()
             self._fail(failed)
 
@@ -275,7 +279,7 @@ class Outbox:
         with self.lock:
             if number != self.machine.stream_number:
                 return
-            answered, failed = self.machine.receive(error, time.monotonic())
+            answered, failed = self.machine.receive(error, self._monotonic())
             if failed or error is not None:
                 self.wake()
         if answered is not None:
@@ -287,7 +291,7 @@ class Outbox:
         with self.lock:
             if number != self.machine.stream_number:
                 return
-            failed = self.machine.break_off(error, time.monotonic())
+            failed = self.machine.break_off(error, self._monotonic())
             self.wake()
         logger.debug("a stream to %r ended: %s", self.topic, error)
         self._fail(failed)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pyarrow as pa
 
@@ -36,6 +35,7 @@ from fasti.client.transport import BrokerClock, Header, Stream, Transport
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.model import Limits, TopicSettings
 from fasti.protocol.problems import error_from_json
+from fasti.runtime import ENDED, Runtime, Thread
 
 # A longer sleep than this is cut, so that a clock that leapt is noticed.
 SLEEP_MAX_S = 60.0
@@ -46,18 +46,20 @@ class Taking:
 
     def __init__(
         self,
+        runtime: Runtime,
         lock: threading.Lock,
         holding: Holding,
         clock: BrokerClock,
         wake: Callable[[], None],
     ) -> None:
         self._lock, self._holding, self._clock, self._wake = lock, holding, clock, wake
-        self._changed = threading.Condition(lock)
+        self._changed = runtime.condition(lock)
+        self.monotonic = runtime.monotonic
 
     def now(self) -> Now:
         """What the clocks show."""
         clock = self._clock
-        return Now(time.monotonic(), clock.now_us(), clock.unsure_us, clock.seconds_until)
+        return Now(self.monotonic(), clock.now_us(), clock.unsure_us, clock.seconds_until)
 
     def notify(self) -> None:
         """With the lock: what takers wait for may have happened."""
@@ -147,7 +149,7 @@ class Session:
         self.failures = failures or Failures(topic)
         self.settling = Settling(transport, self.header, self.failures, limits.batch_rows_max)
         self.lock = threading.Lock()
-        self.clock = transport.clock
+        self.clock, self._runtime = transport.clock, transport.runtime
         self.machine = ConsumerMachine(
             topic,
             consumer,
@@ -155,20 +157,20 @@ class Session:
             prefetch=prefetch,
             time_limit_us=time_limit_us,
             limits=limits,
-            draw=random.random,
+            draw=self._runtime.random,
             on_network=transport.on_network,
             linger=linger,
         )
         # Every ack counts here, every message is taken there: one step less to go.
         self.gathering = self.machine.gathering
         self.holding = self.machine.holding
-        self.taking = Taking(self.lock, self.holding, self.clock, self.wake)
+        self.taking = Taking(self._runtime, self.lock, self.holding, self.clock, self.wake)
         self._transport = transport
         # Answers to requests go beside the session, with the acks of what they answer.
         self.replies = Replies(self, transport, self._notify_answered)
-        self._work = threading.Condition(self.lock)
-        self._answered = threading.Condition(self.lock)
-        self._thread: threading.Thread | None = None
+        self._work = self._runtime.condition(self.lock)
+        self._answered = self._runtime.condition(self.lock)
+        self._thread: Thread | None = None
         self._stop_listening: Callable[[], None] = lambda: None
         self._stream: Stream | None = None
         self._absence = absence_of(transport)
@@ -193,8 +195,8 @@ class Session:
             if self._thread is None and not self.machine.closing:
                 self.machine.settings = settings
                 self._stop_listening = self.clock.listen(self.taking.look_again)
-                self._thread = threading.Thread(
-                    target=self._run, name=f"fasti-consume-{self.topic}", daemon=True
+                self._thread = self._runtime.thread(
+                    f"fasti-consume-{self.topic}", partial(_run, self), self._turn, self._work
                 )
                 self._thread.start()
 
@@ -367,7 +369,7 @@ class Session:
             logger.warning("a consumer of %r was not closed cleanly: %s", self.topic, error)
 
     def _close(self, timeout: float | None) -> None:
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else self._runtime.monotonic() + timeout
         problem: FastiError | None = None
         try:
             with self.lock:
@@ -382,7 +384,7 @@ class Session:
         self._stop_listening()
         self._absence.left(id(self))
         if self._thread is not None:
-            self._thread.join(_left_s(until, 0.1))
+            self._thread.join(_left_s(self._runtime, until, 0.1))
         self._end_stream(until)
         self._return_afterwards(unanswered, until)
         with self.lock:
@@ -398,49 +400,54 @@ class Session:
             return
         stream.finish()
         with self.lock:
-            self._answered.wait_for(lambda: self._stream is None, _left_s(until, 0.1))
+            self._answered.wait_for(
+                lambda: self._stream is None, _left_s(self._runtime, until, 0.1)
+            )
             self.machine.stream_number += 1
         stream.cancel()
 
     def _return_afterwards(self, returns: list[Return], until: float | None = None) -> None:
         """Without a session, the same goes as actions."""
-        self.settling.send(returns, _left_s(until, _LAST_TRY_S))
+        self.settling.send(returns, _left_s(self._runtime, until, _LAST_TRY_S))
 
     # The session's thread
 
-    def _run(self) -> None:
+    def _turn(self, wait: bool = False) -> float | None:
+        """One step of the machine's; or how long until there is one, for which it may wait."""
         stream: Stream | None = None
         number = 0
-        while True:
-            try:
-                with self.lock:
-                    stream, number = self._stream, self.machine.stream_number
-                    step = self.machine.poll(self.taking.now())
-                    if step.action == "wait":
-                        self._work.wait(None if step.wait_s == math.inf else step.wait_s)
-                        continue
-                if step.action == "end":
-                    return
-                if step.action == "connect":
-                    self._connect()
-                elif step.action == "resume":
-                    self._lost(number, Unavailable("leases were not renewed in time"), away=False)
-                elif stream is not None:
-                    if step.overlong:
-                        logger.warning(
-                            "%d messages of %r are held for longer than their time limit",
-                            step.overlong,
-                            self.topic,
-                        )
-                    _write(stream, step.writes)
-            except FastiError as error:
-                if stream is not None:
-                    self._broke(number, error)
-                else:
-                    self._lost(None, error)
-            except Exception as error:  # The thread must live as long as its consumer.
-                logger.exception("the session of %r on %r", self.consumer, self.topic)
-                self._lost(None, FastiError(f"{type(error).__name__}: {error}"))
+        try:
+            with self.lock:
+                stream, number = self._stream, self.machine.stream_number
+                step = self.machine.poll(self.taking.now())
+                if step.action == "wait":
+                    wait_s = None if step.wait_s == math.inf else step.wait_s
+                    if wait:
+                        self._work.wait(wait_s)
+                    return wait_s
+            if step.action == "end":
+                return ENDED
+            if step.action == "connect":
+                self._connect()
+            elif step.action == "resume":
+                self._lost(number, Unavailable("leases were not renewed in time"), away=False)
+            elif stream is not None:
+                if step.overlong:
+                    logger.warning(
+                        "%d messages of %r are held for longer than their time limit",
+                        step.overlong,
+                        self.topic,
+                    )
+                _write(stream, step.writes)
+        except FastiError as error:
+            if stream is not None:
+                self._broke(number, error)
+            else:
+                self._lost(None, error)
+        except Exception as error:  # The thread must live as long as its consumer.
+            logger.exception("the session of %r on %r", self.consumer, self.topic)
+            self._lost(None, FastiError(f"{type(error).__name__}: {error}"))
+        return 0.0
 
     def _connect(self) -> None:
         with self.lock:
@@ -542,8 +549,13 @@ class Session:
                 stream.cancel()
 
 
-def _left_s(until: float | None, least_s: float) -> float | None:
-    return None if until is None else max(least_s, until - time.monotonic())
+def _run(session: Session) -> None:
+    while session._turn(wait=True) != ENDED:
+        pass
+
+
+def _left_s(runtime: Runtime, until: float | None, least_s: float) -> float | None:
+    return None if until is None else max(least_s, until - runtime.monotonic())
 
 
 def _write(stream: Stream, writes: list[Write]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from fasti.errors import FastiError
+from fasti.runtime import Runtime
 
 Header = dict[str, Any]
 Ended = Callable[[FastiError | None], None]
@@ -65,6 +66,8 @@ class Transport(Protocol):
     """A way to a broker. Any thread may call; each call raises `FastiError` and nothing else."""
 
     clock: BrokerClock
+    # Where everything above has its threads, conditions, intervals and draws from.
+    runtime: Runtime
     # How long those wait who don't say how long.
     timeout_s: float
     # Whether the broker can take this side for gone when nothing comes from it.

@@ -14,6 +14,7 @@ from fasti.errors import FastiError, Unavailable
 from fasti.model import TopicSettings
 from fasti.protocol.problems import error_to_json
 from fasti.protocol.schemas import LEASED
+from fasti.runtime import Runtime, SystemRuntime
 
 PATIENCE_S = 20.0
 
@@ -163,6 +164,7 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
+        self.runtime: Runtime = SystemRuntime()
         self.timeout_s = 30.0
         self.on_network = False
         self.streams: list[FakeStream] = []
