@@ -203,10 +203,18 @@ class Committer:
                 self._store.journal.mark()
                 self._watch_end()
                 return not self._stopping
-            self._commit_batch(batch)
+            commit = self._commit = Commit()
+            self._write(batch)
+            for work in batch:
+                self._show(work, commit)
+            if self._at_once or not batch or self._sync_is_due():
+                self._sync()
+                self._synced_at = self._monotonic()
         except FastiError as error:
             self._give_up(error)
             return False
+        self._settle(True)
+        self.committed += any(work.frames for work in batch)
         for work in batch:
             self._answer(work)
         self._batch = []
@@ -216,23 +224,12 @@ class Committer:
             self._recorded_at = self._monotonic()
         return True
 
-    def _commit_batch(self, batch: list[Work]) -> None:
-        commit = self._commit = Commit()
-        self._write(batch)
-        for work in batch:
-            self._show(work, commit)
-        if self._at_once or not batch or self._sync_is_due():
-            self._sync()
-            self._synced_at = self._monotonic()
-        self._settle(True)
-        self.committed += any(work.frames for work in batch)
-
     def _sync_is_due(self) -> bool:
         return self._monotonic() - self._synced_at >= self._interval_s
 
     def _died(self, error: BaseException) -> None:
-        """By a fault of the program. What was made durable before it, and not yet answered, is told
-        that nobody can say so.
+        """By a fault of the program. What was made durable before it and not yet answered has an
+        unknown outcome.
         """
         self._give_up(StorageFailed(f"the committer failed: {error!r}"))
 

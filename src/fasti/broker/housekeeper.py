@@ -49,8 +49,8 @@ class Housekeeper:
         self._working_now = 0
         # Checkpoints: who waits for the next one, those for which one is being written, and the moment
         # before which none begins by itself.
-        self._asked: list[Future[None]] = []
-        self._waiting: list[Future[None]] = []
+        self._next_callers: list[Future[None]] = []
+        self._callers: list[Future[None]] = []
         self._retry_at = 0.0
         self.checkpoints = 0
         self.last_error: BaseException | None = None
@@ -69,7 +69,7 @@ class Housekeeper:
         self._give_up_slice_at: float | None = None
         # Spare segments: whether the sequencer waits for one, whether they are being made, and when to
         # look whether some are missing.
-        self._spare_asked = self._making = False
+        self._spare_wanted = self._making = False
         self._spares_at: float | None = 0.0
         self._checkpointer = Driver(
             *(shard.threads, "fasti-checkpoint", self._changed),
@@ -99,8 +99,8 @@ class Housekeeper:
         for driver in self._drivers:
             driver.join()
         with self._changed:
-            asked, self._asked = self._asked, []
-        for future in asked:
+            callers, self._next_callers = self._next_callers, []
+        for future in callers:
             future.set_exception(Closed("the shard is closed"))
 
     def look(self) -> None:
@@ -121,13 +121,13 @@ class Housekeeper:
     def ask_for_spare(self) -> None:
         """The sequencer is short of room: it is woken when a segment was made, or could not be."""
         with self._changed:
-            self._spare_asked = True
+            self._spare_wanted = True
             self._changed.notify_all()
 
     @property
     def making_room(self) -> bool:
-        """Whether a segment that was asked for is still being made."""
-        return self._spare_asked or self._making
+        """Whether the segment that the sequencer waits for is still to be made."""
+        return self._spare_wanted or self._making
 
     @property
     def checkpoint_age_s(self) -> float:
@@ -142,13 +142,13 @@ class Housekeeper:
 
     def checkpoint_now(self) -> Future[None]:
         """A checkpoint that begins after this call."""
-        asked: Future[None] = self._shard.runtime.future()
+        complete: Future[None] = self._shard.runtime.future()
         with self._changed:
             if self._stopping:
                 raise Closed("the shard is closed")
-            self._asked.append(asked)
+            self._next_callers.append(complete)
             self._changed.notify_all()
-        return asked
+        return complete
 
     # Slices and spares
 
@@ -180,7 +180,7 @@ class Housekeeper:
         return True
 
     def _take_spares(self) -> float | None:
-        if self._stopping or self._spare_asked:
+        if self._stopping or self._spare_wanted:
             return 0.0
         return None if self._spares_at is None else self._spares_at - self._monotonic()
 
@@ -196,7 +196,7 @@ class Housekeeper:
         However it ends, the sequencer is told: it may wait for room, also if it asked for none just now.
         """
         with self._changed:
-            self._spare_asked = False
+            self._spare_wanted = False
             self._spares_at = None
             self._making = True
         try:
@@ -239,17 +239,17 @@ class Housekeeper:
     # Checkpoints
 
     def _take_checkpoint(self) -> float | None:
-        if self._asked or self._stopping:
-            self._waiting, self._asked = self._asked, []
+        if self._next_callers or self._stopping:
+            self._callers, self._next_callers = self._next_callers, []
             return 0.0
         if not self._checkpoint_is_due():
             return None
         return self._retry_at - self._monotonic()
 
     def _step_checkpoint(self) -> bool:
-        if self._stopping and not self._waiting:
+        if self._stopping and not self._callers:
             return False
-        waiting, self._waiting = self._waiting, []
+        callers, self._callers = self._callers, []
         try:
             self._checkpoint()
         except BaseException as error:
@@ -257,12 +257,12 @@ class Housekeeper:
             self.failures += 1
             _log.warning("a checkpoint was given up and will be tried again: %s", error)
             self._retry_at = self._monotonic() + _RETRY_S
-            for future in waiting:
+            for future in callers:
                 future.set_exception(error)
             if not isinstance(error, Exception):
                 raise
         else:
-            for future in waiting:
+            for future in callers:
                 future.set_result(None)
         finally:
             # It may have taken spares, or made room for them.
@@ -327,8 +327,8 @@ class Housekeeper:
                 raise StorageFailed("the shard has recovered: this checkpoint is void")
             before = store.manifest.blocks
             written = store.write_checkpoint(plan, pacer.wait, shard.committer.wait_durable)
-        kept = {block.number for block in written[0].manifest.blocks}
-        gone = [block for block in before if block.number not in kept]
+        numbers = {block.number for block in written[0].manifest.blocks}
+        gone = [block for block in before if block.number not in numbers]
         self.written_bytes += written[0].written_bytes
         self.compacted_blocks += len(gone)
         self.compacted_bytes += sum(block.size_bytes for block in gone)

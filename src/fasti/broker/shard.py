@@ -7,13 +7,13 @@ and only then lets replies and deliveries go. The housekeeper writes checkpoints
 prepares journal segments. Each is a step with a thread around it, from the runtime: in virtual time one
 thread does them all in turn.
 
-When an append or sync fails, nobody is told ok: everything that was decided and not yet durable
+When an append or sync fails, no caller is told ok: everything that was decided and not yet durable
 answers `unknown` (or `storage_full`, if nothing of it was written), the engine is dropped, and a
 new one is loaded from the manifest and the journal as far as it was synced. Consumers' credits go
 with the engine; their sessions raise `closed` when they next receive, and may lease again.
 
-A step that raises, for nobody knows what it left of the engine, ends in the same recovery; but of it
-nothing was written, so nobody's outcome is unknown. The request that raised answers `internal`, the
+A step that raises ends in the same recovery, because what it left of the engine can't be trusted; but of
+it nothing was written, so no outcome is unknown. The request that raised answers `internal`, the
 others of the step are decided by the next engine. Where it can't be told which one raised they are
 decided one at a time, and the one that raises again answers `internal`. A command that raises before
 anything of it was applied is refused by the engine itself, which goes on.
@@ -94,7 +94,7 @@ _FULL_RETRY_US = 1_000_000
 _SLEEP_MAX_S = 60.0
 # So many recoveries in a row that led to nothing, and the shard gives up.
 _FAILURES_MAX = 8
-# For so long after failures in a row nobody is told that work gets done, unless some is.
+# For so long after failures in a row health doesn't say that work gets done, unless some is.
 _PROBATION_S = 5.0
 # So often a request is decided anew because its step was void.
 _RERUNS_MAX = 4
@@ -118,7 +118,7 @@ class Shard:
         self.runtime: Runtime = runtime or SystemRuntime()
         self._monotonic = self.runtime.monotonic
         self._machine = machine = self.runtime.clock
-        # The only time that anything in the broker goes by, and that anybody is told.
+        # The only time that the broker goes by and tells its clients.
         self.clock = EngineClock(machine, self.settings)
         self._ticks = LeaseTicks(machine)
         self._storage = storage
@@ -159,7 +159,7 @@ class Shard:
         self.engine: Engine
         self.committer: Committer
         self.holds = Holds(self._monotonic)
-        # What is produced waits for room; whoever takes some counts it.
+        # What is produced waits for room; the sequencer counts what it takes.
         self._produced = Queue("produce", lambda: bool(self._bulk))
         self.threads = Threads(self.settings.stall_us / 1e6, self.runtime)
         self.threads.add(self._produced)
@@ -318,7 +318,7 @@ class Shard:
         return reading.redrive(self, topic, ids, when or commands.When())
 
     def record_clock(self) -> None:
-        """Leaves a word for the next start. For whoever changes what the clock goes by."""
+        """Leaves a word for the next start; after every change of what the clock goes by."""
         clock_record.write(self.store.storage, self._machine, self.clock)
 
     def close(self, checkpoint: bool = True) -> None:
@@ -482,7 +482,9 @@ class Shard:
         if culprit is not None:
             culprit.answer.set_exception(internal_error(command, cause))
         self.faults.note_dropped(command, cause, failed.serving)
-        others = [each for each in requests if each is not culprit and not each.answer.done()]
+        others = [
+            request for request in requests if request is not culprit and not request.answer.done()
+        ]
         self._decide_again(others, suspect=not known)
         reason = FastiError(f"the engine failed: {cause!r}")
         reason.__cause__ = cause
@@ -600,7 +602,7 @@ class Shard:
     # Failure
 
     def _fail(self, error: FastiError, undone: list[Work]) -> None:
-        """The journal failed: nobody whose work is not durable is told ok."""
+        """The journal failed: no caller whose work is not durable is told ok."""
         requests = [request for work in undone for request in work.requests]
         full = isinstance(error, StorageFull)
         try:
@@ -609,7 +611,8 @@ class Shard:
                     unknown = OutcomeUnknown(f"storage failed: {error}")
                     request.answer.set_exception(_full(error) if full else unknown)
             if full:
-                self._note_full(sum(each.size_bytes for each in requests) + _FRAME_OVERHEAD_BYTES)
+                size_bytes = sum(request.size_bytes for request in requests)
+                self._note_full(size_bytes + _FRAME_OVERHEAD_BYTES)
         finally:
             with self._wakeup:
                 self._failure = error
