@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from fasti.broker.kv.rings import Rings
 from fasti.core.log.events import LogAppended
 from fasti.core.replies import Frame
+from fasti.runtime import Runtime
 
 # No topic's number: who follows this follows all that happens.
 EVERYTHING = 0
@@ -22,15 +23,14 @@ class Followed:
 
     __slots__ = ("_changed", "_everywhere", "_grown", "followers", "seen", "topic")
 
-    def __init__(self, topic: int) -> None:
-        self.topic = topic
+    def __init__(self, topic: int, changed: threading.Condition) -> None:
+        self.topic, self._changed = topic, changed
         self.followers = 0
         # How often it has grown: to be read before looking, and given to `wait` after it.
         self.seen = 0
         # What `seen` was when a partition last grew, and when all may have.
         self._grown: dict[int, int] = {}
         self._everywhere = 0
-        self._changed = threading.Condition()
 
     def grown(self, partition: int, seen: int) -> bool:
         """Whether the partition may have more than when `seen` was read."""
@@ -60,14 +60,15 @@ class Followed:
 class Feed:
     """One per shard."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self._condition = runtime.condition
         self._lock = threading.Lock()
         # By the topic's number.
         self._followed: dict[int, Followed] = {}
         # Those who follow logs or watch key-value topics.
         self.watchers = 0
         # The latest changes of key-value topics.
-        self.rings = Rings()
+        self.rings = Rings(runtime)
 
     # The committer's thread
 
@@ -116,7 +117,7 @@ class Feed:
         with self._lock:
             followed = self._followed.get(topic)
             if followed is None:
-                followed = self._followed[topic] = Followed(topic)
+                followed = self._followed[topic] = Followed(topic, self._condition())
             followed.followers += 1
             return followed
 

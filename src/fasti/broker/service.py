@@ -98,6 +98,7 @@ class Service:
         catalogue = placement.catalogue
         self.settings, self.limits = catalogue.settings, catalogue.settings.limits
         self.clock, self.threads, self.faults = catalogue.clock, catalogue.threads, catalogue.faults
+        self.runtime = catalogue.runtime
         self.metrics = metrics
         self.shares = metrics.shares = Shares(placement)
         self.leases = self.shares.leases = LeaseShare(placement)

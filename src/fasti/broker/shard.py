@@ -147,7 +147,7 @@ class Shard:
         self.recoveries = 0
         self.faults = Faults(machine)
         # What became durable, for those who follow; and who is told when schedules change.
-        self.feed = Feed()
+        self.feed = Feed(self.runtime)
         self.on_schedules: Callable[[int], None] | None = None
         # Who is told when a sink's batch is carried out.
         self.on_sinks: Callable[[], None] | None = None

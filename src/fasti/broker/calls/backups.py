@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import threading
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from fasti.broker.shares import SeenShare
 from fasti.core.queries import ReadPosition
 from fasti.errors import FastiError, Gone, InvalidArgument, NotFound
 from fasti.protocol.schemas import BACKUP_CHUNKS
+from fasti.runtime import Runtime
 from fasti.storage.tools.backup import JOURNAL, StoredSource
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Backups:
         for name in names:
             if name not in known:
                 raise InvalidArgument(f"the backup has no file {name!r}", field="names")
-        pacer = _Pacer(self._rate(fields["rate"]))
+        pacer = _Pacer(self._service.runtime, self._rate(fields["rate"]))
         return BACKUP_CHUNKS, self._pieces(fields["backup"], source, store, names, pacer)
 
     def _rate(self, asked: int) -> int:
@@ -138,14 +138,15 @@ class Backups:
 class _Pacer:
     """Spreads reads over time, so that they don't stand in the way of the journal."""
 
-    def __init__(self, bytes_per_s: int) -> None:
-        self._rate = bytes_per_s
-        self._free_at = time.monotonic()
+    def __init__(self, runtime: Runtime, bytes_per_s: int) -> None:
+        self._runtime, self._rate = runtime, bytes_per_s
+        self._free_at = runtime.monotonic()
 
     def wait(self, size_bytes: int) -> None:
         """After a piece of that size."""
-        self._free_at = max(self._free_at, time.monotonic()) + size_bytes / self._rate
-        time.sleep(max(0.0, self._free_at - time.monotonic()))
+        now = self._runtime.monotonic()
+        self._free_at = max(self._free_at, now) + size_bytes / self._rate
+        self._runtime.sleep(self._free_at - now)
 
 
 def _begin(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:

@@ -6,8 +6,6 @@ no receipt yet, and then nothing more is read from the wire: that is the back-pr
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -61,8 +59,9 @@ class Intake:
         self._ordered = ordered
         self.settings = service.require_topic(topic)
         check_own(topic)
-        self._waiting: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        # Batches whose receipts are to be written, and None at the end.
+        self._waiting = service.runtime.queue()
+        self._changed = service.runtime.condition()
         self._batches = self._bytes = 0
         self._number = 0
         self._ended = False

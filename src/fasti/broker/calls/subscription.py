@@ -9,7 +9,6 @@ read from the wire.
 from __future__ import annotations
 
 import logging
-import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ class Subscription:
         self._attempt: int = fields["attempt"]
         attempts = service.attempts
         self._session = attempts.open(self._life, self._attempt, self._shard.open_session)
-        self._changed = threading.Condition()
+        self._changed = service.runtime.condition()
         self._unanswered = 0
         # When it came, last asked for or finished messages, and last said anything.
         self._opened_us = self._active_us = self._heard_us = self._shard.clock.now_us()

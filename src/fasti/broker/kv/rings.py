@@ -23,6 +23,7 @@ import pyarrow as pa
 from fasti.core.events import Event, Replaced
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.replies import Frame
+from fasti.runtime import Runtime
 
 ROWS_MAX = 65_536
 BYTES_MAX = 16 << 20
@@ -67,10 +68,9 @@ Listener = Callable[[Moment | None], None]
 class Ring:
     """The latest changes of one topic."""
 
-    def __init__(self, topic: int) -> None:
-        self.topic = topic
+    def __init__(self, topic: int, changed: threading.Condition) -> None:
+        self.topic, self._changed = topic, changed
         self.readers = 0
-        self._changed = threading.Condition()
         self._moments: deque[Moment] = deque()
         self._rows = self._bytes = 0
         # None: where it begins is not known (yet, or any more).
@@ -171,7 +171,8 @@ class Ring:
 class Rings:
     """All rings of a shard."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self._condition = runtime.condition
         self._lock = threading.Lock()
         self.by_topic: OrderedDict[int, Ring] = OrderedDict()
 
@@ -204,7 +205,7 @@ class Rings:
         with self._lock:
             ring = self.by_topic.get(topic)
             if ring is None:
-                ring = self.by_topic[topic] = Ring(topic)
+                ring = self.by_topic[topic] = Ring(topic, self._condition())
             ring.readers += 1
             self.by_topic.move_to_end(topic)
             return ring

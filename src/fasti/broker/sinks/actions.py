@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from fasti.broker.caller import Caller
@@ -45,7 +44,7 @@ def _publish(service: Service, caller: Caller, header: Header, parts: Parts) -> 
         raise InvalidArgument("on_conflict must be fail or skip", field="on_conflict")
     skip = fields["on_conflict"] == "skip"
     place = (fields["sink"], fields["batch"], fields["operation"], _names(service, fields))
-    until = time.monotonic() + _ANSWER_S
+    until = service.runtime.monotonic() + _ANSWER_S
     try:
         with service.shares.sinks.making(caller, fields["sink"]):
             answer = _decided(service, PublishBatch(*place, skip), until)
@@ -74,14 +73,14 @@ def _decided(service: Service, command: PublishBatch, until: float) -> SinkAnswe
         except Overloaded:
             views: list[SinkView] = service.command(DescribeSinks(command.sink)).value
             busy = views and not views[0].done and views[0].batch < command.batch
-            if not busy or time.monotonic() > until:
+            if not busy or service.runtime.monotonic() > until:
                 raise
             service.carrier.begin()
-            service.carrier.wait(command.sink, views[0].batch, until - time.monotonic())
+            service.carrier.wait(command.sink, views[0].batch, until - service.runtime.monotonic())
 
 
 def _finished(service: Service, sink: str, answer: SinkAnswer, until: float) -> SinkAnswer:
-    view = service.carrier.wait(sink, answer.batch, until - time.monotonic())
+    view = service.carrier.wait(sink, answer.batch, until - service.runtime.monotonic())
     if view is None or view.batch != answer.batch:
         # Forgotten, or followed by the next one, which waited until it was done.
         return SinkAnswer(answer.batch, answer.repeated, True, {})

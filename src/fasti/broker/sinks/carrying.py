@@ -11,8 +11,6 @@ The thread is made when there is something to do. Any thread may call `begin` an
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -42,7 +40,8 @@ class Carrier:
 
     def __init__(self, service: Service) -> None:
         self._service, self._shard = service, service.placement.catalogue
-        self._changed = threading.Condition()
+        self._monotonic = service.runtime.monotonic
+        self._changed = service.runtime.condition()
         self._stopping = False
         self._changes = 0
         self._pause_s = _PAUSE_S
@@ -76,12 +75,12 @@ class Carrier:
 
     def wait(self, sink: str, batch: int, seconds: float) -> SinkView | None:
         """Waits until a batch is done: what is known of its sink then, or after so long."""
-        until = time.monotonic() + seconds
+        until = self._monotonic() + seconds
         while True:
             with self._changed:
                 seen = self._changes
             views: list[SinkView] = self._service.command(DescribeSinks(sink)).value
-            left_s = until - time.monotonic()
+            left_s = until - self._monotonic()
             if not views or views[0].batch != batch or views[0].done or left_s <= 0:
                 return views[0] if views else None
             with self._changed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from fasti.broker.kv.rings import MOMENTS_MAX, Ring
@@ -11,7 +13,7 @@ from fasti.core.kv.events import Removed
 
 def test_small_changes_are_bounded_by_their_number() -> None:
     """Each holds on to kilobytes, though its batch says that it has a few bytes."""
-    ring = Ring(1)
+    ring = Ring(1, threading.Condition())
     ring.begin(0)
     nothing = np.zeros(1, dtype=np.int64)
     batch = Rows.of([b""]).batch

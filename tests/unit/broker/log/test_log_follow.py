@@ -17,6 +17,7 @@ from fasti.core.log.commands import ReadLog
 from fasti.core.log.events import LogAppended
 from fasti.core.replies import Frame
 from fasti.errors import Gone, Overloaded, Unavailable
+from fasti.runtime import SystemRuntime
 from fasti.testing import VirtualBroker
 
 
@@ -47,7 +48,7 @@ def appended(topic: int) -> Frame:
 
 
 def test_a_topic_that_grows_wakes_those_who_follow_it() -> None:
-    feed = Feed()
+    feed = Feed(SystemRuntime())
     followed, other = feed.follow(7), feed.follow(8)
     seen, unseen = followed.seen, other.seen
     feed.durable([appended(7)])
@@ -65,7 +66,7 @@ def test_a_topic_that_grows_wakes_those_who_follow_it() -> None:
 
 
 def test_what_grows_between_looking_and_waiting_is_not_missed() -> None:
-    feed = Feed()
+    feed = Feed(SystemRuntime())
     followed = feed.follow(7)
     woken = threading.Event()
     seen = followed.seen
@@ -77,7 +78,7 @@ def test_what_grows_between_looking_and_waiting_is_not_missed() -> None:
 
 
 def test_who_follows_is_counted() -> None:
-    feed = Feed()
+    feed = Feed(SystemRuntime())
     first = feed.follow(7)
     feed.follow(7)
     feed.unfollow(first)
