@@ -14,9 +14,9 @@ import fasti
 from benchmarks.spark_timing import seconds_of
 from benchmarks.throughput_jobs import BATCH
 from benchmarks.wire import broker, run_job
-from fasti.pipeline.bronze import bronze
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Pipeline, run
+from fasti.pipeline.runner import Workflow, run
+from fasti.pipeline.stages import BRONZE
 
 Figures = dict[str, Any]
 Show = Callable[[str], None]
@@ -57,7 +57,7 @@ def _copied(
 ) -> tuple[float, int]:
     with tempfile.TemporaryDirectory(prefix="fasti-bench-", dir=directory) as root:
         lake = Lake(root)
-        pipeline = Pipeline(lake, [bronze], address)
+        pipeline = Workflow(lake, [BRONZE], address)
         seconds = seconds_of(lambda: run(pipeline, spark))
         copied = sum(file.rows for file in lake.bronze.files())
         if copied < rows:

@@ -19,10 +19,9 @@ from pyspark.sql import SparkSession
 import fasti
 from benchmarks.spark_bronze import KEPT, lives
 from benchmarks.wire import broker, run_job
-from fasti.pipeline.bronze import bronze
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Pipeline, Progress, run
-from fasti.pipeline.silver_stage import silver_messages
+from fasti.pipeline.runner import Progress, Workflow, run
+from fasti.pipeline.stages import BRONZE, SILVER
 
 Figures = dict[str, Any]
 Show = Callable[[str], None]
@@ -79,11 +78,11 @@ def _lake(spark: SparkSession, directory: Path | None) -> Iterator[tuple[str, Ca
         broker(directory, **KEPT) as process,
         tempfile.TemporaryDirectory(prefix="fasti-bench-", dir=directory) as root,
     ):
-        pipeline = Pipeline(Lake(root), [bronze, silver_messages], process.address)
+        workflow = Workflow(Lake(root), [BRONZE, SILVER], process.address)
 
         def step() -> float:
             heard: list[Progress] = []
-            run(pipeline, spark, progress=heard.append)
+            run(workflow, spark, progress=heard.append)
             return next(each.seconds for each in heard if each.stage == "silver" and each.ended)
 
         yield process.address, step

@@ -10,10 +10,9 @@ import sys
 from typing import Any
 
 import fasti.spark
-from fasti.pipeline.bronze import bronze
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Pipeline, run
-from fasti.pipeline.silver_stage import silver_messages
+from fasti.pipeline.runner import Workflow, run
+from fasti.pipeline.stages import BRONZE, SILVER
 from fasti.pipeline.tables import Table
 
 QUICK = {
@@ -57,7 +56,7 @@ def main(told: dict[str, str]) -> None:
     break_at(told["table"], told["place"], lambda: os.kill(os.getpid(), signal.SIGKILL))
     lake = Lake(told["lake"])
     options = {"step_rows": int(told["step_rows"])}
-    run(Pipeline(lake, [bronze, silver_messages], told["address"], options=options), spark)
+    run(Workflow(lake, [BRONZE, SILVER], told["address"], options=options), spark)
 
 
 if __name__ == "__main__":

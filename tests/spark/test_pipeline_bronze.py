@@ -16,10 +16,10 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.errors import Gone, InvalidArgument
-from fasti.pipeline.bronze import SMALL, Writers, bronze, part_of, shards, transaction
+from fasti.pipeline.bronze import SMALL, Writers, part_of, shards, transaction
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Done, Pipeline, Progress, run
-from fasti.pipeline.silver_stage import silver_messages
+from fasti.pipeline.runner import Done, Progress, Workflow, run
+from fasti.pipeline.stages import BRONZE, SILVER
 from fasti.spark.views import View
 from tests.spark.lives import Row
 from tests.spark.test_pipeline_silver import assert_equal
@@ -100,8 +100,8 @@ def in_lake(lake: Lake) -> list[Row]:
 
 
 def ran(lake: Lake, queue: BrokerProcess, spark: SparkSession, **settings: Any) -> Done:
-    stages = [bronze, silver_messages]
-    return run(Pipeline(lake, stages, queue.address, **settings), spark)
+    stages = [BRONZE, SILVER]
+    return run(Workflow(lake, stages, queue.address, **settings), spark)
 
 
 def test_it_has_the_whole_feed_and_silver_follows(
@@ -135,13 +135,13 @@ def test_payloads_if_wanted(
     tmp_path: Path, queue: BrokerProcess, teller: Client, spark: SparkSession
 ) -> None:
     lake = Lake(tmp_path)
-    pipeline = Pipeline(lake, [bronze], queue.address, options={"payload": True, "tasks": 3})
+    pipeline = Workflow(lake, [BRONZE], queue.address, options={"payload": True, "tasks": 3})
     run(pipeline, spark)
     payloads = set(lake.bronze.arrow(["payload"]).column("payload").to_pylist())
     assert {b"x", b"y", b"z", None} <= payloads
     teller.producer("mail").send(b"more", delay="1h").result()
     with pytest.raises(InvalidArgument, match="payload"):
-        run(Pipeline(lake, [bronze], queue.address), spark)
+        run(Workflow(lake, [BRONZE], queue.address), spark)
 
 
 def test_progress_and_an_end_between_steps(
@@ -155,7 +155,7 @@ def test_progress_and_an_end_between_steps(
         if progress.done:
             stop.set()
 
-    pipeline = Pipeline(lake, [bronze, silver_messages], queue.address, options={"step_rows": 20})
+    pipeline = Workflow(lake, [BRONZE, SILVER], queue.address, options={"step_rows": 20})
     done = run(pipeline, spark, once=False, interval=60, progress=watch, stop=stop)
     assert done.stopped
     assert done.rounds == 1
@@ -189,7 +189,7 @@ def test_a_feed_that_begins_later_by_now(tmp_path: Path, spark: SparkSession) ->
     ):
         lake = Lake(tmp_path / "lake")
         client.create_topic("t")
-        pipeline = Pipeline(lake, [bronze], process.address)
+        pipeline = Workflow(lake, [BRONZE], process.address)
         run(pipeline, spark)
         before = lake.bronze.position(transaction(shards(lake)[0]))
         for _ in range(20):
@@ -198,7 +198,7 @@ def test_a_feed_that_begins_later_by_now(tmp_path: Path, spark: SparkSession) ->
         assert client.feed().first.frame > (before or 0)
         with pytest.raises(Gone, match=r"feed_age.*on_gap='skip'.*longer feed_age"):
             run(pipeline, spark)
-        run(Pipeline(lake, [bronze], process.address, on_gap="skip"), spark)
+        run(Workflow(lake, [BRONZE], process.address, on_gap="skip"), spark)
         expected = {row["position"] for row in feed(client)}
         assert {row["position"] for row in in_lake(lake)} >= expected
 

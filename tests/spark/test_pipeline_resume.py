@@ -14,10 +14,9 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.pipeline import silver_stage
-from fasti.pipeline.bronze import bronze
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Pipeline, run
-from fasti.pipeline.silver_stage import silver_messages
+from fasti.pipeline.runner import Workflow, run
+from fasti.pipeline.stages import BRONZE, SILVER
 from fasti.pipeline.tables import Table
 from tests.spark.killed_pipeline import PLACES, break_at
 from tests.spark.plain_delta import (
@@ -113,9 +112,9 @@ def test_an_end_at_every_place_one_after_the_other(
                 client.create_topic(f"another-{round}")
             break_at(table, place, end)
             with pytest.raises(Killed):
-                run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+                run(Workflow(lake, [BRONZE, SILVER], queue.address), spark)
     lake = Lake(tmp_path / "lake")
-    run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+    run(Workflow(lake, [BRONZE, SILVER], queue.address), spark)
     assert_whole(lake, client, spark)
 
 
@@ -153,7 +152,7 @@ def test_a_driver_is_killed(
     ended = subprocess.run(program, cwd=root, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
     happen(client, 1)
-    run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+    run(Workflow(lake, [BRONZE, SILVER], queue.address), spark)
     assert_whole(lake, client, spark)
 
 
@@ -163,7 +162,7 @@ def test_a_signal_ends_it_between_two_steps(
     lake = Lake(tmp_path / "lake")
     for round in range(3):
         happen(client, round)
-    pipeline = Pipeline(lake, [bronze], queue.address, options={"step_rows": 10})
+    pipeline = Workflow(lake, [BRONZE], queue.address, options={"step_rows": 10})
     before = signal.getsignal(signal.SIGTERM)
     # One is enough: a second one would end this process.
     waiting = [signal.SIGTERM]
@@ -178,5 +177,5 @@ def test_a_signal_ends_it_between_two_steps(
     assert signal.getsignal(signal.SIGTERM) is before
     assert 0 < len(in_lake(lake)) < len(feed(client))
     assert in_lake(lake) == feed(client)[: len(in_lake(lake))]
-    run(Pipeline(lake, [bronze, silver_messages], queue.address), spark)
+    run(Workflow(lake, [BRONZE, SILVER], queue.address), spark)
     assert_whole(lake, client, spark)

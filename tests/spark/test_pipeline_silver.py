@@ -17,7 +17,8 @@ from fasti.pipeline import silver, silver_open, silver_stage, topics
 from fasti.pipeline.bronze import remember_shard, transaction
 from fasti.pipeline.files import DataFile
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Pipeline, run
+from fasti.pipeline.runner import Workflow, run
+from fasti.pipeline.stages import SILVER
 from tests.spark.lives import SHARD, Feed, Row, as_expected, as_table, at, folded, stories
 from tests.spark.plain_delta import assert_every_version_is_true, assert_tables_are_true
 from tests.spark.plain_delta import states as plain_states
@@ -103,8 +104,8 @@ class Bronze:
 
     def run(self, spark: SparkSession) -> int:
         # Nobody listens there: silver needs a broker only for kinds of topics that it can't know.
-        pipeline = Pipeline(self.lake, [silver_stage.silver_messages], "127.0.0.1:1")
-        return run(pipeline, spark).rows["silver"]
+        workflow = Workflow(self.lake, [SILVER], "127.0.0.1:1")
+        return run(workflow, spark).rows["silver"]
 
 
 @pytest.fixture

@@ -157,10 +157,10 @@ def figures_agree(lake: Lake, told: dict[tuple[str, str], int]) -> None:
 
 def differences_are_found(lake: Lake, spark: SparkSession, address: str) -> None:
     """One message more or less is told."""
-    counted = audit_stage.Counted()
+    counted = audit_stage.BrokerCounts()
     made = pipeline(lake, address)
-    run = runner.Run(made, spark, threading.Event(), None)
-    counted(run)
+    run = runner.Run(made, spark, True, threading.Event(), None)
+    counted.update(run)
     assert audit_stage.compare(run, counted.counts)[0] == []
     mail = next(each for each in counted.counts if each.topic == "mail")
     mail.states["done"] += 1

@@ -300,12 +300,12 @@ def _run(
     from fasti.pipeline import runner, stages
     from fasti.pipeline.local import keep_running
 
-    page = stages.Reported(refresh_s=None if every_s is None else max(5, round(every_s)))
-    pipeline = stages.pipeline(lake, address, token, report=page, **options)
+    page = stages.ReportPage(refresh_s=None if every_s is None else max(5, round(every_s)))
+    workflow = stages.pipeline(lake, address, token, report=page, **options)
     with shown_stages() as progress:
         if every_s is None:
-            return runner.run(pipeline, spark, progress=progress)
-        return keep_running(pipeline, spark, every_s, progress, lambda t: typer.echo(t, err=True))
+            return runner.run(workflow, spark, progress=progress)
+        return keep_running(workflow, spark, every_s, progress, lambda t: typer.echo(t, err=True))
 
 
 def _run_offline(lake: Lake, spark: SparkSession, full: bool) -> None:

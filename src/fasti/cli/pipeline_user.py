@@ -20,7 +20,7 @@ from fasti.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fasti.pipeline.running import StepRun
+    from fasti.pipeline.user_stage import StepRun
 
 
 def user(

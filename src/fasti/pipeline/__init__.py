@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fasti.pipeline.ends import Sink, Source, changes, kv, log, messages, table, topic
-    from fasti.pipeline.running import StepRun
     from fasti.pipeline.user import Pipeline
+    from fasti.pipeline.user_stage import StepRun
 
 __all__ = [
     "Pipeline",
@@ -29,7 +29,7 @@ __all__ = [
     "StepRun",
 ]
 
-_HOMES = {"Pipeline": "user", "StepRun": "running"}
+_HOMES = {"Pipeline": "user", "StepRun": "user_stage"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ A run looks at the whole lives of those messages to which something happened sin
 it finds is added to what was found before. With the option `full` it looks at everything again.
 
 Counts are compared exactly, while traffic goes on: the broker counts first, and says at which position
-of its feed (`Counted`, the first stage of a run). Then bronze and silver are brought up to now, which
+of its feed (`BrokerCounts`, the first stage of a run). Then bronze and silver are brought up to now, which
 lies behind that position. Messages that silver saw last before it are counted as silver has them; the
 few to which something happened since are followed in bronze up to that position.
 """
@@ -45,17 +45,15 @@ class Count:
     states: dict[str, int]
 
 
-class Counted:
-    """The first stage of a run: what the broker counts now, and its clock. Made for one pipeline."""
-
-    __name__ = "counts"
+class BrokerCounts:
+    """The first stage of a run: what the broker counts now, and its clock. Made for one workflow."""
 
     def __init__(self) -> None:
         self.counts: list[Count] = []
         self.at_us = 0
 
-    def __call__(self, run: Run) -> int:
-        """Asks the broker."""
+    def update(self, run: Run) -> int:
+        """Asks the broker. Returns of how many topics."""
         self.at_us = int(run.client.transport.clock.now_us())
         self.counts = [
             Count(topic.name, topic.position.shard, topic.position.frame, _in_words(topic.counts))
@@ -71,15 +69,13 @@ def _in_words(counts: dict[str, int]) -> dict[str, int]:
     return {"pending": counts["scheduled"] + counts["ready"], **told}
 
 
-class Audited:
-    """The last stage. With no `Counted` the broker isn't asked."""
+class Audit:
+    """The last stage. With no `BrokerCounts` the broker isn't asked."""
 
-    __name__ = "audit"
+    def __init__(self, counts: BrokerCounts | None = None) -> None:
+        self._counts = counts
 
-    def __init__(self, counted: Counted | None = None) -> None:
-        self._counted = counted
-
-    def __call__(self, run: Run) -> int:
+    def update(self, run: Run) -> int:
         """Returns how many findings there are in all."""
         lake, state = run.lake, State.of(run.lake)
         table = lake.gold("audit")
@@ -92,7 +88,7 @@ class Audited:
         since = {} if full else state.audit
         found = _checked(run, since, through)
         kept = _kept(run, full)
-        counts = self._counted.counts if self._counted is not None else []
+        counts = self._counts.counts if self._counts is not None else []
         differing, compared = compare(run, [each for each in counts if each.shard in through])
         if kept is not None:
             found = found.unionByName(kept)

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,8 +24,9 @@ import pyarrow.parquet as pq
 
 from fasti.client.changes import feed_bounds
 from fasti.errors import Gone, NotFound
+from fasti.pipeline.commits import replace_text
 from fasti.pipeline.files import folder_of
-from fasti.pipeline.shared import connected
+from fasti.pipeline.shared import parallelism
 from fasti.protocol.feed_name import is_nameless
 from fasti.spark.connection import client_of
 from fasti.spark.errors import as_spark_errors
@@ -43,9 +43,6 @@ STEP_ROWS = 4_000_000
 _CHUNK_ROWS, _CHUNK_BYTES = 262_144, 64 << 20
 # A topic with so many rows in a chunk gets files of its own, up to so many topics at a time.
 _OWN_ROWS, _OWN_TOPICS = 16_384, 32
-# More than there are cores anywhere.
-_SPLIT_ROWS = 100_000
-_parallelism: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _SAFE = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]*")
 
 
@@ -54,7 +51,7 @@ def transaction(shard: str) -> str:
     return f"feed:{shard}"
 
 
-def bronze(run: Run) -> int:
+def update(run: Run) -> int:
     """Brings the table up to where the feed ends now. Returns how many rows came."""
     bounds = feed_bounds(run.client.transport)
     shard, target = bounds.last.shard, bounds.last.frame
@@ -118,9 +115,7 @@ def remember_shard(lake: Lake, shard: str) -> None:
     known = shards(lake)
     if shard not in known:
         lake.root.mkdir(parents=True, exist_ok=True)
-        beside = lake.root / ".shards"
-        beside.write_text("\n".join([*known, shard]) + "\n")
-        beside.replace(lake.root / "shards")
+        replace_text(lake.root / "shards", "\n".join([*known, shard]) + "\n")
 
 
 def copy(run: Run, shard: str, after: int, through: int) -> int:
@@ -148,20 +143,6 @@ def copy(run: Run, shard: str, after: int, through: int) -> int:
         files = table.adopt(staged, [staged / each.path for each in written])
         table.replace(files, [], (transaction(shard), through), schema(payload))
     return sum(each.rows for each in files)
-
-
-def parallelism(spark: Any) -> int:
-    """How many tasks run at once, as far as the session tells."""
-    told = spark.conf.get("spark.default.parallelism", None)
-    if told:
-        return int(told)
-    if not connected(spark):
-        return int(spark.sparkContext.defaultParallelism)
-    if spark not in _parallelism:
-        # Through Spark Connect there is no context to ask; but Spark splits by it what has no size.
-        splits = spark.range(_SPLIT_ROWS).selectExpr("spark_partition_id() split").distinct()
-        _parallelism[spark] = max(1, splits.count())
-    return _parallelism[spark]
 
 
 def schema(payload: bool) -> pa.Schema:

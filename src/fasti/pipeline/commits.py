@@ -152,6 +152,16 @@ def _delta_file(row: Mapping[str, Any]) -> DataFile:
     )
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Writes a small file that is there whole or not at all, also after a power cut."""
+    fresh = path.with_name(f".{path.name}.new")
+    with open(fresh, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
 def sync(path: Path) -> None:
     """Makes a file's content, or a directory's names, durable."""
     handle = os.open(path, os.O_RDONLY)

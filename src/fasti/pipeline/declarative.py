@@ -86,7 +86,7 @@ def _query(step: Step, sink: str, place: Place) -> Query:
     def query() -> DataFrame:
         spark = SparkSession.active()
         frames = {name: source.read(spark, place) for name, source in step.sources.items()}
-        return step.called(frames)[sink]
+        return step.call(frames)[sink]
 
     return query
 

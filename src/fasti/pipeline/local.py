@@ -27,7 +27,7 @@ from fasti.pipeline.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fasti.pipeline.runner import Done, Pipeline, Report
+    from fasti.pipeline.runner import Done, Report, Workflow
 
 Tell = Callable[[str], None]
 
@@ -235,7 +235,7 @@ def _plain(error: Exception, log: Path | None) -> FastiError:
 
 
 def keep_running(
-    pipeline: Pipeline, spark: SparkSession, interval_s: float, progress: Report, tell: Tell
+    workflow: Workflow, spark: SparkSession, interval_s: float, progress: Report, tell: Tell
 ) -> Done:
     """Runs until it is asked to stop; while the broker is away it tells so and tries again.
 
@@ -248,12 +248,12 @@ def keep_running(
     while True:
         try:
             return run(
-                pipeline, spark, once=False, interval=interval_s, progress=progress, stop=stop
+                workflow, spark, once=False, interval=interval_s, progress=progress, stop=stop
             )
         except Exception as raised:
             if stop.is_set():
                 return Done({}, 0, True)
-            error = _plain(raised, pipeline.lake.root / "logs" / "spark.log")
+            error = _plain(raised, workflow.lake.root / "logs" / "spark.log")
             if error.code not in PASSING:
                 raise
             tell(f"{error.code}: {error.message}; trying again in {_PAUSE_S:g} s")

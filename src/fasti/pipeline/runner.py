@@ -1,8 +1,9 @@
-"""Runs a pipeline: its stages one after the other, once or on and on.
+"""Runs a workflow: its stages one after the other, in one round or in many.
 
-A stage is a function of a `Run`: it does what is left to do, in steps, each of which ends with a
-commit that says how far it came. So a stage can be killed anywhere and goes on where it was; and
-SIGINT and SIGTERM end a run between two steps.
+The pipeline that Fasti brings (`stages`) and pipelines of one's own (`user_stage`) both run here. A
+stage does what is left to do, in steps, each of which ends with a commit that says how far it came. So
+a stage can be killed anywhere and goes on where it was; and SIGINT and SIGTERM end a run between two
+steps. A stage that follows a stream starts it in the first round and looks after it in the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,6 @@ from fasti.client.address import DEFAULT_ADDRESS
 from fasti.client.client import Client
 from fasti.errors import InvalidArgument
 from fasti.pipeline import shared
-from fasti.pipeline.bronze import parallelism
 from fasti.pipeline.lake import Lake
 from fasti.spark.connection import client_of
 
@@ -39,13 +39,13 @@ _TIDY_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is: rows done of those known to be there (None: nobody knows)."""
+    """How far a stage is: rows done of those known to be there (None: unknown)."""
 
     stage: str
     done: int
     total: int | None
     seconds: float
-    # The stage's last word in this round.
+    # The stage's last report in this round.
     ended: bool = False
 
     @property
@@ -55,12 +55,23 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
-"""Called from the thread that runs, after every step."""
+"""Called after every step, in the thread that runs the workflow."""
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """What runs, on which lake, from which broker."""
+class Stage:
+    """One part of a workflow, with the name by which progress is reported."""
+
+    name: str
+    # Does what there is to do; returns how many rows that were. Called once in each round.
+    work: Callable[[Run], int]
+    # Called when the workflow ends, also by an error, and if `work` was never called.
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """Stages, the lake that they work on, and the broker they read from."""
 
     lake: Lake
     stages: Sequence[Stage]
@@ -70,17 +81,25 @@ class Pipeline:
     on_gap: Literal["fail", "skip"] = "fail"
     # Of stages: bronze has `payload`, `step_rows`, `tasks`; silver `step_rows`.
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Whether the tables of the lake are this workflow's to clean and compact. If not, the lake is only
+    # a directory that one process at a time may use.
+    owns_tables: bool = True
 
 
 class Run:
-    """What a stage is given: one round of a pipeline."""
+    """What a stage is given: one round of a workflow."""
 
     def __init__(
-        self, pipeline: Pipeline, spark: SparkSession, stop: threading.Event, report: Report | None
+        self,
+        workflow: Workflow,
+        spark: SparkSession,
+        once: bool,
+        stop: threading.Event,
+        report: Report | None,
     ) -> None:
-        self.spark, self.lake = spark, pipeline.lake
-        self.address, self.token, self.on_gap = pipeline.address, pipeline.token, pipeline.on_gap
-        self._options, self._stop, self._report = pipeline.options, stop, report
+        self.spark, self.lake, self.once = spark, workflow.lake, once
+        self.address, self.token, self.on_gap = workflow.address, workflow.token, workflow.on_gap
+        self._options, self._stop, self._report = workflow.options, stop, report
         self._stage, self._began = "", 0.0
         # Silver, and as of which version of it.
         self._messages: tuple[int | None, DataFrame] | None = None
@@ -94,38 +113,30 @@ class Run:
 
     @property
     def client(self) -> Client:
-        """Of the broker; made when it is first asked for."""
+        """Of the broker; it connects with its first call."""
         return client_of(self.address, self.token)
 
     def option(self, name: str, default: Any = None) -> Any:
-        """One of the pipeline's options."""
+        """One of the workflow's options."""
         return self._options.get(name, default)
 
     def stopping(self) -> bool:
         """Whether to end after this step."""
         return self._stop.is_set()
 
-    def progress(self, done: int, total: int | None = None) -> None:
-        """Tells how far the stage is, after a step."""
-        self._tell(done, total, ended=False)
-
-    def begin(self, stage: str) -> None:
-        """By the runner."""
-        self._stage, self._began = stage, time.monotonic()
-        self._tell(0, None, ended=False)
-
-    def end(self, done: int) -> None:
-        """By the runner."""
-        self._tell(done, done, ended=True)
-
-    def _tell(self, done: int, total: int | None, ended: bool) -> None:
+    def progress(self, done: int, total: int | None = None, *, ended: bool = False) -> None:
+        """Reports how far the stage is, after a step."""
         if self._report is not None:
-            lasted = time.monotonic() - self._began
-            self._report(Progress(self._stage, done, total, lasted, ended))
+            seconds = time.monotonic() - self._began
+            self._report(Progress(self._stage, done, total, seconds, ended))
 
-
-Stage = Callable[[Run], int]
-"""Does what is there to do; returns how many rows that were. Its `__name__` is the stage's name."""
+    def work(self, stage: Stage) -> int:
+        """Runs one stage; called by the runner."""
+        self._stage, self._began = stage.name, time.monotonic()
+        self.progress(0)
+        done = stage.work(self)
+        self.progress(done, done, ended=True)
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,44 +149,44 @@ class Done:
 
 
 def run(
-    pipeline: Pipeline,
+    workflow: Workflow,
     spark: SparkSession,
     *,
     once: bool = True,
     interval: float | None = None,
     progress: Report | None = None,
     stop: threading.Event | None = None,
+    signals: bool = True,
 ) -> Done:
     """Runs all stages up to what the feed has when it begins; with `interval` again and again.
 
-    SIGINT and SIGTERM, or `stop`, end it after the step that is under way; between two rounds at
-    once. Raises `locked` if another process runs on this lake, `invalid_argument` if Spark's processes
-    don't see its directory, `gone` if the feed doesn't reach back to where the lake is; whatever a
-    stage raises ends the run, and the next one goes on where it was.
+    SIGINT and SIGTERM (unless `signals` is False), or `stop`, end it after the step that is under way;
+    between two rounds at once. Raises `locked` if another process runs on this lake,
+    `invalid_argument` if Spark's processes don't see its directory, `gone` if the feed doesn't reach
+    back to where the lake is; whatever a stage raises ends the run, and the next one goes on where it
+    was.
     """
     if once == (interval is not None):
         raise InvalidArgument("either once, or an interval in seconds", field="interval")
     stop = threading.Event() if stop is None else stop
-    rows = {name_of(stage): 0 for stage in pipeline.stages}
+    rows = {stage.name: 0 for stage in workflow.stages}
     rounds = 0
-    with pipeline.lake.lock(), stopped_by_signals(stop):
-        if not shared.on_this_machine(spark):
-            shared.check(pipeline.lake.root, spark, parallelism(spark))
-        pipeline.lake.clean()
-        tidied = time.monotonic() - _TIDY_S
+    with ExitStack() as closing:
+        closing.enter_context(workflow.lake.lock())
+        if signals:
+            closing.enter_context(_stopped_by_signals(stop))
+        upkeep = Upkeep(workflow.lake, spark) if workflow.owns_tables else None
+        for stage in workflow.stages:
+            closing.callback(stage.close)
         while not stop.is_set():
             begun = time.monotonic()
-            if begun - tidied >= _TIDY_S:
-                pipeline.lake.tidy()
-                tidied = begun
-            this = Run(pipeline, spark, stop, progress)
-            for stage in pipeline.stages:
+            if upkeep is not None:
+                upkeep.tidy(begun)
+            this = Run(workflow, spark, once, stop, progress)
+            for stage in workflow.stages:
                 if stop.is_set():
                     break
-                this.begin(name_of(stage))
-                done = stage(this)
-                rows[name_of(stage)] += done
-                this.end(done)
+                rows[stage.name] += this.work(stage)
             rounds += 1
             if interval is None:
                 break
@@ -183,14 +194,26 @@ def run(
     return Done(rows, rounds, stop.is_set())
 
 
-def name_of(stage: Stage) -> str:
-    """For bars and reports."""
-    return str(getattr(stage, "__name__", type(stage).__name__))
+class Upkeep:
+    """Keeps the tables of a lake in order, with its lock."""
+
+    def __init__(self, lake: Lake, spark: SparkSession) -> None:
+        if not shared.on_this_machine(spark):
+            shared.check(lake.root, spark, shared.parallelism(spark))
+        lake.clean()
+        self._lake = lake
+        self._due_s = 0.0
+
+    def tidy(self, now_s: float) -> None:
+        """Joins files and deletes old ones, when it is time."""
+        if now_s >= self._due_s:
+            self._lake.tidy()
+            self._due_s = now_s + _TIDY_S
 
 
 @contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the event, where signals can be had: in the main thread."""
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the event; only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -201,8 +224,8 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
         stop.set()
 
     before: dict[int, Any] = {}
-    for each in (signal.SIGINT, signal.SIGTERM):
-        before[each] = signal.signal(each, end)
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        before[wanted] = signal.signal(wanted, end)
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -25,6 +26,9 @@ from fasti.errors import InvalidArgument
 
 _FOLDER = ".shared"
 _ANSWER = "number int, host string, told string, installed string, trouble string"
+# More than there are cores anywhere.
+_SPLIT_ROWS = 100_000
+_parallelism: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # Of a package that lies on the path and was never installed.
 _NO_VERSION = "?"
 _WHAT_TO_DO = (
@@ -47,6 +51,20 @@ def connected(spark: Any) -> bool:
 def on_this_machine(spark: Any) -> bool:
     """Whether all of Spark's processes are here for certain."""
     return not connected(spark) and str(spark.sparkContext.master).startswith("local")
+
+
+def parallelism(spark: Any) -> int:
+    """How many tasks run at once, as far as the session says."""
+    configured = spark.conf.get("spark.default.parallelism", None)
+    if configured:
+        return int(configured)
+    if not connected(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    if spark not in _parallelism:
+        # Through Spark Connect there is no context to ask; but Spark splits by it what has no size.
+        splits = spark.range(_SPLIT_ROWS).selectExpr("spark_partition_id() split").distinct()
+        _parallelism[spark] = max(1, splits.count())
+    return _parallelism[spark]
 
 
 def check(root: Path, spark: Any, tasks: int) -> None:

@@ -25,8 +25,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from fasti.pipeline import silver
-from fasti.pipeline.bronze import parallelism, shards, transaction
+from fasti.pipeline.bronze import shards, transaction
 from fasti.pipeline.files import DataFile, folder_of
+from fasti.pipeline.shared import parallelism
 from fasti.pipeline.silver_open import (
     FILE_ROWS,
     FOLD_ROWS,
@@ -57,7 +58,7 @@ SCHEMA = silver.PARTS.append(pa.field("level", pa.int32())).append(pa.field("day
 _READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_since")]
 
 
-def silver_messages(run: Run) -> int:
+def update(run: Run) -> int:
     """Brings silver up to bronze. Returns how many transitions were new."""
     total = done = 0
     one_level(run)
@@ -71,9 +72,6 @@ def silver_messages(run: Run) -> int:
             done += rows
             run.progress(done, max(total, done))
     return done
-
-
-silver_messages.__name__ = "silver"
 
 
 class Steps:

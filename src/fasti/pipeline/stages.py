@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from fasti.client.address import known_address
-from fasti.pipeline.audit_stage import Audited, Counted
-from fasti.pipeline.bronze import bronze
-from fasti.pipeline.gold.stage import update
+from fasti.pipeline import bronze, silver_stage
+from fasti.pipeline.audit_stage import Audit, BrokerCounts
+from fasti.pipeline.gold import stage as gold_stage
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Pipeline, Run, Stage
-from fasti.pipeline.silver_stage import silver_messages
+from fasti.pipeline.runner import Run, Stage, Workflow
 
-# Of gold, in the order in which people ask for them.
-TABLES = ("lateness", "throughput", "backlog", "consumers", "retries", "attempts", "audit")
+BRONZE = Stage("bronze", bronze.update)
+SILVER = Stage("silver", silver_stage.update)
+GOLD = Stage("gold", gold_stage.update)
 
 
-class Reported:
-    """Writes the report after each round; `refresh_s` lets a page on a wall load itself again."""
+@dataclass(frozen=True)
+class ReportPage:
+    """The page that is written after each round; with `refresh_s` it loads itself again."""
 
-    __name__ = "report"
+    path: Path | None = None
+    refresh_s: int | None = None
 
-    def __init__(self, path: Path | None = None, refresh_s: int | None = None) -> None:
-        self._path, self._refresh_s = path, refresh_s
-
-    def __call__(self, run: Run) -> int:
-        """One page."""
+    def update(self, run: Run) -> int:
+        """Writes it: one page."""
         from fasti.pipeline import report
 
-        report.write(run.lake, self._path, self._refresh_s)
+        report.write(run.lake, self.path, self.refresh_s)
         return 1
 
 
@@ -41,9 +41,9 @@ def pipeline(
     payload: bool = False,
     audit: bool = True,
     full: bool = False,
-    report: Reported | None = None,
+    report: ReportPage | None = None,
     on_gap: Literal["fail", "skip"] = "fail",
-) -> Pipeline:
+) -> Workflow:
     """All stages, for `fasti.pipeline.runner.run(pipeline(lake, address), spark)`.
 
     The broker is at `address`, by default FASTI_ADDRESS or port 7170 of this machine.
@@ -51,16 +51,16 @@ def pipeline(
     what is new, and `on_gap="skip"` goes on where the feed begins if it no longer reaches back to the
     lake.
     """
-    counted = Counted()
-    stages: list[Stage] = [counted, bronze, silver_messages, update]
+    counts = BrokerCounts()
+    stages = [Stage("counts", counts.update), BRONZE, SILVER, GOLD]
     if audit:
-        stages.append(Audited(counted))
+        stages.append(Stage("audit", Audit(counts).update))
     if report is not None:
-        stages.append(report)
-    options = {"payload": payload, "full": full, "as_of_us": lambda: counted.at_us}
-    return Pipeline(lake, stages, address or known_address(), token, on_gap, options)
+        stages.append(Stage("report", report.update))
+    options = {"payload": payload, "full": full, "as_of_us": lambda: counts.at_us}
+    return Workflow(lake, stages, address or known_address(), token, on_gap, options)
 
 
-def offline(lake: Lake, *, full: bool = True) -> Pipeline:
+def offline(lake: Lake, *, full: bool = True) -> Workflow:
     """The audit alone, of what the tables have; no broker is asked."""
-    return Pipeline(lake, [Audited()], options={"full": full})
+    return Workflow(lake, [Stage("audit", Audit().update)], options={"full": full})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
+
+from fasti.pipeline.commits import replace_text
 
 if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
@@ -28,17 +29,12 @@ class State:
 
     @classmethod
     def of(cls, lake: Lake) -> State:
-        """As it was written last."""
+        """As it was saved last."""
         place = lake.root / "gold" / "state.json"
         return cls(**json.loads(place.read_text())) if place.exists() else cls()
 
     def save(self, lake: Lake) -> None:
-        """There whole or not at all."""
+        """Whole or not at all."""
         place = lake.root / "gold" / "state.json"
         place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = place.with_name(f".state-{os.getpid()}")
-        with open(fresh, "w") as file:
-            file.write(json.dumps(asdict(self)))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(place)
+        replace_text(place, json.dumps(asdict(self)))

@@ -11,7 +11,7 @@
     pipeline.run(once=True)
 
 The sources are named as the function's parameters. The function stays what it is: a test calls it
-with DataFrames of its own. How steps run is told in `running.py`.
+with DataFrames of its own. How steps run is written in `user_stage.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fasti.errors import InvalidArgument
 from fasti.pipeline.ends import FrameOf, Place, Sink, Source, source_of
 
 if TYPE_CHECKING:
-    from fasti.pipeline.running import StepRun
+    from fasti.pipeline.user_stage import StepRun
 
 Frames = DataFrame | Mapping[str, DataFrame]
 Output = Literal["append", "update", "complete"]
@@ -63,7 +63,7 @@ class Step:
         """Names of the sources that are streams."""
         return [name for name, source in self.sources.items() if source.streamed]
 
-    def called(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    def call(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """What the function makes of its sources, by the names of the sinks."""
         found = self.function(**frames)
         made = dict(found) if isinstance(found, Mapping) else {"": found}
@@ -167,7 +167,7 @@ class Pipeline:
         or SIGTERM, or until one fails, which is raised. `progress` hears of every micro-batch and
         batch that ended.
         """
-        from fasti.pipeline.running import run
+        from fasti.pipeline.user_stage import run
 
         return run(self, spark, once, self._chosen(only), self.place(address, directory), progress)
 

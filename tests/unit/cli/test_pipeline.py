@@ -197,7 +197,7 @@ def test_a_run_outlasts_a_broker_that_is_away(lake: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(runner, "run", run_rounds)
     told: list[str] = []
-    made = runner.Pipeline(Lake(lake), [])
+    made = runner.Workflow(Lake(lake), [])
     spark: Any = None
     assert local.keep_running(made, spark, 1.0, lambda _: None, told.append) is done
     assert [line.partition(":")[0] for line in told] == ["unavailable", "unknown"]
@@ -214,7 +214,7 @@ def test_a_run_whose_spark_was_ended_by_the_same_signal_ends_well(
         raise ConnectionRefusedError("Spark is gone")
 
     monkeypatch.setattr(runner, "run", stopped)
-    made = runner.Pipeline(Lake(lake), [])
+    made = runner.Workflow(Lake(lake), [])
     spark: Any = None
     assert local.keep_running(made, spark, 1.0, lambda _: None, print).stopped
 

@@ -67,9 +67,6 @@ def update(run: Run) -> int:
     return written
 
 
-update.__name__ = "gold"
-
-
 def _write_days(run: Run, days: Sequence[str]) -> int:
     """Computes these days of all tables, several at a time: planning one takes longer than its rows."""
     small = run.lake.topics.rows() * len(days) <= _FEW_DAYS_OF_TOPICS
