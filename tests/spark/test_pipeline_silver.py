@@ -184,31 +184,6 @@ def test_a_file_stays_in_which_nothing_goes_on(bronze: Bronze, spark: SparkSessi
     assert plain_states(bronze.lake) == {("a", "pending"): 59, ("a", "done"): 1}
 
 
-def test_what_an_earlier_version_left_becomes_one_row_per_message(
-    bronze: Bronze, spark: SparkSession
-) -> None:
-    rows = stories(seed=5, messages=60)
-    bronze.bring(rows)
-    bronze.run(spark)
-    table, transitions = bronze.lake.messages, with_numbers(rows)
-    middle = rows[-1]["position"] // 2
-    position = pc.field("position")
-    halves = [transitions.filter(position <= middle), transitions.filter(position > middle)]
-    levels = [silver.merged(silver.parts_of(each)).to_pylist() for each in halves]
-    left = [{**row, "level": n} for n, level in enumerate(levels, 3) for row in level]
-    old = pa.Table.from_pylist(left, silver_stage.SCHEMA)
-    table.overwrite(old)
-    # Our own reader knows of it; others see each part until the pipeline has run.
-    assert_equal(bronze.lake.silver(spark), rows)
-    assert table.rows() > len(folded(rows))
-    assert bronze.run(spark) == 0
-    assert_tables_are_true(bronze.lake)
-    assert_equal(bronze.lake.silver(spark), rows)
-    version = table.version()
-    assert bronze.run(spark) == 0
-    assert table.version() == version
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_names_are_found(seed: int) -> None:
     rng = np.random.default_rng(seed)

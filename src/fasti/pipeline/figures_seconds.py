@@ -164,23 +164,14 @@ def _transitions(lake: Lake, state: State) -> pa.Table:
 
 
 def _messages(lake: Lake) -> pa.Table:
-    """One row of each message, from all levels of silver."""
+    """One row of each message."""
     files = lake.messages.files()
     columns = ["state", "produced_at", "due_last", "started_at", "started_due"]
     columns += ["lateness_us", "early"]
     if not files:
         # As of a lake that has logs alone.
         return silver.PARTS.empty_table().select(columns)
-    levels = {each.partition["level"] for each in files} - {"0"}
-    if len(levels) < 2:
-        return _read(lake.messages, files, columns)
-    over = [each for each in files if each.partition["level"] == "0"]
-    opened = [each for each in files if each.partition["level"] != "0"]
-    parts = _read(lake.messages, opened, silver.PARTS.names).cast(silver.PARTS).combine_chunks()
-    pieces = [silver.merged(parts).select(columns)]
-    if over:
-        pieces.append(_read(lake.messages, over, columns).cast(pieces[0].schema))
-    return pa.concat_tables(pieces)
+    return _read(lake.messages, files, columns)
 
 
 def _mask(values: pa.ChunkedArray) -> Mask:

@@ -61,9 +61,9 @@ class Lake:
 
     def silver(self, spark: SparkSession) -> DataFrame:
         """One row per message, finished or not, as of the last run."""
-        from fasti.pipeline.silver_stage import messages_now
+        from fasti.pipeline.silver import COLUMNS
 
-        return messages_now(self, spark)
+        return self.messages.read(spark).select(*COLUMNS)
 
     def gold(self, name: str) -> Table:
         """A table of figures, by the day; `backlog` and `audit` are written whole."""

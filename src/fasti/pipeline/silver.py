@@ -9,23 +9,20 @@ joined with all messages that are still open: what is new becomes parts of its o
 A part knows what it can't know: the state before its first transition, and since when; whether a
 start, which is judged by the due time of then, is still to be judged. `merged` fills that in.
 
-Arrow tables in, Arrow tables out, no loop over rows; Spark runs this on its partitions (`fold`).
+Arrow tables in, Arrow tables out, no loop over rows; Spark's tasks run this (`silver_stage.Fold`).
 Moments are timestamps, lengths of time are whole microseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fasti.pipeline.groups import Groups, Ints, Mask, Numbers
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # What a message is after each op; ops that are not here leave it as it was.
 STATE_AFTER = {
@@ -362,21 +359,6 @@ def _ends(columns: dict[str, Any]) -> dict[str, Any]:
     lateness = pc.subtract(columns["started_at"].cast(_NUMBER), began)
     ended = pc.if_else(final, columns["state_at"], pa.scalar(None, _MOMENT))
     return {"finished_at": ended, "lateness_us": lateness}
-
-
-def fold(rows: DataFrame, partitions: int) -> DataFrame:
-    """Transitions and parts, told apart by `op`, in one DataFrame → parts, one of each message.
-
-    Spark brings the rows of a message together; each partition is put together in memory.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    together = rows.repartition(partitions, *NAME)
-    return together.mapInArrow(_folded, from_arrow_schema(PARTS))
-
-
-def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from folded(batches).to_batches(max_chunksize=65_536)
 
 
 def folded(batches: Iterator[pa.RecordBatch]) -> pa.Table:

@@ -38,6 +38,7 @@ FEW_ROWS = 200_000
 SMALL_FILES_MAX = 32
 # The folder of a staging directory for rows that are not a message's whole.
 PARTIAL = "partial"
+OPEN_FOLDER = folder_of({"level": "1", "day": None})
 SPLIT_ROW = "source int, path string, rows long"
 _BATCH_ROWS = FILE_ROWS
 # What tells messages apart to readers of bounds, which are known of a table's first columns alone.
@@ -47,14 +48,6 @@ _BOUNDS = ("topic_since", "id")
 def is_open(file: DataFile) -> bool:
     """Whether its messages can change."""
     return not is_finished(file)
-
-
-def open_levels(files: Sequence[DataFile]) -> dict[int, list[DataFile]]:
-    """The files of open messages, by level. More than one level: see `silver_stage.one_level`."""
-    levels: dict[int, list[DataFile]] = {}
-    for each in filter(is_open, files):
-        levels.setdefault(int(each.partition["level"] or 0), []).append(each)
-    return levels
 
 
 def divide(files: Sequence[DataFile], new_rows: int) -> tuple[list[DataFile], list[DataFile]]:
@@ -123,7 +116,6 @@ class Split:
 
     root: str
     staged: str
-    level: int
     # Files of the table, and those with the parts for which rows are looked up.
     sources: tuple[str, ...]
     parts: tuple[str, ...]
@@ -146,9 +138,8 @@ class Split:
             columns = ["topic_no", "id"]
             if not any(names.among(b).any() for b in source.iter_batches(columns=columns)):
                 return []
-            folder = folder_of({"level": str(self.level), "day": None})
             with (
-                _Writer(self.staged, f"{folder}{name}") as left,
+                _Writer(self.staged, f"{OPEN_FOLDER}{name}") as left,
                 _Writer(self.staged, f"{PARTIAL}/{name}") as aside,
             ):
                 for batch in source.iter_batches(_BATCH_ROWS):

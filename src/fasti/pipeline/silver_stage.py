@@ -1,8 +1,8 @@
 """Silver as a table: from bronze, step by step, at a cost that grows with what is new.
 
 The table `messages` has one row per message, at every version, for every reader of Delta tables.
-Level 0 are messages whose life is over: written once, by the day on which they ended. The other level
-are open ones, in files that are written anew when something happens to one of their messages.
+Level 0 are messages whose life is over: written once, by the day on which they ended. Level 1 are
+open ones, in files that are written anew when something happens to one of their messages.
 
 A step folds what is new. Messages that it knows from their first transition are rows; parts of
 others are put together with the row that an open file has, see `silver_open`. Where open messages are
@@ -31,6 +31,7 @@ from fasti.pipeline.shared import parallelism
 from fasti.pipeline.silver_open import (
     FILE_ROWS,
     FOLD_ROWS,
+    OPEN_FOLDER,
     PARTIAL,
     SPLIT_ROW,
     Split,
@@ -38,12 +39,10 @@ from fasti.pipeline.silver_open import (
     divide,
     is_open,
     may_go_on,
-    open_levels,
 )
 from fasti.pipeline.topics import Told, Topics
 
 if TYPE_CHECKING:
-    from fasti.pipeline.lake import Lake
     from fasti.pipeline.runner import Run
     from fasti.pipeline.tables import Table
 
@@ -60,8 +59,7 @@ _READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_
 
 def update(run: Run) -> int:
     """Brings silver up to bronze. Returns how many transitions were new."""
-    total = done = 0
-    one_level(run)
+    done = 0
     plans = {shard: Steps(run, shard) for shard in shards(run.lake)}
     total = sum(each.waiting for each in plans.values())
     for steps in plans.values():
@@ -142,7 +140,7 @@ class Step:
         if near:
             rows = rows.unionByName(_parts(table, self._spark, near), allowMissingColumns=True)
         with table.staging() as staged:
-            fold = Folding(self._spark, table, staged, _level(self._open))
+            fold = Folding(self._spark, table, staged)
             fold.run(rows, self.rows + sum(each.rows for each in near), whole=not far)
             gone = fold.go_on(far)
             files = table.adopt(staged, [staged / path for path in fold.written])
@@ -193,35 +191,18 @@ class Step:
 _NAMES = ["shard", "topic", "topic_no", "topic_since", "partition", "id"]
 
 
-def _level(files: Sequence[DataFile]) -> int:
-    """Where open messages lie; a lake keeps the number that it has."""
-    return max(open_levels(files), default=1)
-
-
-def one_level(run: Run) -> None:
-    """Makes one row per message of what earlier versions left: parts of open ones in several levels."""
-    table = run.lake.messages
-    old = [each for each in table.files() if is_open(each)]
-    if len(open_levels(old)) < 2:
-        return
-    with table.staging() as staged:
-        fold = Folding(run.spark, table, staged, _level(old))
-        fold.run(_parts(table, run.spark, old), sum(each.rows for each in old), whole=True)
-        table.replace(table.adopt(staged, [staged / path for path in fold.written]), old)
-
-
 class Folding:
     """The jobs of one step, and the files that they have written below its staging directory."""
 
-    def __init__(self, spark: SparkSession, table: Table, staged: Path, level: int) -> None:
-        self._spark, self._table, self._staged, self._level = spark, table, staged, level
+    def __init__(self, spark: SparkSession, table: Table, staged: Path) -> None:
+        self._spark, self._table, self._staged = spark, table, staged
         # Of the table to be, and those with parts whose message may have a row already.
         self.written: list[str] = []
         self._partial: list[tuple[str, int]] = []
 
     def run(self, rows: DataFrame, count: int, whole: bool) -> None:
         """Folds about so many rows. Not `whole`: parts without their beginning are left aside."""
-        work = Fold(str(self._staged), self._level, whole)
+        work = Fold(str(self._staged), whole)
         tasks = min(parallelism(self._spark), -(-count // _TASK_ROWS))
         together = rows.repartition(max(tasks, -(-count // FOLD_ROWS), 1), *silver.NAME)
         self._take(together.mapInArrow(work, "path string, rows long").collect())
@@ -236,7 +217,7 @@ class Folding:
         if files:
             sources = tuple(each.path for each in files)
             place, staged = str(self._table.path), str(self._staged)
-            work = Split(place, staged, self._level, sources, tuple(parts))
+            work = Split(place, staged, sources, tuple(parts))
             # A task's own start costs as much as a file does.
             most = max(parallelism(self._spark), -(-sum(f.rows for f in files) // FOLD_ROWS))
             numbers = self._spark.range(0, len(files), 1, min(len(files), most))
@@ -263,7 +244,6 @@ class Fold:
     """What tasks do: each folds its messages and writes them, by level and day. Travels."""
 
     staged: str
-    level: int
     # No row of these messages lies elsewhere.
     whole: bool
 
@@ -275,10 +255,9 @@ class Fold:
         if self.whole:
             known = pa.repeat(pa.scalar(True), messages.num_rows)
         over = pc.is_in(messages.column("state"), pa.array(silver.FINAL))
-        opened = folder_of({"level": str(self.level), "day": None})
         open_rows = messages.filter(pc.and_(known, pc.invert(over))).sort_by("due_last")
         paths = [
-            self._write(open_rows.slice(begin, FILE_ROWS), opened, f"{name}-{begin}")
+            self._write(open_rows.slice(begin, FILE_ROWS), OPEN_FOLDER, f"{name}-{begin}")
             for begin in range(0, open_rows.num_rows, FILE_ROWS)
         ]
         paths.append(self._write(messages.filter(pc.invert(known)), f"{PARTIAL}/", name))
@@ -303,24 +282,6 @@ class Fold:
 
 def _parts(table: Table, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
     return table.read(spark, files).select(*silver.PARTS.names)
-
-
-def messages_now(lake: Lake, spark: SparkSession) -> DataFrame:
-    """One row per message, finished or not, as of the last step."""
-    table = lake.messages
-    files = table.files()
-    opened = [each for each in files if is_open(each)]
-    if len(open_levels(opened)) < 2:
-        return table.read(spark, files).select(*silver.COLUMNS)
-    # As an earlier version left it, before the first run of this one.
-    over = [each for each in files if not is_open(each)]
-    tasks = max(parallelism(spark), -(-sum(each.rows for each in opened) // FOLD_ROWS))
-    together = silver.fold(_parts(table, spark, opened), tasks)
-    return (
-        table.read(spark, over)
-        .select(*silver.COLUMNS)
-        .unionByName(together.select(*silver.COLUMNS))
-    )
 
 
 def few_or_hashed(names: DataFrame, count: int) -> DataFrame:

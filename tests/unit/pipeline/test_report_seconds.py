@@ -21,12 +21,10 @@ from tests.unit.pipeline.young_rig import BEGIN, Story, half_a_minute, micros, p
 COUNTS = ("messages_in", "messages_out", "failed", "dead", "cancelled", "due")
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one level", "two levels"])
-def young(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Story, Lake]:
+@pytest.fixture(scope="module")
+def young(tmp_path_factory: pytest.TempPathFactory) -> tuple[Story, Lake]:
     story = half_a_minute()
-    return story, story.write(tmp_path_factory.mktemp("young"), request.param)
+    return story, story.write(tmp_path_factory.mktemp("young"))
 
 
 def per_second(moments: list[datetime]) -> Counter[int]:

@@ -94,8 +94,8 @@ class Story:
         self.told["messages_out"].append((at, topic))
         self.late.append((got, topic, micros(got) - micros(max(due, born))))
 
-    def write(self, root: Path, levels: int = 1, logs: bool = False) -> Lake:
-        """The lake. With two levels, silver's open messages lie in two parts each; logs have none."""
+    def write(self, root: Path, logs: bool = False) -> Lake:
+        """The lake. Logs have no messages."""
         self.rows.sort(key=lambda row: row["at"])
         for place, row in enumerate(self.rows, 1):
             row |= {"position": place, "row": 0}
@@ -107,7 +107,7 @@ class Story:
         if logs:
             lake.messages.replace([], [], place, _SILVER)
         else:
-            lake.messages.append(self._silver(levels), place)
+            lake.messages.append(self._silver(), place)
         fill(lake, self._gold(), self.as_of)
         state = State.of(lake)
         state.gold = {SHARD: last}
@@ -118,24 +118,19 @@ class Story:
     def as_of(self) -> datetime:
         return (max(row["at"] for row in self.rows) + timedelta(seconds=3)).replace(microsecond=0)
 
-    def _silver(self, levels: int) -> pa.Table:
+    def _silver(self) -> pa.Table:
         kinds = pa.schema(list(silver.TRANSITIONS.items()))
         rows = [
             {**row, "topic_no": self.topics.index(row["topic"]), "topic_since": 1}
             for row in self.rows
         ]
-        middle = len(rows) // 2 if levels == 2 else len(rows)
-        pieces = []
-        for level, part in enumerate((rows[:middle], rows[middle:]), 1):
-            if part:
-                parts = silver.parts_of(pa.Table.from_pylist(part, kinds).combine_chunks())
-                found = silver.merged(parts).to_pylist()
-                pieces += [{**row, **self._place(row, level)} for row in found]
-        return pa.Table.from_pylist(pieces, _SILVER)
+        parts = silver.parts_of(pa.Table.from_pylist(rows, kinds).combine_chunks())
+        messages = [{**row, **self._place(row)} for row in silver.merged(parts).to_pylist()]
+        return pa.Table.from_pylist(messages, _SILVER)
 
-    def _place(self, row: dict[str, Any], level: int) -> dict[str, Any]:
+    def _place(self, row: dict[str, Any]) -> dict[str, Any]:
         over = row["state"] in silver.FINAL and row["seen_from_start"]
-        return {"level": 0, "day": row["finished_at"].date()} if over else {"level": level}
+        return {"level": 0, "day": row["finished_at"].date()} if over else {"level": 1}
 
     def _gold(self) -> dict[str, list[dict[str, Any]]]:
         tables: dict[str, list[dict[str, Any]]] = {"throughput": [], "lateness": [], "backlog": []}
