@@ -38,8 +38,6 @@ LARGE_CLASSES = {
 FILES_WITH_TOLD = {
     "broker/launch.py",
     "client/flight_errors.py",
-    "pipeline/audit_stage.py",
-    "pipeline/silver_stage.py",
     "storage/files/journal_survey.py",
 }
 

@@ -1,16 +1,16 @@
-"""The audit: what was promised, held against every transition. Anything found is a row.
+"""The audit: what was promised, held against every transition. Every finding is a row.
 
 The change feed (bronze) is followed message by message through the lifecycle that the broker itself
 goes by, independently of what silver made of it; then silver and the broker's own counts must agree
 with it. A healthy broker has no findings, however busy it is.
 
-| kind | what was found |
+| kind | what is wrong |
 | --- | --- |
 | `gap` | rows of the feed that aren't there: in a frame, or messages whose ids were left out |
 | `duplicate` | a row of the feed that is there twice |
 | `early` | user code got a message before it was due |
 | `double_completion` | a message that was done was acknowledged again |
-| `without_lease` | acknowledged, failed or given back by somebody who had no lease |
+| `without_lease` | acknowledged, failed or given back without a lease |
 | `after_the_end` | delivered after it was done, cancelled or dead |
 | `never_produced` | something happened to a message that never came to be |
 | `illegal` | any other transition that the lifecycle doesn't have |
@@ -90,7 +90,7 @@ def _state_after() -> dict[str, str]:
     """Each op leads to one state, whatever was before."""
     after = {}
     for op, verb in _VERBS.items():
-        (state,) = {target for (_, each), target in TRANSITIONS.items() if each is verb}
+        (state,) = {target for (_, known), target in TRANSITIONS.items() if known is verb}
         after[op] = _WORDS[state]
     return after | {"purged": "purged", "stage_dropped": "purged"}
 
@@ -99,8 +99,8 @@ STATE_AFTER = _state_after()
 LEGAL = sorted(
     f"{_WORDS[state]} {op}"
     for op, verb in _VERBS.items()
-    for state, each in TRANSITIONS
-    if each is verb
+    for state, known in TRANSITIONS
+    if known is verb
 )
 
 
@@ -120,18 +120,18 @@ class Topics:
     # Where each topic was made and deleted, by `shard topic`.
     made: dict[str, list[int]]
     deleted: dict[str, list[int]]
-    # Whether there are sinks: what they keep for themselves has places in frames that nobody sees.
+    # Whether there are sinks: what they keep for themselves has places in frames that are not shown.
     sinks: bool = False
 
     @classmethod
     def of(cls, transitions: DataFrame) -> Topics:
         """Runs a job over the rows that tell of topics."""
         kind = F.get_json_object("details", "$.settings.kind")
-        told = F.col("op").isin("topic_created", "topic_deleted")
+        of_topic = F.col("op").isin("topic_created", "topic_deleted")
         rows = (
-            transitions.where(told | F.col("op").isin("put", "sink_published"))
-            .groupBy(_topic().alias("topic"), "op", F.when(told, kind).alias("kind"))
-            .agg(F.collect_set(F.when(told, F.col("position"))).alias("positions"))
+            transitions.where(of_topic | F.col("op").isin("put", "sink_published"))
+            .groupBy(_topic().alias("topic"), "op", F.when(of_topic, kind).alias("kind"))
+            .agg(F.collect_set(F.when(of_topic, F.col("position"))).alias("positions"))
             .collect()
         )
         messages = ("timeline", "priority")
@@ -152,15 +152,15 @@ class Topics:
         """How often the row's topic had been deleted before."""
         if not self.deleted:
             return F.lit(0)
-        found = F.element_at(_map_of(self.deleted), _topic())
-        return F.coalesce(F.size(F.filter(found, lambda at: at < F.col("position"))), F.lit(0))
+        ends = F.element_at(_map_of(self.deleted), _topic())
+        return F.coalesce(F.size(F.filter(ends, lambda at: at < F.col("position"))), F.lit(0))
 
     def ended(self) -> Column:
         """Whether the row's topic was deleted after it."""
         if not self.deleted:
             return F.lit(False)
-        found = F.element_at(_map_of(self.deleted), _topic())
-        return F.coalesce(F.array_max(found) > F.col("position"), F.lit(False))
+        ends = F.element_at(_map_of(self.deleted), _topic())
+        return F.coalesce(F.array_max(ends) > F.col("position"), F.lit(False))
 
     def whole(self) -> Column:
         """Whether the lake saw the row's topic of that `generation` come to be."""
@@ -179,8 +179,8 @@ def _topic() -> Column:
 def _map_of(positions: dict[str, list[int]]) -> Column:
     pairs = [
         part
-        for topic, found in positions.items()
-        for part in (F.lit(topic), F.array(*map(F.lit, found)))
+        for topic, ends in positions.items()
+        for part in (F.lit(topic), F.array(*map(F.lit, ends)))
     ]
     return F.create_map(*pairs)
 
@@ -214,7 +214,7 @@ def lives(transitions: DataFrame, topics: Topics) -> DataFrame:
     )
 
 
-# What can be found
+# Findings
 
 
 def broken(followed: DataFrame, beginnings: DataFrame) -> DataFrame:
@@ -224,19 +224,19 @@ def broken(followed: DataFrame, beginnings: DataFrame) -> DataFrame:
     """
     op, was = F.col("op"), F.col("was")
     illegal = ~F.concat(was, F.lit(" "), op).isin(*LEGAL)
-    # Where nobody said when it began, that is 0.
+    # Where it is not known when it began, that is 0.
     early = (F.unix_micros("started") > 0) & (F.col("started") < F.col("was_due"))
     rows = followed.where(illegal | early).join(
         F.broadcast(beginnings), ["shard", "topic", "generation", "partition"], "left"
     )
     known = (was != "none") | F.coalesce(_sequence() >= F.col("first"), F.lit(False))
-    told = F.array_compact(
+    findings = F.array_compact(
         F.array(
             F.when(illegal & known, F.struct(_illegal_kind(), _illegal_what())),
             F.when(early, F.struct(F.lit("early").alias("kind"), _early_what())),
         )
     )
-    return rows.select("topic", "partition", "id", F.inline(told), "position", "shard")
+    return rows.select("topic", "partition", "id", F.inline(findings), "position", "shard")
 
 
 def _illegal_kind() -> Column:
@@ -258,8 +258,8 @@ def _illegal_what() -> Column:
 
 def _early_what() -> Column:
     before = F.unix_micros("was_due") - F.unix_micros("started")
-    told = (F.lit("started "), before.cast("string"), F.lit(" µs before it was due"))
-    return F.concat(*told).alias("what")
+    words = (F.lit("started "), before.cast("string"), F.lit(" µs before it was due"))
+    return F.concat(*words).alias("what")
 
 
 def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
@@ -269,7 +269,7 @@ def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
     was produced before it isn't known; nothing is said of partitions where nothing was produced.
     """
     born = F.col("op").isin(*BORN)
-    found = (
+    counts = (
         relevant(transitions, topics)
         .groupBy("shard", "topic", "generation", "partition")
         .agg(
@@ -279,7 +279,7 @@ def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
         )
     )
     first = F.when(topics.whole(), F.lit(1)).otherwise(F.col("lowest")).cast("long")
-    return found.withColumn("first", first).drop("lowest")
+    return counts.withColumn("first", first).drop("lowest")
 
 
 def gaps(
@@ -288,7 +288,7 @@ def gaps(
     beginnings: DataFrame,
     everything: DataFrame | None = None,
 ) -> DataFrame:
-    """Rows that are missing in their frame or there twice, and ids that nobody was given.
+    """Rows that are missing in their frame or there twice, and ids that no message was given.
 
     Where `transitions` are only those that are new, `everything` is what `beginnings` are of: which
     ids were given before is known only there. Partitions without holes are not looked at.
@@ -303,8 +303,8 @@ def gaps(
         (F.col("n") - F.col("rows")).cast("string"), F.lit(" rows of this frame are there twice")
     )
     incomplete = frames.where("rows <> last + 1" if not topics.sinks else "false")
-    holed = _found(incomplete, F.lit("gap"), missing)
-    doubled = _found(frames.where("n <> rows"), F.lit("duplicate"), twice)
+    holed = _findings(incomplete, F.lit("gap"), missing)
+    doubled = _findings(frames.where("n <> rows"), F.lit("duplicate"), twice)
     return holed.unionByName(doubled).unionByName(
         _holes(transitions if everything is None else everything, topics, beginnings)
     )
@@ -344,8 +344,8 @@ def _holes(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> Dat
     before = F.coalesce(F.lag("sequence").over(order), F.col("first") - 1)
     jumps = born.withColumn("before", before).where("sequence > before + 1")
     count = (F.col("sequence") - F.col("before") - 1).cast("string")
-    what = F.concat(count, F.lit(" messages before this one were never told of"))
-    return _found(jumps, F.lit("gap"), what)
+    what = F.concat(count, F.lit(" messages before this one are missing"))
+    return _findings(jumps, F.lit("gap"), what)
 
 
 def unaccounted(followed: DataFrame, messages: DataFrame, topics: Topics) -> DataFrame:
@@ -365,16 +365,16 @@ def unaccounted(followed: DataFrame, messages: DataFrame, topics: Topics) -> Dat
         messages = messages.where(
             F.coalesce(F.array_max(since) < F.col("topic_since"), F.lit(True))
         )
-    known = messages.select(*MESSAGE, F.col("state").alias("told"))
+    known = messages.select(*MESSAGE, F.col("state").alias("silver"))
     wrong = last.join(known, MESSAGE, "left").where(
-        F.col("told").isNull() | (F.col("told") != F.col("state"))
+        F.col("silver").isNull() | (F.col("silver") != F.col("state"))
     )
-    told = F.coalesce(F.concat(F.lit("has it as "), F.col("told")), F.lit("doesn't have it"))
-    what = F.concat(F.lit("it is "), F.col("state"), F.lit(", and silver "), told)
-    return _found(wrong, F.lit("unaccounted"), what)
+    has = F.coalesce(F.concat(F.lit("has it as "), F.col("silver")), F.lit("doesn't have it"))
+    what = F.concat(F.lit("it is "), F.col("state"), F.lit(", and silver "), has)
+    return _findings(wrong, F.lit("unaccounted"), what)
 
 
-def _found(rows: DataFrame, kind: Column, what: Column) -> DataFrame:
+def _findings(rows: DataFrame, kind: Column, what: Column) -> DataFrame:
     return rows.select(
         "topic",
         "partition",
@@ -387,11 +387,11 @@ def _found(rows: DataFrame, kind: Column, what: Column) -> DataFrame:
 
 
 def audit(transitions: DataFrame, messages: DataFrame | None = None) -> DataFrame:
-    """All that can be found in bronze, and in silver if it is given."""
+    """All findings in bronze, and in silver if it is given."""
     topics = Topics.of(transitions)
     known = beginnings(transitions, topics)
     followed = lives(transitions, topics)
-    found = broken(followed, known).unionByName(gaps(transitions, topics, known))
+    findings = broken(followed, known).unionByName(gaps(transitions, topics, known))
     if messages is not None:
-        found = found.unionByName(unaccounted(followed, messages, topics))
-    return found
+        findings = findings.unionByName(unaccounted(followed, messages, topics))
+    return findings

@@ -1,7 +1,7 @@
 """The audit as a stage: messages that something new happened to, and the broker's own counts.
 
 A run looks at the whole lives of those messages to which something happened since the last audit; what
-it finds is added to what was found before. With the option `full` it looks at everything again.
+it finds is added to the findings before. With the option `full` it looks at everything again.
 
 Counts are compared exactly, while traffic goes on: the broker counts first, and says at which position
 of its feed (`BrokerCounts`, the first stage of a run). Then bronze and silver are brought up to now, which
@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
     from fasti.pipeline.runner import Run
 
-# Whoever has more has other worries.
 FINDINGS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What the broker said of a topic."""
+    """How many messages of a topic the broker has in which state, at a position of its feed."""
 
     topic: str
     shard: str
@@ -65,8 +64,8 @@ class BrokerCounts:
 
 def _in_words(counts: dict[str, int]) -> dict[str, int]:
     """As silver has them."""
-    told = {state: counts[state] for state in ("leased", "dead", "done", "cancelled", "staged")}
-    return {"pending": counts["scheduled"] + counts["ready"], **told}
+    others = {state: counts[state] for state in ("leased", "dead", "done", "cancelled", "staged")}
+    return {"pending": counts["scheduled"] + counts["ready"], **others}
 
 
 class Audit:
@@ -86,23 +85,23 @@ class Audit:
         if not full and through == state.audit:
             return table.rows()
         since = {} if full else state.audit
-        found = _checked(run, since, through)
-        kept = _kept(run, full)
+        findings = _audit(run, since, through)
+        lasting = _lasting(run, full)
         counts = self._counts.counts if self._counts is not None else []
-        differing, compared = compare(run, [each for each in counts if each.shard in through])
-        if kept is not None:
-            found = found.unionByName(kept)
+        differing, compared = compare(run, [count for count in counts if count.shard in through])
+        if lasting is not None:
+            findings = findings.unionByName(lasting)
         if differing:
-            found = found.unionByName(run.spark.createDataFrame(differing, audit.FINDING))
-        table.overwrite(found.dropDuplicates().limit(FINDINGS_MAX).toArrow())
+            findings = findings.unionByName(run.spark.createDataFrame(differing, audit.FINDING))
+        table.overwrite(findings.dropDuplicates().limit(FINDINGS_MAX).toArrow())
         state.audit, state.compared = through, compared
         state.audited_us = time.time_ns() // 1000
-        state.transitions, state.messages = lake.bronze.rows(), _messages(run)
+        state.transitions, state.messages = lake.bronze.rows(), lake.messages.rows()
         state.save(lake)
         return table.rows()
 
 
-def _checked(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFrame:
+def _audit(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFrame:
     """What is wrong with messages that something happened to between two places."""
     lake, spark = run.lake, run.spark
     everything = lake.bronze.read(spark).where(between({}, through))
@@ -113,13 +112,14 @@ def _checked(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFr
     known = audit.beginnings(everything, topics)
     touched = touched_by(everything, new)
     followed = audit.lives(touched, topics)
-    found = audit.broken(followed, known).unionByName(audit.gaps(new, topics, known, everything))
-    return found.unionByName(audit.unaccounted(followed, run.messages(), topics))
+    gaps = audit.gaps(new, topics, known, everything)
+    findings = audit.broken(followed, known).unionByName(gaps)
+    return findings.unionByName(audit.unaccounted(followed, run.messages(), topics))
 
 
 def _behind(lake: Lake, spark: Any, since: dict[str, int]) -> DataFrame:
     lowest = min((since.get(shard, -1) for shard in shards(lake)), default=-1)
-    files = [each for each in lake.bronze.files() if each.may_have("position", above=lowest)]
+    files = [file for file in lake.bronze.files() if file.may_have("position", above=lowest)]
     return lake.bronze.read(spark, files)
 
 
@@ -131,17 +131,12 @@ def touched_by(transitions: DataFrame, new: DataFrame) -> DataFrame:
     return mine.unionByName(transitions.where("id is null"))
 
 
-def _kept(run: Run, full: bool) -> DataFrame | None:
-    """What was found before and stays true."""
+def _lasting(run: Run, full: bool) -> DataFrame | None:
+    """Findings of before that stay true."""
     table = run.lake.gold("audit")
     if full or not table.exists():
         return None
     return table.read(run.spark).where(~F.col("kind").isin(*audit.PASSING))
-
-
-def _messages(run: Run) -> int:
-    table = run.lake.messages
-    return sum(each.rows for each in table.files()) if table.exists() else 0
 
 
 # The broker's counts
@@ -158,28 +153,27 @@ def compare(run: Run, counts: Sequence[Count]) -> tuple[list[tuple[Any, ...]], d
         for row in lake.topics.arrow().to_pylist()
         if row["topic_since"] > 0 and row["until"] is None
     }
-    known = [each for each in counts if (each.shard, each.topic) in made]
+    known = [count for count in counts if (count.shard, count.topic) in made]
     if not known:
         return [], {}
     rows = [(c.shard, c.topic, made[c.shard, c.topic], c.position) for c in known]
     places = run.spark.createDataFrame(
         rows, "shard string, topic string, topic_since long, counted long"
     )
-    told = _told(run, F.broadcast(places), {(c.shard, c.topic): c.position for c in known})
+    positions = [count.position for count in known]
+    counted = _count(run, F.broadcast(places), min(positions))
     differing = []
     for count in known:
         for state, number in count.states.items():
-            mine = told.get((count.shard, count.topic, state), 0)
+            mine = counted.get((count.shard, count.topic, state), 0)
             if mine != number:
-                what = f"the broker counts {number} {state}, and its feed tells of {mine}"
+                what = f"the broker counts {number} {state}, and its feed adds up to {mine}"
                 place = (count.position, count.shard)
                 differing.append((count.topic, None, None, "count", what, *place))
     return differing, {count.topic: count.position for count in known}
 
 
-def _told(
-    run: Run, places: DataFrame, positions: dict[tuple[str, str], int]
-) -> dict[tuple[str, str, str], int]:
+def _count(run: Run, places: DataFrame, lowest: int) -> dict[tuple[str, str, str], int]:
     """How many messages are in which state at each topic's place: (shard, topic, state) → number."""
     lake, spark = run.lake, run.spark
     settled = (
@@ -187,9 +181,8 @@ def _told(
         .join(places, ["shard", "topic", "topic_since"])
         .where("last_position <= counted")
     )
-    found = [settled.groupBy("shard", "topic", "state").count()]
-    lowest = min(positions.values())
-    files = [each for each in lake.bronze.files() if each.may_have("position", above=lowest)]
+    counts = [settled.groupBy("shard", "topic", "state").count()]
+    files = [file for file in lake.bronze.files() if file.may_have("position", above=lowest)]
     if files:
         later = lake.bronze.read(spark, files).join(places, ["shard", "topic"])
         later = later.where("position > counted")
@@ -200,16 +193,16 @@ def _told(
         lives = lives.where("position <= counted")
         last = F.max_by("state", F.struct("position", "row")).alias("state")
         states = lives.groupBy(*audit.MESSAGE).agg(last)
-        found.append(states.groupBy("shard", "topic", "state").count())
-    told: dict[tuple[str, str, str], int] = {}
-    for frame in found:
+        counts.append(states.groupBy("shard", "topic", "state").count())
+    totals: dict[tuple[str, str, str], int] = {}
+    for frame in counts:
         for row in frame.collect():
             name = (row["shard"], row["topic"], row["state"])
-            told[name] = told.get(name, 0) + row["count"]
-    return told
+            totals[name] = totals.get(name, 0) + row["count"]
+    return totals
 
 
 def findings(lake: Lake) -> pa.Table:
-    """What the last audit found, without Spark."""
+    """The findings of the last audit, without Spark."""
     table = lake.gold("audit")
     return table.arrow() if table.exists() else pa.table({"kind": pa.array([], pa.string())})

@@ -24,9 +24,8 @@ import pyarrow.parquet as pq
 
 from fasti.client.changes import feed_bounds
 from fasti.errors import Gone, NotFound
-from fasti.pipeline.commits import replace_text
-from fasti.pipeline.files import folder_of
-from fasti.pipeline.shared import parallelism
+from fasti.pipeline.files import folder_of, replace_text
+from fasti.pipeline.shared import attempt_id, parallelism
 from fasti.protocol.feed_name import is_nameless
 from fasti.spark.connection import client_of
 from fasti.spark.errors import as_spark_errors
@@ -72,8 +71,8 @@ def starting_position(run: Run, shard: str) -> int:
     table, first = run.lake.bronze, feed_bounds(run.client.transport).first.frame
     after = table.position(transaction(shard))
     if after is None:
-        others = [each for each in shards(run.lake) if each != shard]
-        if any(is_nameless(each) for each in others):
+        others = [other for other in shards(run.lake) if other != shard]
+        if any(is_nameless(other) for other in others):
             raise Gone(
                 f"the lake {run.lake.root} was written by an older version, whose positions did not "
                 "name the shard: begin a new lake in another directory",
@@ -105,7 +104,7 @@ def starting_position(run: Run, shard: str) -> int:
 
 
 def shards(lake: Lake) -> list[str]:
-    """Those whose feeds are in the lake."""
+    """The shards whose feeds are in the lake."""
     place = lake.root / "shards"
     return place.read_text().split() if place.exists() else []
 
@@ -139,10 +138,10 @@ def copy(run: Run, shard: str, after: int, through: int) -> int:
         work = Copy(tickets, run.address, run.token, shard, payload, str(staged))
         count = len(tickets)
         written = spark.range(0, count, 1, count).mapInArrow(work, "path string").collect()
-        # Only what tasks have told of: one that failed half-way may have left something.
-        files = table.adopt(staged, [staged / each.path for each in written])
+        # Only what tasks reported: one that failed half-way may have left something.
+        files = table.adopt(staged, [staged / row.path for row in written])
         table.replace(files, [], (transaction(shard), through), schema(payload))
-    return sum(each.rows for each in files)
+    return sum(file.rows for file in files)
 
 
 def schema(payload: bool) -> pa.Schema:
@@ -153,7 +152,7 @@ def schema(payload: bool) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Copy:
-    """What tasks do: each reads its ticket and writes files. Travels to executors."""
+    """What a task does: reads its ticket and writes files. Travels to executors."""
 
     tickets: list[dict[str, Any]]
     address: str
@@ -171,13 +170,9 @@ class Copy:
                     yield pa.RecordBatch.from_pydict({"path": paths})
 
     def _copy(self, number: int) -> list[str]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        attempt = 0 if context is None else context.taskAttemptId()
         client = client_of(self.address, self.token)
         view = View("changes", None, self.payload)
-        with Writers(Path(self.staged), f"{number:05}-{attempt}") as writers:
+        with Writers(Path(self.staged), f"{number:05}-{attempt_id()}") as writers:
             for batch in client.transport.read(dict(self.tickets[number])):
                 writers.add(view.made_of(batch, shard=self.shard))
         return writers.paths
@@ -239,31 +234,31 @@ class Writers:
     def _own(self, topics: pa.ChunkedArray) -> list[tuple[str, str]]:
         """Topics that have files of their own, and the names of those."""
         own: list[tuple[str, str]] = []
-        for each in sorted(pc.value_counts(topics).to_pylist(), key=lambda each: -each["counts"]):
-            topic = each["values"]
+        for row in sorted(pc.value_counts(topics).to_pylist(), key=lambda row: -row["counts"]):
+            topic = row["values"]
             if topic is None:
                 continue
             part = part_of(topic)
             room = len(self._open) + len(own) < _OWN_TOPICS
-            if part in self._open or (each["counts"] >= _OWN_ROWS and room):
+            if part in self._open or (row["counts"] >= _OWN_ROWS and room):
                 own.append((topic, part))
         return own
 
     def _writer(self, part: str, columns: pa.Schema) -> pq.ParquetWriter:
-        found = self._open.get(part)
-        if found is None:
+        writer = self._open.get(part)
+        if writer is None:
             folder = folder_of({"day": str(self._day), "part": part})
             (self._root / folder).mkdir(parents=True, exist_ok=True)
             path = f"{folder}{self._name}-{len(self.paths):04}.parquet"
             self.paths.append(path)
-            found = self._open[part] = pq.ParquetWriter(
+            writer = self._open[part] = pq.ParquetWriter(
                 self._root / path, columns, compression="zstd", compression_level=1
             )
-        return found
+        return writer
 
     def _close(self) -> None:
-        for each in self._open.values():
-            each.close()
+        for writer in self._open.values():
+            writer.close()
         self._open = {}
 
 
@@ -282,5 +277,5 @@ def part_of(topic: str) -> str:
     """The name of a topic's files: the topic's, where it can be part of a path."""
     if _SAFE.fullmatch(topic) and len(topic) <= 100:
         return topic
-    told = hashlib.blake2b(topic.encode(), digest_size=6).hexdigest()
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', topic)[:100]}~{told}"
+    digest = hashlib.blake2b(topic.encode(), digest_size=6).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', topic)[:100]}~{digest}"

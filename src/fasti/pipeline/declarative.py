@@ -40,7 +40,7 @@ Query = Callable[[], DataFrame]
 def define(pipeline: Pipeline, *, address: str | None = None) -> list[str]:
     """Defines what the pipeline has in the one that Spark is loading. Returns the names.
 
-    Raises `invalid_argument` for a step that can't be told so, before anything is defined.
+    Raises `invalid_argument` for a step that can't be declared so, before anything is defined.
     """
     place = pipeline.place(address)
     defining = [

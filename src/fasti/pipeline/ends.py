@@ -144,11 +144,11 @@ class TableEnd(Source, Sink):
 
     def write(self, rows: DataFrame, place: Place, transaction: Transaction) -> None:
         """Adds rows, or puts them in the place of all that were there."""
-        found = self.at(place)
+        table = self.at(place)
         if self.overwrite:
-            found.overwrite(rows, txn=transaction)
+            table.overwrite(rows, txn=transaction)
         else:
-            found.append(rows, txn=transaction)
+            table.append(rows, txn=transaction)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def table(path: str | Path, partition_by: Sequence[str] = (), overwrite: bool = 
 
 
 def source_of(given: Any, name: str) -> Source:
-    """Checks what somebody gave as a source. Raises `invalid_argument`."""
+    """Checks what the caller gave as a source. Raises `invalid_argument`."""
     if isinstance(given, Source):
         return given
     if isinstance(given, Sink) or not callable(given):
@@ -233,7 +233,7 @@ def _for_writing(topic: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_either(view: str, topic: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Nobody knows yet whether it will be read or written."""
+    """It is not known yet whether it will be read or written."""
     try:
         return _for_reading(view, topic, options)
     except InvalidArgument as error:

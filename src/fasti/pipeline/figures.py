@@ -68,7 +68,7 @@ class Figures:
     grain: str
     length_us: int
     state: State
-    # Those that somebody should look at first, then those with most deliveries.
+    # Those that an operator should look at first, then those with most deliveries.
     topics: list[Topic]
     totals: Row
     # All topics together.
@@ -97,9 +97,9 @@ class Figures:
 
     @property
     def early(self) -> int:
-        """Deliveries before due: those of messages that are done, and all that the audit found."""
-        told = sum(topic.early for topic in self.topics)
-        return max(told, self.kinds.get("early", 0))
+        """Deliveries before due: those of messages that are done, and all findings of the audit."""
+        counted = sum(topic.early for topic in self.topics)
+        return max(counted, self.kinds.get("early", 0))
 
     @property
     def lost(self) -> int:
@@ -153,7 +153,7 @@ def figures(lake: Lake, findings_max: int = 500) -> Figures:
     coming = ahead(lake, state.as_of_us)
     topics = _topics(days, late_days, coming)
     audit = lake.gold("audit").arrow() if lake.gold("audit").exists() else pa.table({})
-    found = Figures(
+    result = Figures(
         lake=str(lake.root),
         as_of_us=state.as_of_us,
         grain="",
@@ -174,36 +174,36 @@ def figures(lake: Lake, findings_max: int = 500) -> Figures:
         kinds=_kinds(audit),
     )
     first_us = int(pc.min(days.column("start")).as_py()) if days.num_rows else state.as_of_us
-    _over_time(found, lake, first_us)
-    return found
+    _over_time(result, lake, first_us)
+    return result
 
 
-def _over_time(found: Figures, lake: Lake, first_us: int) -> None:
+def _over_time(result: Figures, lake: Lake, first_us: int) -> None:
     """Charts over time: of seconds if there are any, else of the grain that fits."""
-    found.grain, begin_us, oldest_us = _window(lake, found.as_of_us, first_us)
-    shown = found.topics[:TOPICS_MAX]
-    young = seconds(lake, found.state, oldest_us) if found.grain == "minute" else None
+    result.grain, begin_us, oldest_us = _window(lake, result.as_of_us, first_us)
+    shown = result.topics[:TOPICS_MAX]
+    young = seconds(lake, result.state, oldest_us) if result.grain == "minute" else None
     if young is not None:
-        found.grain, found.length_us, found.spread = "second", young.length_us, young.spread
-        found.lateness, found.throughput = young.lateness, young.throughput
-        found.silences, found.otherwise = young.silences, young.otherwise
-        found.today = None if young.whole is None else (young.throughput[0][0], young.whole)
+        result.grain, result.length_us, result.spread = "second", young.length_us, young.spread
+        result.lateness, result.throughput = young.lateness, young.throughput
+        result.silences, result.otherwise = young.silences, young.otherwise
+        result.today = None if young.whole is None else (young.throughput[0][0], young.whole)
         for topic in shown:
             topic.recent = young.recent.get(topic.name, [])
         return
-    length_us = found.length_us = LENGTHS[found.grain]
-    late = of_topics(periods(lake, "lateness", found.grain, begin_us), [ALL])
+    length_us = result.length_us = LENGTHS[result.grain]
+    late = of_topics(periods(lake, "lateness", result.grain, begin_us), [ALL])
     if late.num_rows:
-        found.lateness = [(row["start"], row) for row in late.sort_by("start").to_pylist()]
-    recent = periods(lake, "throughput", found.grain, begin_us)
+        result.lateness = [(row["start"], row) for row in late.sort_by("start").to_pylist()]
+    recent = periods(lake, "throughput", result.grain, begin_us)
     sums = {row["start"]: row for row in added(recent, ["start"], _COUNTS)}
     none = dict.fromkeys(_COUNTS, 0)
-    found.throughput = filled(sums, length_us, begin_us, found.as_of_us, none)
+    result.throughput = filled(sums, length_us, begin_us, result.as_of_us, none)
     by_topic: dict[str, dict[int, Row]] = defaultdict(dict)
     for row in of_topics(recent, [topic.name for topic in shown]).to_pylist():
         by_topic[row["topic"]][row["start"]] = row
     for topic in shown:
-        series = filled(by_topic[topic.name], length_us, begin_us, found.as_of_us, none)
+        series = filled(by_topic[topic.name], length_us, begin_us, result.as_of_us, none)
         topic.recent = [row["messages_out"] for _, row in series]
 
 

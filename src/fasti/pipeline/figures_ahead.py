@@ -84,7 +84,7 @@ def ahead(lake: Lake, as_of_us: int) -> Ahead:
 
 
 def _together(rows: pa.Table, grain: str, as_of_us: int, alone: str | None) -> Series:
-    """All topics. What consumers can do is told only of one: others can't do its work."""
+    """All topics. What consumers can do is shown only of a single one: others can't do its work."""
     if alone is not None:
         return _series(rows.to_pylist(), grain, as_of_us)
     return _series(added(rows, ["start"], ["pending", "overdue"]), grain, as_of_us)
@@ -95,31 +95,31 @@ def _series(rows: Iterable[Row], grain: str, as_of_us: int) -> Series:
     length_us = LENGTHS[grain]
     begin_us = as_of_us // length_us * length_us
     end_us = begin_us + SPANS_US[grain]
-    found: dict[int, Row] = {}
+    shown: dict[int, Row] = {}
     capacity: Any = None
     for row in sorted(rows, key=lambda row: int(row["start"])):
         capacity = row.get("capacity")
         start = max(row["start"], begin_us)
         if start < end_us:
-            period = found.setdefault(start, dict(_EMPTY))
+            period = shown.setdefault(start, dict(_EMPTY))
             period["pending"] += row["pending"]
             period["overdue"] += row["overdue"]
             period["queued"] = row.get("queued") or 0
-    told = {start: {**row, "capacity": capacity} for start, row in found.items()}
+    rows_shown = {start: {**row, "capacity": capacity} for start, row in shown.items()}
     empty = {**_EMPTY, "capacity": capacity}
-    return filled(told, length_us, begin_us, end_us - length_us, empty)
+    return filled(rows_shown, length_us, begin_us, end_us - length_us, empty)
 
 
 def _stuck(minutes: pa.Table, as_of_us: int) -> tuple[int, int, int] | None:
-    """Of a message that fell due a moment ago nobody can say that it waits."""
+    """A message that fell due a moment ago is not waiting yet."""
     if not minutes.num_rows:
         return None
     old = pc.less_equal(minutes.column("start"), as_of_us - 2 * MINUTE_US)
-    found = minutes.filter(pc.and_(old, pc.greater(minutes.column("overdue"), 0)))
-    if not found.num_rows:
+    waiting = minutes.filter(pc.and_(old, pc.greater(minutes.column("overdue"), 0)))
+    if not waiting.num_rows:
         return None
-    topics = pc.count_distinct(found.column("topic")).as_py()
-    return total(found, "overdue"), int(topics), int(pc.min(found.column("start")).as_py())
+    topics = pc.count_distinct(waiting.column("topic")).as_py()
+    return total(waiting, "overdue"), int(topics), int(pc.min(waiting.column("start")).as_py())
 
 
 def _peak(hours: Iterable[Row], as_of_us: int) -> tuple[int, int] | None:
@@ -129,5 +129,5 @@ def _peak(hours: Iterable[Row], as_of_us: int) -> tuple[int, int] | None:
         for row in hours
         if row["start"] + HOUR_US > as_of_us
     }
-    best = max(counts.items(), key=lambda each: (each[1], -each[0]), default=None)
+    best = max(counts.items(), key=lambda hour: (hour[1], -hour[0]), default=None)
     return best if best and best[1] else None

@@ -33,23 +33,23 @@ def periods(lake: Lake, name: str, grain: str, begin_us: int = 0) -> pa.Table:
         return pa.table({})
     since = pa.scalar(begin_us, pa.timestamp("us", tz="UTC"))
     day = since.as_py().date().isoformat()
-    files = [each for each in table.files() if str(each.partition.get("day", "9")) >= day]
+    files = [file for file in table.files() if str(file.partition.get("day", "9")) >= day]
     if not files:
         return pa.table({})
-    found = ds.dataset([str(table.path / each.path) for each in files], format="parquet").to_table(
+    rows = ds.dataset([str(table.path / file.path) for file in files], format="parquet").to_table(
         filter=(pc.field("grain") == grain) & (pc.field("start") >= since)
     )
-    place = found.schema.get_field_index("start")
-    starts = found.column("start").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    return found.set_column(place, "start", starts)
+    place = rows.schema.get_field_index("start")
+    starts = rows.column("start").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return rows.set_column(place, "start", starts)
 
 
 def added(rows: pa.Table, by: Sequence[str], sums: Sequence[str]) -> list[Row]:
     """The sums of some columns for each value of others."""
     if not rows.num_rows:
         return []
-    found = rows.group_by(list(by)).aggregate([(name, "sum") for name in sums])
-    return list(found.rename_columns([*by, *sums]).to_pylist())
+    groups = rows.group_by(list(by)).aggregate([(name, "sum") for name in sums])
+    return list(groups.rename_columns([*by, *sums]).to_pylist())
 
 
 def total(rows: pa.Table, name: str) -> int:
@@ -81,7 +81,7 @@ def last_of_each(rows: pa.Table) -> dict[str, Row]:
     return {row["topic"]: row for row in rows.take(pa.array(last)).to_pylist()}
 
 
-def filled(found: dict[int, Row], length_us: int, begin_us: int, end_us: int, empty: Row) -> Series:
+def filled(rows: dict[int, Row], length_us: int, begin_us: int, end_us: int, empty: Row) -> Series:
     """Every period, also those in which nothing happened."""
     starts = range(begin_us, max(end_us, begin_us) + 1, length_us)
-    return [(start, found.get(start, empty)) for start in starts]
+    return [(start, rows.get(start, empty)) for start in starts]

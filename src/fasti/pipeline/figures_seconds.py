@@ -145,22 +145,22 @@ class _Buckets:
 
 
 def _read(table: Table, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
-    """Some columns of some files; few words that come often are kept once."""
+    """Some columns of some files; words that come often are read as a dictionary."""
     words = [name for name in ("op", "topic", "state", "shard") if name in columns]
     options = ds.ParquetReadOptions(dictionary_columns=words)
-    paths = [str(table.path / each.path) for each in files]
-    found = ds.dataset(paths, format=ds.ParquetFileFormat(read_options=options))
-    return found.to_table(columns=list(columns))
+    paths = [str(table.path / file.path) for file in files]
+    dataset = ds.dataset(paths, format=ds.ParquetFileFormat(read_options=options))
+    return dataset.to_table(columns=list(columns))
 
 
 def _transitions(lake: Lake, state: State) -> pa.Table:
     """What happened to messages, as far as gold has counted it: bronze may be ahead."""
-    found = _read(lake.bronze, lake.bronze.files(), ("shard", "position", "at", "op", "topic"))
-    known = np.zeros(found.num_rows, dtype=bool)
-    positions = found.column("position").to_numpy()
+    rows = _read(lake.bronze, lake.bronze.files(), ("shard", "position", "at", "op", "topic"))
+    known = np.zeros(rows.num_rows, dtype=bool)
+    positions = rows.column("position").to_numpy()
     for shard, place in state.gold.items():
-        known |= _any_of(found.column("shard"), (shard,)) & (positions <= place)
-    return found.filter(pa.array(known & _any_of(found.column("op"), _ALL_OPS)))
+        known |= _any_of(rows.column("shard"), (shard,)) & (positions <= place)
+    return rows.filter(pa.array(known & _any_of(rows.column("op"), _ALL_OPS)))
 
 
 def _messages(lake: Lake) -> pa.Table:
@@ -175,15 +175,15 @@ def _messages(lake: Lake) -> pa.Table:
 
 
 def _mask(values: pa.ChunkedArray) -> Mask:
-    found: Mask = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _micros(moments: pa.ChunkedArray) -> Ints:
     """Moments as numbers; the smallest number there is where there is none."""
     numbers = pc.fill_null(moments.cast(pa.int64()), np.iinfo(np.int64).min // 4)
-    found: Ints = numbers.to_numpy(zero_copy_only=False)
-    return found
+    micros: Ints = numbers.to_numpy(zero_copy_only=False)
+    return micros
 
 
 def _any_of(values: pa.ChunkedArray, words: Sequence[str]) -> Mask:
@@ -201,18 +201,18 @@ def _silences(at_us: Ints, due_us: Ints) -> list[Silence]:
     """Times of half a second and more without a transition, with messages that waited in them."""
     moments, due_us = np.sort(at_us), np.sort(due_us)
     gaps = np.flatnonzero(np.diff(moments) >= _SILENT_US)
-    # Many of them are how slow consumers work, and nothing to be told of.
+    # Many of them are how slow consumers work, and nothing to report.
     if len(gaps) > _SILENCES_MAX:
         return []
-    found = []
+    silences = []
     for place in gaps:
         begin_us, end_us = int(moments[place]), int(moments[place + 1])
         # What ended it may be a message that fell due just then: that one didn't wait.
         waited = np.searchsorted(due_us, (begin_us, end_us - _WAITED_US))
         if waited[1] > waited[0]:
             due = int(np.searchsorted(due_us, end_us) - waited[0])
-            found.append(Silence(begin_us, end_us, due))
-    return sorted(found, key=lambda each: each.begin_us - each.end_us)
+            silences.append(Silence(begin_us, end_us, due))
+    return sorted(silences, key=lambda silence: silence.begin_us - silence.end_us)
 
 
 def _throughput(
@@ -249,13 +249,13 @@ class _Lateness:
         done = _any_of(messages.column("state"), ("done",))
         done &= _mask(pc.is_valid(messages.column("started_at")))
         done &= _mask(pc.is_valid(messages.column("lateness_us")))
-        found = messages.filter(pa.array(done)).sort_by("lateness_us")
-        self._late_us: Ints = found.column("lateness_us").to_numpy()
-        self._at_us = _micros(found.column("started_at"))
+        rows = messages.filter(pa.array(done)).sort_by("lateness_us")
+        self._late_us: Ints = rows.column("lateness_us").to_numpy()
+        self._at_us = _micros(rows.column("started_at"))
         self._due_us = np.maximum(
-            _micros(found.column("started_due")), _micros(found.column("produced_at"))
+            _micros(rows.column("started_due")), _micros(rows.column("produced_at"))
         )
-        self._early: Ints = pc.fill_null(found.column("early"), 0).to_numpy()
+        self._early: Ints = pc.fill_null(rows.column("early"), 0).to_numpy()
 
     def whole(self) -> Row | None:
         return _row(self._late_us, self._early) if len(self._late_us) else None
@@ -263,8 +263,8 @@ class _Lateness:
     def without(self, silences: Sequence[Silence]) -> Row | None:
         """Of what fell due at other times."""
         other = np.ones(len(self._due_us), dtype=bool)
-        for each in silences:
-            other &= (self._due_us < each.begin_us) | (self._due_us >= each.end_us)
+        for silence in silences:
+            other &= (self._due_us < silence.begin_us) | (self._due_us >= silence.end_us)
         return _row(self._late_us[other], self._early[other]) if other.any() else None
 
     def over(self, made: _Buckets) -> list[tuple[int, Row]]:

@@ -47,9 +47,9 @@ class Groups:
 
     def group_of_rows(self) -> Ints:
         """The group of each row, in the rows' own order."""
-        found = np.empty(len(self._order), dtype=np.int64)
-        found[self._order] = self._group
-        return found
+        groups = np.empty(len(self._order), dtype=np.int64)
+        groups[self._order] = self._group
+        return groups
 
     # Columns in the groups' order
 
@@ -61,15 +61,15 @@ class Groups:
 
     def mask(self, column: Any) -> Mask:
         """Of truths; unknown is false."""
-        found: Mask = pc.fill_null(column, False).to_numpy()[self._order]
-        return found
+        mask: Mask = pc.fill_null(column, False).to_numpy()[self._order]
+        return mask
 
     def known(self, column: Any) -> Mask:
         """Where there is a value."""
         if not column.null_count:
             return np.ones(len(self._order), dtype=np.bool_)
-        found: Mask = pc.is_valid(column).to_numpy()[self._order]
-        return found
+        known: Mask = pc.is_valid(column).to_numpy()[self._order]
+        return known
 
     # Questions
 
@@ -93,19 +93,17 @@ class Groups:
 
     def _placed(self, places: Ints) -> Ints:
         # Of several for one group the one that is written last stays.
-        found = np.full(self.count, -1, dtype=np.int64)
-        found[self._group[places]] = places
-        return found
+        by_group = np.full(self.count, -1, dtype=np.int64)
+        by_group[self._group[places]] = places
+        return by_group
 
     def sum(self, values: Ints) -> Ints:
-        """By group."""
-        found: Ints = np.add.reduceat(values, self.starts)
-        return found
+        sums: Ints = np.add.reduceat(values, self.starts)
+        return sums
 
     def any(self, mask: Mask) -> Mask:
-        """By group."""
-        found: Mask = np.logical_or.reduceat(mask, self.starts)
-        return found
+        result: Mask = np.logical_or.reduceat(mask, self.starts)
+        return result
 
     # Answers
 

@@ -12,8 +12,8 @@ from fasti.pipeline.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One table."""
+class TableSize:
+    """How large a table is."""
 
     name: str
     rows: int
@@ -38,15 +38,15 @@ def _of_user(lake: Lake, name: str) -> Table:
     return lake.table(name, *(written.partition if written is not None else ()))
 
 
-def inventory(lake: Lake) -> list[Held]:
+def inventory(lake: Lake) -> list[TableSize]:
     """All of them, bronze first."""
-    found = []
+    sizes = []
     for name, table in tables(lake).items():
         files = table.files()
-        size = sum(each.size_bytes for each in files)
-        rows = sum(each.rows for each in files)
-        found.append(Held(name, rows, table.version() or 0, len(files), size))
-    return found
+        size = sum(file.size_bytes for file in files)
+        rows = sum(file.rows for file in files)
+        sizes.append(TableSize(name, rows, table.version() or 0, len(files), size))
+    return sizes
 
 
 def first_rows(lake: Lake, name: str, limit: int) -> pa.Table:

@@ -37,7 +37,7 @@ class Lake:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
-        # Kept: a table that is opened again would read its list from the beginning.
+        # A table that is opened again would read its list from the beginning.
         self._tables: dict[str, Table] = {}
 
     def __repr__(self) -> str:
@@ -77,14 +77,13 @@ class Lake:
     def _at(
         self, place: str, *partition_by: str, joins: Callable[[DataFile], bool] = lambda _: True
     ) -> Table:
-        found = self._tables.get(place)
-        if found is None or found.partition_by != partition_by:
-            found = Table(self.root / place, partition_by, joins)
-            self._tables[place] = found
-        return found
+        table = self._tables.get(place)
+        if table is None or table.partition_by != partition_by:
+            table = self._tables[place] = Table(self.root / place, partition_by, joins)
+        return table
 
     def tidy(self, keep_hours: float = 24) -> None:
-        """Joins small files where there are many, and deletes what nobody needs. With the lock."""
+        """Joins small files where there are many, and deletes what is no longer needed. With the lock."""
         for table in (self.bronze, self.messages):
             table.compact(files_min=_FILES_MANY)
             table.vacuum(keep_hours)
@@ -92,8 +91,7 @@ class Lake:
 
     def clean(self) -> int:
         """Deletes what killed runs have left in all tables. Only with the lock."""
-        staged = sorted(self.root.glob("*/*/_staged"))
-        return sum(Table(each.parent).clean() for each in staged)
+        return sum(Table(staged.parent).clean() for staged in self.root.glob("*/*/_staged"))
 
     @contextmanager
     def lock(self) -> Iterator[None]:

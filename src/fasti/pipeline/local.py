@@ -2,7 +2,7 @@
 errors.
 
 Spark's JVM talks much on the terminal. Its outputs are tied to `logs/spark.log` in the lake when it is
-started; what goes wrong is told in one line, and where the rest can be read. Only this process's main
+started; an error is one line that says where the rest can be read. Only this process's main
 thread calls.
 """
 
@@ -66,7 +66,7 @@ def lake_at(place: Path, new: bool = False) -> Lake:
         raise InvalidArgument(
             f"{place} is not a directory: a lake needs one of its own", field="lake"
         )
-    there = {each.name for each in place.iterdir()} if place.is_dir() else set()
+    there = {entry.name for entry in place.iterdir()} if place.is_dir() else set()
     if there and not there & _OURS:
         what = "a broker's data" if "journal" in there else "other things"
         raise InvalidArgument(f"{place} has {what} in it: a lake needs a directory of its own")
@@ -150,33 +150,33 @@ def settings_for(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_master(master: str) -> None:
-    """Raises `unavailable` if nobody listens there: Spark itself would go on trying for minutes."""
-    found = _PLACE.match(master)
-    if found is None:
+    """Raises `unavailable` if nothing listens there: Spark itself would go on trying for minutes."""
+    match = _PLACE.match(master)
+    if match is None:
         return
     places = []
-    for place in found[2].split(","):
+    for place in match[2].split(","):
         host, _, port = place.rpartition(":") if ":" in place else (place, "", "")
-        places.append((host.strip("[]"), int(port) if port.isdecimal() else _PORTS[found[1]]))
+        places.append((host.strip("[]"), int(port) if port.isdecimal() else _PORTS[match[1]]))
     what = "Spark Connect server" if through_connect(master) else "Spark master"
-    trouble = _why_nobody_listens(places)
+    trouble = _connect_error(places)
     if trouble is not None:
-        raise Unavailable(f"there is no {what} at {found[0]}: {trouble}")
+        raise Unavailable(f"there is no {what} at {match[0]}: {trouble}")
 
 
 def find_broker(address: str) -> None:
-    """Raises `unavailable` if nobody listens there: better told before Spark is started than after."""
-    found = parse_address(address.partition("#")[0])
-    trouble = _why_nobody_listens(found.hosts)
+    """Raises `unavailable` if nothing listens there, before Spark is started."""
+    broker = parse_address(address.partition("#")[0])
+    trouble = _connect_error(broker.hosts)
     if trouble is not None:
         raise Unavailable(
-            f"there is no broker at {found}: {trouble}. `fasti serve` starts one; --address or "
+            f"there is no broker at {broker}: {trouble}. `fasti serve` starts one; --address or "
             "FASTI_ADDRESS says where it is"
         )
 
 
-def _why_nobody_listens(places: Sequence[tuple[str, int]]) -> OSError | None:
-    """None if somebody does at one of them."""
+def _connect_error(places: Sequence[tuple[str, int]]) -> OSError | None:
+    """Of the last place; None if something listens at one of them."""
     trouble: OSError | None = None
     for place in places:
         try:
@@ -193,7 +193,7 @@ def _outputs_to(log: Path) -> Iterator[None]:
     """Processes that are started here write into a file; this one goes on as before."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
+    saved = [os.dup(number) for number in (1, 2)]
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.dup2(target, 1)
@@ -202,7 +202,7 @@ def _outputs_to(log: Path) -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number, before in zip((1, 2), kept, strict=True):
+        for number, before in zip((1, 2), saved, strict=True):
             os.dup2(before, number)
             os.close(before)
         os.close(target)
@@ -227,9 +227,9 @@ def _plain(error: Exception, log: Path | None) -> FastiError:
         return error
     text = str(error)
     more = f"Spark's log: {log or 'that of the Connect server'}"
-    told = _CODE.search(text)
-    if told is not None:
-        return error_from_code(told[1], f"{told[2]} ({more})")
+    code = _CODE.search(text)
+    if code is not None:
+        return error_from_code(code[1], f"{code[2]} ({more})")
     first = next((line for line in text.splitlines() if line.strip()), "no word")
     return FastiError(f"{type(error).__name__}: {first} ({more})")
 
@@ -237,7 +237,7 @@ def _plain(error: Exception, log: Path | None) -> FastiError:
 def keep_running(
     workflow: Workflow, spark: SparkSession, interval_s: float, progress: Report, tell: Tell
 ) -> Done:
-    """Runs until it is asked to stop; while the broker is away it tells so and tries again.
+    """Runs until it is asked to stop; while the broker is away it says so and tries again.
 
     Whatever doesn't pass by itself, such as a feed that no longer reaches back, is raised; unless it
     was asked to stop: then Spark may have been, too, and the next run goes on where this one was.

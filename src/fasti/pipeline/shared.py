@@ -1,4 +1,4 @@
-"""Whether the lake lies where all of Spark's processes see it, asked before anything is done.
+"""Whether all of Spark's processes see the lake: checked before anything else is done.
 
 The pipeline's files are written by tasks and committed by this process. On one machine that is one file
 system; on a cluster the lake's directory must be one that all machines have under the same path. What
@@ -25,7 +25,7 @@ import pyarrow as pa
 from fasti.errors import InvalidArgument
 
 _FOLDER = ".shared"
-_ANSWER = "number int, host string, told string, installed string, trouble string"
+_ANSWER = "number int, host string, content string, installed string, trouble string"
 # More than there are cores anywhere.
 _SPLIT_ROWS = 100_000
 _parallelism: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -67,8 +67,16 @@ def parallelism(spark: Any) -> int:
     return _parallelism[spark]
 
 
+def attempt_id() -> int:
+    """Of the task that runs here: one that is tried again writes other files."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.taskAttemptId()
+
+
 def check(root: Path, spark: Any, tasks: int) -> None:
-    """Raises `invalid_argument` if some process that is asked doesn't see the lake, or lacks Fasti.
+    """Raises `invalid_argument` if a process that is asked doesn't see the lake, or lacks Fasti.
 
     So many tasks ask; as many as run at once are asked on all executors that are there.
     """
@@ -90,14 +98,14 @@ class Answer:
 
     number: int
     host: str
-    told: str
+    content: str
     installed: str
     trouble: str
 
 
 def _ask_tasks(root: Path, place: Path, spark: Any, tasks: int) -> None:
-    asked = spark.range(0, tasks, 1, tasks).mapInArrow(_asking(str(place)), _ANSWER)
-    for answer in [Answer(*row) for row in asked.collect()]:
+    answers = spark.range(0, tasks, 1, tasks).mapInArrow(_asking(str(place)), _ANSWER)
+    for answer in [Answer(*row) for row in answers.collect()]:
         complain(root, answer, place)
         try:
             (place / str(answer.number) / "there").rename(place / f"seen-{answer.number}")
@@ -119,7 +127,7 @@ def complain(root: Path, answer: Answer, place: Path) -> None:
             f"pip install 'fasti[spark]=={mine}' there",
             field="master",
         )
-    if answer.trouble or answer.told != place.name:
+    if answer.trouble or answer.content != place.name:
         raise InvalidArgument(
             f"a task on {answer.host} can't work on the lake {root} "
             f"({answer.trouble or 'it sees another directory'}). {_WHAT_TO_DO}",
@@ -158,20 +166,20 @@ def _asking(place: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
             installed = "" if find_spec("fasti") is None else "?"
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                told = trouble = ""
+                content = trouble = ""
                 try:
                     with open(os.path.join(place, "here")) as file:
-                        told = file.read()
+                        content = file.read()
                     # Another attempt may have been here.
                     os.makedirs(os.path.join(place, str(number)), exist_ok=True)
                     with open(os.path.join(place, str(number), "there"), "w") as file:
-                        file.write(told)
+                        file.write(content)
                 except OSError as error:
                     trouble = f"{error.strerror}: {error.filename}"
-                values = [[number], [socket.gethostname()], [told], [installed], [trouble]]
+                values = [[number], [socket.gethostname()], [content], [installed], [trouble]]
                 kinds = [pyarrow.int32(), *[pyarrow.string()] * 4]
                 columns = [pyarrow.array(v, k) for v, k in zip(values, kinds, strict=True)]
-                names = ["number", "host", "told", "installed", "trouble"]
+                names = ["number", "host", "content", "installed", "trouble"]
                 yield pyarrow.RecordBatch.from_arrays(columns, names)
 
     return ask

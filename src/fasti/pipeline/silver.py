@@ -43,7 +43,7 @@ STATE_AFTER = {
     "exhausted": "dead",
     "lapsed": "dead",
     "purged": "purged",
-    # Of a staged message that never was: nobody published it, or its key was taken (`reason`).
+    # Of a staged message that never was: it was not published, or its key was taken (`reason`).
     "stage_dropped": "purged",
     # Of whatever was still open.
     "topic_deleted": "purged",
@@ -146,7 +146,7 @@ def parts_of(transitions: pa.Table) -> pa.Table:
     def count(ops: Iterable[str]) -> pa.Array:
         return pa.array(flag(ops).astype(np.int64))
 
-    def told(words: dict[str, str]) -> pa.Array:
+    def words_of(words: dict[str, str]) -> pa.Array:
         known = pa.array([words.get(op) for op in OPS], _TEXT)
         return known.take(pa.array(code))
 
@@ -154,7 +154,7 @@ def parts_of(transitions: pa.Table) -> pa.Table:
         return pc.if_else(pa.array(mask), column, pa.scalar(None, column.type))
 
     get, size = transitions.column, transitions.num_rows
-    # 0: nobody knows when user code got it.
+    # 0: it is not known when user code got it.
     known = pc.fill_null(pc.greater(get("started").cast(_NUMBER), 0), False)
     started = when(flag(_STARTED) & known.to_numpy(), get("started"))
     at = get("at")
@@ -163,8 +163,8 @@ def parts_of(transitions: pa.Table) -> pa.Table:
     consumer = get("consumer").combine_chunks()
     offsets = np.concatenate([[0], np.cumsum(consumer.is_valid().to_numpy(zero_copy_only=False))])
     columns: dict[str, Any] = {
-        "state": told(STATE_AFTER),
-        "reason": pc.coalesce(told(_REASONS), get("reason")),
+        "state": words_of(STATE_AFTER),
+        "reason": pc.coalesce(words_of(_REASONS), get("reason")),
         "produced_at": when(flag(_BORN), at),
         "due_first": get("due"),
         "due_last": get("due"),
@@ -191,7 +191,7 @@ def parts_of(transitions: pa.Table) -> pa.Table:
     }
     for name in ("started_due", "finished_at", "lateness_us", "vague_from", "vague_until"):
         columns[name] = pa.nulls(size, PARTS.field(name).type)
-    own = [columns[each.name] if each.name in columns else get(each.name) for each in PARTS]
+    own = [columns[name] if name in columns else get(name) for name in PARTS.names]
     return pa.table(own, schema=PARTS)
 
 
@@ -237,7 +237,7 @@ class _Merge:
             "yields": pa.repeat(pa.scalar(False), self._groups.count),
         }
         columns |= _ends(columns)
-        return pa.table([columns[each.name] for each in PARTS], schema=PARTS)
+        return pa.table([columns[name] for name in PARTS.names], schema=PARTS)
 
     def _numbers(self, name: str) -> Numbers:
         return self._groups.numbers(self._parts.column(name))
@@ -247,29 +247,29 @@ class _Merge:
 
     def _firsts(self) -> dict[str, Any]:
         begin, of = self._groups.starts, self._groups
-        found = {name: self._taken(name, begin) for name in _BEGINNINGS}
+        firsts = {name: self._taken(name, begin) for name in _BEGINNINGS}
         for name in _FIRST_KNOWN:
             known = of.known(self._parts.column(name))
             if name == "known_at":
                 known &= self._counts
-            found[name] = self._taken(name, of.first(known))
-        return found
+            firsts[name] = self._taken(name, of.first(known))
+        return firsts
 
     def _lasts(self) -> dict[str, Any]:
         of = self._groups
-        found = {
+        lasts = {
             name: self._taken(name, of.last(of.known(self._parts.column(name))))
             for name in _LAST_KNOWN
         }
         for name in _LAST_THAT_COUNT:
             known = of.known(self._parts.column(name)) & self._counts
-            found[name] = self._taken(name, of.last(known))
-        return found
+            lasts[name] = self._taken(name, of.last(known))
+        return lasts
 
     def _sums(self) -> dict[str, Any]:
         """Counts, and how long it was in which state, with the time between parts."""
         of = self._groups
-        found = {name: pa.array(of.sum(self._numbers(name).values)) for name in _COUNTS}
+        sums = {name: pa.array(of.sum(self._numbers(name).values)) for name in _COUNTS}
         was, due = of.before(self._state), of.before(self._numbers("due_last"))
         since = of.before(self._numbers("state_at"))
         until = self._numbers("known_at")
@@ -291,17 +291,17 @@ class _Merge:
         gaps["scheduled_us"] += late
         gaps["ready_us"] -= late
         for name, gap in gaps.items():
-            found[name] = pa.array(of.sum(self._numbers(name).values + gap))
+            sums[name] = pa.array(of.sum(self._numbers(name).values + gap))
         # At most one is left: only what was published can be pending without a due time of its own.
         own = passed & pending & ~due.known
         first = of.first(own | (begin.known & ~due.known))
-        found["vague_from"] = of.gathered(
+        sums["vague_from"] = of.gathered(
             Numbers(np.where(own, since.values, begin.values), own | begin.known), first
         ).cast(_MOMENT)
-        found["vague_until"] = of.gathered(
+        sums["vague_until"] = of.gathered(
             Numbers(np.where(own, until.values, end.values), own | begin.known), first
         ).cast(_MOMENT)
-        return found
+        return sums
 
     def _starts(self) -> dict[str, Any]:
         """When user code got it, and when it was due then: as this or an earlier part knows."""
@@ -363,10 +363,10 @@ def _ends(columns: dict[str, Any]) -> dict[str, Any]:
 
 def folded(batches: Iterator[pa.RecordBatch]) -> pa.Table:
     """Transitions and parts of a task → parts, one of each message."""
-    found = [batch for batch in batches if batch.num_rows]
-    if not found:
+    filled = [batch for batch in batches if batch.num_rows]
+    if not filled:
         return PARTS.empty_table()
-    rows = pa.Table.from_batches(found)
+    rows = pa.Table.from_batches(filled)
     pieces = []
     if "op" in rows.column_names:
         new = rows.filter(pc.is_valid(rows.column("op")))

@@ -27,6 +27,7 @@ from fasti.pipeline import silver
 from fasti.pipeline.files import DataFile, folder_of
 from fasti.pipeline.groups import Ints, Mask
 from fasti.pipeline.lake import is_finished
+from fasti.pipeline.shared import attempt_id
 
 # What a task folds in memory is at most about so many rows.
 FOLD_ROWS = 250_000
@@ -52,11 +53,11 @@ def is_open(file: DataFile) -> bool:
 
 def divide(files: Sequence[DataFile], new_rows: int) -> tuple[list[DataFile], list[DataFile]]:
     """Files of open messages that are folded with a step of so many rows, and those it looks into."""
-    if sum(each.rows for each in files) <= max(FEW_ROWS, new_rows):
+    if sum(file.rows for file in files) <= max(FEW_ROWS, new_rows):
         return list(files), []
     sides: tuple[list[DataFile], list[DataFile]] = [], []
-    for each in files:
-        sides[each.rows >= FILE_ROWS // 4].append(each)
+    for file in files:
+        sides[file.rows >= FILE_ROWS // 4].append(file)
     return sides if len(sides[0]) >= SMALL_FILES_MAX else ([], list(files))
 
 
@@ -89,8 +90,8 @@ class Names:
 
 def _within(known: Ints, values: Ints) -> Mask:
     place = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    found: Mask = known[place] == values
-    return found
+    mask: Mask = known[place] == values
+    return mask
 
 
 def may_go_on(files: Sequence[DataFile], paths: Sequence[Path]) -> list[DataFile]:
@@ -100,14 +101,14 @@ def may_go_on(files: Sequence[DataFile], paths: Sequence[Path]) -> list[DataFile
     columns = {name: rows.column(name).to_numpy() for name in _BOUNDS}
 
     def may_have(file: DataFile) -> bool:
-        found = np.ones(rows.num_rows, dtype=np.bool_)
+        possible = np.ones(rows.num_rows, dtype=np.bool_)
         for name, values in columns.items():
             low, high = file.low.get(name), file.high.get(name)
             if low is not None and high is not None:
-                found &= (values >= low) & (values <= high)
-        return bool(found.any())
+                possible &= (values >= low) & (values <= high)
+        return bool(possible.any())
 
-    return [each for each in files if may_have(each)]
+    return [file for file in files if may_have(file)]
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ class Split:
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 name = f"split-{number:05}-{attempt_id()}"
-                found = [(number, *each) for each in self._split(self.sources[number], name)]
-                columns = zip(*found, strict=True) if found else ([], [], [])
+                rows = [(number, *file) for file in self._split(self.sources[number], name)]
+                columns = zip(*rows, strict=True) if rows else ([], [], [])
                 kinds = (pa.int32(), pa.string(), pa.int64())
                 arrays = [pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
                 yield pa.RecordBatch.from_arrays(arrays, ["source", "path", "rows"])
@@ -150,18 +151,10 @@ class Split:
         return [*left.written, *aside.written]
 
 
-def attempt_id() -> int:
-    """Of the task that runs here: one that is tried again writes other files."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return 0 if context is None else context.taskAttemptId()
-
-
 @lru_cache(maxsize=1)
 def _names(staged: str, paths: tuple[str, ...]) -> Names:
     """Read once by a worker, for all files that it splits in a step."""
-    return Names.of([Path(staged) / each for each in paths])
+    return Names.of([Path(staged) / path for path in paths])
 
 
 class _Writer:

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from fasti.pipeline import silver
 from fasti.pipeline.bronze import shards, transaction
 from fasti.pipeline.files import DataFile, folder_of
-from fasti.pipeline.shared import parallelism
+from fasti.pipeline.shared import attempt_id, parallelism
 from fasti.pipeline.silver_open import (
     FILE_ROWS,
     FOLD_ROWS,
@@ -35,12 +35,11 @@ from fasti.pipeline.silver_open import (
     PARTIAL,
     SPLIT_ROW,
     Split,
-    attempt_id,
     divide,
     is_open,
     may_go_on,
 )
-from fasti.pipeline.topics import Told, Topics
+from fasti.pipeline.topics import TopicEvents, Topics
 
 if TYPE_CHECKING:
     from fasti.pipeline.runner import Run
@@ -61,7 +60,7 @@ def update(run: Run) -> int:
     """Brings silver up to bronze. Returns how many transitions were new."""
     done = 0
     plans = {shard: Steps(run, shard) for shard in shards(run.lake)}
-    total = sum(each.waiting for each in plans.values())
+    total = sum(steps.waiting for steps in plans.values())
     for steps in plans.values():
         while not run.stopping():
             rows = steps.step()
@@ -81,14 +80,14 @@ class Steps:
         self._name = f"bronze:{shard}"
         bronze = run.lake.bronze
         self._target = bronze.position(transaction(shard)) or 0
-        self._files = [each for each in bronze.files() if self._new(each)]
-        self.waiting = sum(each.rows for each in self._files)
+        self._files = [file for file in bronze.files() if self._new(file)]
+        self.waiting = sum(file.rows for file in self._files)
 
     @property
     def after(self) -> int:
         """Where silver is."""
-        found = self._lake.messages.position(self._name)
-        return -1 if found is None else found
+        position = self._lake.messages.position(self._name)
+        return -1 if position is None else position
 
     def _new(self, file: DataFile) -> bool:
         return file.may_have("position", above=self.after)
@@ -99,7 +98,7 @@ class Steps:
         if after >= self._target:
             return None
         through = self._end(after)
-        files = [each for each in self._files if each.may_have("position", after, through)]
+        files = [file for file in self._files if file.may_have("position", after, through)]
         if not files:
             return None
         new = Step(self._run, self._shard, after, through, files)
@@ -109,11 +108,11 @@ class Steps:
     def _end(self, after: int) -> int:
         """Where the step ends: behind enough files, in the order in which they end."""
         rows, most = 0, int(self._run.option("step_rows", STEP_ROWS))
-        for each in sorted(self._files, key=lambda each: each.high["position"]):
-            if each.high["position"] > after:
-                rows += each.rows
+        for file in sorted(self._files, key=lambda file: file.high["position"]):
+            if file.high["position"] > after:
+                rows += file.rows
                 if rows >= most:
-                    return min(int(each.high["position"]), self._target)
+                    return min(int(file.high["position"]), self._target)
         return self._target
 
 
@@ -125,11 +124,11 @@ class Step:
     ) -> None:
         self._run, self._spark, self._lake = run, run.spark, run.lake
         self._shard, self._after, self._through, self._files = shard, after, through, files
-        self.rows = sum(each.rows for each in files)
-        self._told = Told.by(self._lake.bronze, files, shard, after, through)
+        self.rows = sum(file.rows for file in files)
+        self._events = TopicEvents.by(self._lake.bronze, files, shard, after, through)
         self._topics = Topics(self._lake.topics)
-        self._deleted = self._topics.learn(shard, self._told, lambda: run.client)
-        self._open = [each for each in self._lake.messages.files() if is_open(each)]
+        self._deleted = self._topics.learn(shard, self._events, lambda: run.client)
+        self._open = [file for file in self._lake.messages.files() if is_open(file)]
 
     def commit(self, txn: tuple[str, int]) -> None:
         """Does it, whole or not at all."""
@@ -141,7 +140,7 @@ class Step:
             rows = rows.unionByName(_parts(table, self._spark, near), allowMissingColumns=True)
         with table.staging() as staged:
             fold = Folding(self._spark, table, staged)
-            fold.run(rows, self.rows + sum(each.rows for each in near), whole=not far)
+            fold.run(rows, self.rows + sum(file.rows for file in near), whole=not far)
             gone = fold.go_on(far)
             files = table.adopt(staged, [staged / path for path in fold.written])
             table.replace(files, [*near, *gone], txn, SCHEMA)
@@ -154,7 +153,7 @@ class Step:
 
     def _transitions(self) -> DataFrame:
         """New rows of messages, with the number of their topic."""
-        spans = self._topics.spans(self._shard, self._told.names)
+        spans = self._topics.spans(self._shard, self._events.names)
         topics = self._spark.createDataFrame(
             spans,
             "shard string, topic string, topic_no long, topic_since long, _begin long, _end long",
@@ -175,16 +174,16 @@ class Step:
 
     def _swept(self, rows: DataFrame) -> DataFrame:
         """A row for each message of a topic that was deleted."""
-        numbers = [each.topic_no for each in self._deleted]
+        numbers = [topic.topic_no for topic in self._deleted]
         ends = self._spark.createDataFrame(
-            [(each.topic_no, each.position, each.row, each.at) for each in self._deleted],
+            [(topic.topic_no, topic.position, topic.row, topic.at) for topic in self._deleted],
             "topic_no long, position long, row int, at timestamp",
         )
-        found = rows.where(F.col("topic_no").isin(numbers)).select(*_NAMES)
+        names = rows.where(F.col("topic_no").isin(numbers)).select(*_NAMES)
         if self._open:
             opened = _parts(self._lake.messages, self._spark, self._open)
-            found = found.unionByName(opened.where(F.col("topic_no").isin(numbers)).select(*_NAMES))
-        ended = found.distinct().join(F.broadcast(ends), "topic_no")
+            names = names.unionByName(opened.where(F.col("topic_no").isin(numbers)).select(*_NAMES))
+        ended = names.distinct().join(F.broadcast(ends), "topic_no")
         return ended.withColumn("op", F.lit("topic_deleted"))
 
 
@@ -215,7 +214,7 @@ class Folding:
         gone = []
         files = may_go_on(files, [self._staged / path for path in parts])
         if files:
-            sources = tuple(each.path for each in files)
+            sources = tuple(file.path for file in files)
             place, staged = str(self._table.path), str(self._staged)
             work = Split(place, staged, sources, tuple(parts))
             # A task's own start costs as much as a file does.
@@ -225,10 +224,10 @@ class Folding:
             gone = [files[number] for number in sorted({row.source for row in split})]
             self._take(split)
         below = self._staged.relative_to(self._table.path)
-        found = [DataFile(str(below / path), 0, rows) for path, rows in self._partial]
-        rows = _parts(self._table, self._spark, found)
+        partial = [DataFile(str(below / path), 0, rows) for path, rows in self._partial]
+        rows = _parts(self._table, self._spark, partial)
         self._partial = []
-        self.run(rows, sum(each.rows for each in found), whole=True)
+        self.run(rows, sum(file.rows for file in partial), whole=True)
         return gone
 
     def _take(self, rows: Sequence[Any]) -> None:
@@ -241,7 +240,7 @@ class Folding:
 
 @dataclass(frozen=True)
 class Fold:
-    """What tasks do: each folds its messages and writes them, by level and day. Travels."""
+    """What a task does: folds its messages and writes them, by level and day. Travels."""
 
     staged: str
     # No row of these messages lies elsewhere.
@@ -266,8 +265,8 @@ class Fold:
         for day in pc.unique(days).to_pylist():
             folder = folder_of({"level": "0", "day": str(day)})
             paths.append(self._write(ended.filter(pc.equal(days, day)), folder, name))
-        found = [each for each in paths if each[1]]
-        columns = {"path": [path for path, _ in found], "rows": [rows for _, rows in found]}
+        written = [(path, rows) for path, rows in paths if rows]
+        columns = {"path": [path for path, _ in written], "rows": [rows for _, rows in written]}
         kinds = pa.schema([("path", pa.string()), ("rows", pa.int64())])
         yield pa.RecordBatch.from_pydict(columns, kinds)
 
@@ -287,8 +286,8 @@ def _parts(table: Table, spark: SparkSession, files: Sequence[DataFile]) -> Data
 def few_or_hashed(names: DataFrame, count: int) -> DataFrame:
     """Distinct names to join a large table with: Spark shall not sort that for their sake.
 
-    Few are sent to all tasks. More, and a driver's memory would not do for it: each task has its
-    share of them, which fits.
+    Few are sent to all tasks. More would not fit into a driver's memory: each task gets its share
+    of them, which does.
     """
     if count <= _NAMES_SENT:
         return F.broadcast(names.distinct())

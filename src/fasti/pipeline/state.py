@@ -1,4 +1,4 @@
-"""How far gold and the audit are: kept beside the gold tables, needs no Spark."""
+"""How far gold and the audit are: a file beside the gold tables, which needs no Spark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from fasti.pipeline.commits import replace_text
+from fasti.pipeline.files import replace_text
 
 if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
@@ -24,7 +24,7 @@ class State:
     audited_us: int = 0
     transitions: int = 0
     messages: int = 0
-    # Topics whose counts the broker has told, and at which position.
+    # Topics whose counts were compared with the broker's, and at which position.
     compared: dict[str, int] = field(default_factory=dict)
 
     @classmethod

@@ -1,6 +1,6 @@
 """Tables of the lake: Delta tables, which are Parquet files and a list of those that count.
 
-Files are written first, by tasks or by Spark; nobody sees them until the driver's commit adds them to
+Files are written first, by tasks or by Spark; readers see them once the driver's commit adds them to
 the list, in the same moment in which it takes others out. A commit can carry a *transaction*, a name
 and a number that grows: with a number that is not beyond the last of that name, nothing happens. So
 whatever was done twice counts once, and a table and the position that it has reached can't disagree.
@@ -8,12 +8,13 @@ whatever was done twice counts once, and a table and the position that it has re
 Tables lie on a local or shared file system.
 
 One process at a time writes to a table (`Lake.lock`); any number may read meanwhile. A file that was
-taken out of the list stays until `vacuum`, for those who still read it.
+taken out of the list stays until `vacuum`, for readers that still read it. Not for several threads at once.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +26,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from fasti.errors import InvalidArgument, NotFound
-from fasti.pipeline.commits import Commit, Commits, sync
-from fasti.pipeline.files import DataFile, describe, folder_of, partition_of
+from fasti.errors import AlreadyExists, InvalidArgument, NotFound
+from fasti.pipeline.files import DataFile, describe, folder_of, partition_of, sync
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,48 +54,67 @@ class Table:
         self.path, self.partition_by = Path(path).absolute(), tuple(partition_by)
         # Which files `compact` may join; a writer can care for the size of others itself.
         self._joins = joins
-        self._commits = Commits(self.path)
+        self._opened: Any = None
 
     def __repr__(self) -> str:
         return f"<Table {self.path}>"
 
     # What there is
 
+    def _delta(self) -> Any:
+        """As it is now; None if there is no table."""
+        from deltalake import DeltaTable
+
+        if self._opened is not None and self.path.joinpath("_delta_log").is_dir():
+            self._opened.update_incremental()
+        elif DeltaTable.is_deltatable(str(self.path)):
+            self._opened = DeltaTable(str(self.path))
+        else:
+            self._opened = None
+        return self._opened
+
     def exists(self) -> bool:
         """Whether anything was ever written."""
-        return self._commits.version() is not None
+        return self._delta() is not None
 
     def version(self) -> int | None:
-        """The number of the last commit."""
-        return self._commits.version()
+        """The number of the last commit; None if there is no table."""
+        delta = self._delta()
+        return None if delta is None else int(delta.version())
 
     def position(self, name: str) -> int | None:
         """The number of a transaction's name that was committed last."""
-        return self._commits.position(name)
+        delta = self._delta()
+        return None if delta is None else delta.transaction_version(name)
 
     def files(self) -> list[DataFile]:
         """Those that count now."""
-        return self._commits.files()
+        delta = self._delta()
+        if delta is None:
+            return []
+        actions = pa.table(delta.get_add_actions(flatten=True))
+        return [DataFile.of_action(row) for row in actions.to_pylist()]
 
     def rows(self) -> int:
         """How many there are, by what is known of the files."""
-        return sum(each.rows for each in self.files())
+        return sum(file.rows for file in self.files())
 
     def schema(self) -> pa.Schema:
         """The columns. Raises `not_found` if there is no table."""
-        if not self.exists():
+        delta = self._delta()
+        if delta is None:
             raise NotFound(f"there is no table at {self.path}")
-        return self._commits.schema()
+        return pa.schema(delta.schema().to_arrow())
 
     # Writing
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """A directory for files that nobody sees yet: see `adopt`. It goes when the block ends."""
+        """A directory for files that readers don't see yet: see `adopt`. It goes when the block ends."""
         place = self.path / _STAGED / uuid.uuid4().hex
         place.mkdir(parents=True)
         yield place
-        # Not after an exception: what lies where it should be is found by it, see `clean`.
+        # Not after an exception: by its name `clean` finds the files that were adopted already.
         shutil.rmtree(place, ignore_errors=True)
 
     def adopt(self, staged: Path, paths: Sequence[Path] | None = None) -> list[DataFile]:
@@ -103,24 +122,22 @@ class Table:
 
         They count once they are committed; `clean` deletes them if that never happened.
         """
-        found = paths
-        if found is None:
-            found = sorted(each for each in staged.rglob("*.parquet") if not _hidden(each, staged))
-        lost = next((each for each in found if not each.exists()), None)
+        if paths is None:
+            paths = sorted(path for path in staged.rglob("*.parquet") if not _hidden(path, staged))
+        lost = next((path for path in paths if not path.exists()), None)
         if lost is not None:
             raise NotFound(
                 f"a task wrote {lost}, and it isn't there: the lake must lie on a file system that "
                 "the driver and all executors share"
             )
         with ThreadPoolExecutor(4) as pool:
-            files = list(pool.map(lambda each: self._adopt_one(staged, *each), enumerate(found)))
-        for folder in {(self.path / each.path).parent for each in files}:
+            files = list(pool.map(lambda path: self._adopt_one(staged, *path), enumerate(paths)))
+        for folder in {(self.path / file.path).parent for file in files}:
             sync(folder)
         return files
 
     def _adopt_one(self, staged: Path, number: int, path: Path) -> DataFile:
         partition = partition_of(path.relative_to(staged).as_posix(), self.partition_by)
-        partition = {name: partition.get(name) for name in self.partition_by}
         name = f"{folder_of(partition)}{staged.name}-{number:05}.parquet"
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +152,7 @@ class Table:
                 pa.schema([rows.schema.field(name) for name in self.partition_by]), flavor="hive"
             )
             ds.write_dataset(rows, staged, format="parquet", partitioning=by)
-            return pa.schema([_nullable(each) for each in rows.schema])
+            return pa.schema([_nullable(field) for field in rows.schema])
         # Spark's own kind of moment has no bounds and other readers warn of it.
         with _setting(rows.sparkSession, "parquet.outputTimestampType", "TIMESTAMP_MICROS"):
             writer = rows.write.mode("append").option("compression", "zstd")
@@ -183,20 +200,45 @@ class Table:
         schema: pa.Schema | None,
         data_change: bool = True,
     ) -> bool:
+        """`data_change` is False where the same rows lie in other files."""
         if self._repeated(txn):
             return False
         if self.exists():
-            known = self._commits.schema()
-            if schema is not None and not _alike(schema, known):
+            known = self.schema()
+            if schema is not None and set(schema.names) != set(known.names):
                 raise InvalidArgument(
-                    f"{self.path} has other columns: {_differing(schema, known)}",
+                    f"{self.path} has other columns: {_difference(schema, known)}",
                     field="schema",
                 )
             schema = known
         elif schema is None:
             raise InvalidArgument("the first commit of a table needs its schema", field="schema")
-        self._commits.commit(Commit(add, remove, schema, self.partition_by, txn, data_change))
+        self._commit(_actions(add, remove, data_change), txn, schema)
         return True
+
+    def _commit(self, actions: list[Any], txn: Transaction | None, schema: pa.Schema) -> None:
+        """Raises `already_exists` if another writer committed meanwhile."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import CommitProperties
+        from deltalake.transaction import Transaction as DeltaTransaction
+
+        by = list(self.partition_by)
+        if not self.exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            DeltaTable.create(str(self.path), schema, mode="ignore", partition_by=by)
+        transactions = None if txn is None else [DeltaTransaction(*txn)]
+        properties = CommitProperties(app_transactions=transactions)
+        try:
+            self._delta().create_write_transaction(
+                actions, "append", schema, by, commit_properties=properties
+            )
+        except CommitFailedError as error:
+            self._opened = None
+            raise AlreadyExists(f"another process wrote to {self.path}: {error}") from error
+        log = self.path / "_delta_log"
+        sync(log / f"{self.version():020}.json")
+        sync(log)
 
     def _repeated(self, txn: Transaction | None) -> bool:
         if txn is None:
@@ -212,7 +254,7 @@ class Table:
 
         schema = from_arrow_schema(self.schema())
         chosen = self.files() if files is None else files
-        paths = [_for_spark(self.path / each.path) for each in chosen]
+        paths = [_for_spark(self.path / file.path) for file in chosen]
         if not paths:
             return spark.createDataFrame([], schema)
         # With more paths than that, Spark starts a job only to look at them.
@@ -230,7 +272,7 @@ class Table:
         schema = self.schema()
         by = pa.schema([schema.field(name) for name in self.partition_by])
         return ds.dataset(
-            [str(self.path / each.path) for each in self.files()],
+            [str(self.path / file.path) for file in self.files()],
             schema=schema,
             format="parquet",
             partitioning=ds.HivePartitioning(by, segment_encoding="uri"),
@@ -248,9 +290,9 @@ class Table:
         are gone.
         """
         small: dict[tuple[Any, ...], list[DataFile]] = {}
-        for each in self.files():
-            if each.size_bytes < small_bytes and self._joins(each):
-                small.setdefault(tuple(each.partition.values()), []).append(each)
+        for file in self.files():
+            if file.size_bytes < small_bytes and self._joins(file):
+                small.setdefault(tuple(file.partition.values()), []).append(file)
         gone = 0
         for files in small.values():
             if len(files) >= files_min:
@@ -264,26 +306,33 @@ class Table:
         return gone
 
     def _join(self, files: Sequence[DataFile], staged: Path) -> None:
-        """One file of several of a partition, with what is known of each in reach of readers."""
+        """One file of several of a partition, a row group of each."""
         folder = staged / folder_of(files[0].partition)
         folder.mkdir(parents=True, exist_ok=True)
-        columns = [each for each in self.schema() if each.name not in self.partition_by]
-        schema = pa.schema(columns)
+        schema = pa.schema([f for f in self.schema() if f.name not in self.partition_by])
         with pq.ParquetWriter(folder / "joined.parquet", schema, compression="zstd") as writer:
-            for each in files:
-                rows = pq.read_table(self.path / each.path, partitioning=None)
+            for file in files:
+                rows = pq.read_table(self.path / file.path, partitioning=None)
                 writer.write_table(rows.select(schema.names).cast(schema))
 
     def vacuum(self, keep_hours: float = 168) -> int:
         """Deletes files that were taken out so long ago. Returns how many."""
-        return self._commits.vacuum(keep_hours)
+        delta = self._delta()
+        # It writes into the log that it was there, also if there was nothing to do.
+        if delta is None or not self._vacuumed(delta, keep_hours, dry_run=True):
+            return 0
+        return len(self._vacuumed(delta, keep_hours, dry_run=False))
+
+    def _vacuumed(self, delta: Any, keep_hours: float, dry_run: bool) -> list[str]:
+        hours = int(keep_hours)
+        return list(delta.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False))
 
     def clean(self) -> int:
         """Deletes what writers that were killed have left. Only with `Lake.lock`. Returns how many."""
         left = sorted((self.path / _STAGED).glob("*"))
         if not left:
             return 0
-        counted = {each.path for each in self.files()}
+        counted = {file.path for file in self.files()}
         gone = 0
         for staged in left:
             for path in self.path.rglob(f"{staged.name}-*.parquet"):
@@ -316,7 +365,8 @@ def arrow_schema(rows: DataFrame) -> pa.Schema:
     """A DataFrame's columns as a table keeps them."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return pa.schema([_nullable(each) for each in to_arrow_schema(rows.schema, timezone="UTC")])
+    fields = to_arrow_schema(rows.schema, timezone="UTC")
+    return pa.schema([_nullable(field) for field in fields])
 
 
 def _nullable(field: pa.Field) -> pa.Field:
@@ -327,14 +377,20 @@ def _hidden(path: Path, below: Path) -> bool:
     return any(part.startswith(("_", ".")) for part in path.relative_to(below).parts)
 
 
-def _kinds(schema: pa.Schema) -> dict[str, str]:
-    return {each.name: str(each.type) for each in schema}
-
-
-def _alike(mine: pa.Schema, theirs: pa.Schema) -> bool:
-    return set(mine.names) == set(theirs.names)
-
-
-def _differing(mine: pa.Schema, theirs: pa.Schema) -> str:
+def _difference(mine: pa.Schema, theirs: pa.Schema) -> str:
     new, known = set(mine.names), set(theirs.names)
     return f"it lacks {sorted(new - known)}, and has besides {sorted(known - new)}"
+
+
+def _actions(add: Sequence[DataFile], remove: Sequence[DataFile], data_change: bool) -> list[Any]:
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now_ms = int(time.time() * 1000)
+    added = [
+        AddAction(f.path, f.size_bytes, f.partition, now_ms, data_change, f.stats_json())
+        for f in add
+    ]
+    removed = [
+        RemoveAction(f.path, data_change, now_ms, f.size_bytes, dict(f.partition)) for f in remove
+    ]
+    return [*added, *removed]

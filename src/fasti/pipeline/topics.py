@@ -56,26 +56,28 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class Told:
+class TopicEvents:
     """What a step's rows tell of topics: all names, and when one was made or deleted."""
 
     names: set[str]
     events: list[dict[str, Any]]
 
     @classmethod
-    def by(cls, table: Table, files: list[DataFile], shard: str, after: int, through: int) -> Told:
+    def by(
+        cls, table: Table, files: list[DataFile], shard: str, after: int, through: int
+    ) -> TopicEvents:
         """Looks at the few columns of bronze that say it, without Spark."""
-        paths = [str(table.path / each.path) for each in files]
+        paths = [str(table.path / file.path) for file in files]
         columns = ["position", "row", "at", "op", "topic", "details"]
         column = pc.field("position")
         within = (column > after) & (column <= through) & (pc.field("shard") == shard)
-        found = ds.dataset(paths, format="parquet")
+        dataset = ds.dataset(paths, format="parquet")
         names: set[str] = set()
-        for batch in found.to_batches(columns=["topic"], filter=within):
-            names.update(each for each in pc.unique(batch.column("topic")).to_pylist() if each)
+        for batch in dataset.to_batches(columns=["topic"], filter=within):
+            names.update(name for name in pc.unique(batch.column("topic")).to_pylist() if name)
         rare = within & pc.field("op").isin(_OPS)
-        events = found.to_table(columns=columns, filter=rare).to_pylist()
-        return cls(names, sorted(events, key=lambda each: (each["position"], each["row"])))
+        events = dataset.to_table(columns=columns, filter=rare).to_pylist()
+        return cls(names, sorted(events, key=lambda event: (event["position"], event["row"])))
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,15 @@ class Topics:
         self._named: dict[tuple[str, str], list[Topic]] = {}
         for row in sorted(rows, key=lambda row: row["topic_no"]):
             self._keep(Topic(**row))
-        self._saved = [asdict(each) for each in self._topics]
+        self._saved = [asdict(topic) for topic in self._topics]
 
-    def learn(self, shard: str, told: Told, connect: Callable[[], Client]) -> list[Deleted]:
-        """Takes in what a step tells. Returns the topics that ended in it. Again: the same.
+    def learn(self, shard: str, seen: TopicEvents, connect: Callable[[], Client]) -> list[Deleted]:
+        """Takes in what a step has seen. Returns the topics that ended in it; the same if repeated.
 
         The broker is asked for kinds of topics that were made before the feed began.
         """
         deleted = []
-        for event in told.events:
+        for event in seen.events:
             name, position = event["topic"], event["position"]
             if event["op"] == "topic_created":
                 last = self._before(shard, name, position)
@@ -118,7 +120,7 @@ class Topics:
                 last = self._before(shard, name, position) or self._add(shard, name, 0, "")
                 last.until = position
                 deleted.append(Deleted(last.topic_no, position, event["row"], event["at"]))
-        strangers = sorted(name for name in told.names if (shard, name) not in self._named)
+        strangers = sorted(name for name in seen.names if (shard, name) not in self._named)
         kinds = _kinds(connect) if strangers else {}
         for name in strangers:
             self._add(shard, name, 0, kinds.get(name, ""))
@@ -126,7 +128,7 @@ class Topics:
 
     def save(self) -> None:
         """Keeps it, if there is anything new."""
-        rows = [asdict(each) for each in self._topics]
+        rows = [asdict(topic) for topic in self._topics]
         if rows != self._saved:
             self._table.overwrite(pa.Table.from_pylist(rows, SCHEMA))
             self._saved = rows
@@ -140,20 +142,17 @@ class Topics:
         spans = []
         for name in sorted(set(names)):
             named = self._named.get((shard, name), [])
-            for index, each in enumerate(named):
-                begin = each.topic_since if index else -1
+            for index, topic in enumerate(named):
+                begin = topic.topic_since if index else -1
                 end = named[index + 1].topic_since if index + 1 < len(named) else 1 << 62
-                if not each.kind or each.kind in QUEUES:
-                    spans.append((shard, name, each.topic_no, each.topic_since, begin, end))
+                if not topic.kind or topic.kind in QUEUES:
+                    spans.append((shard, name, topic.topic_no, topic.topic_since, begin, end))
         return spans
 
     def _before(self, shard: str, name: str, position: int) -> Topic | None:
         """The one of a name that was there then."""
-        found = None
-        for each in self._named.get((shard, name), ()):
-            if each.topic_since <= position:
-                found = each
-        return found
+        named = self._named.get((shard, name), [])
+        return next((topic for topic in reversed(named) if topic.topic_since <= position), None)
 
     def _add(self, shard: str, name: str, since: int, kind: str) -> Topic:
         # From 1, in the order in which they are met.
@@ -165,12 +164,12 @@ class Topics:
         self._topics.append(topic)
         named = self._named.setdefault((topic.shard, topic.topic), [])
         named.append(topic)
-        named.sort(key=lambda each: each.topic_since)
+        named.sort(key=lambda topic: topic.topic_since)
 
 
 def _kinds(connect: Callable[[], Client]) -> dict[str, str]:
     """As far as the topics are still there, and the broker is."""
     try:
-        return {each.name: each.settings.kind for each in connect().topics()}
+        return {topic.name: topic.settings.kind for topic in connect().topics()}
     except FastiError:
         return {}

@@ -65,8 +65,8 @@ class Step:
 
     def call(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """What the function makes of its sources, by the names of the sinks."""
-        found = self.function(**frames)
-        made = dict(found) if isinstance(found, Mapping) else {"": found}
+        returned = self.function(**frames)
+        made = dict(returned) if isinstance(returned, Mapping) else {"": returned}
         if set(made) != set(self.sinks):
             wanted = ", ".join(map(repr, self.sinks)) if "" not in self.sinks else "one DataFrame"
             raise InvalidArgument(
@@ -129,9 +129,8 @@ class Pipeline:
         them the function is called with each micro-batch, and the others are read anew for it. With
         `stateful=True` it is called once, with the streams themselves: for windows with watermarks,
         joins of streams, and whatever else Spark keeps state for; `output` is Spark's output mode then.
-        Without a stream it is a batch
-        step: called once in each run, or `every` so often. Several sinks have names, and the
-        function returns a dict with a DataFrame for each.
+        Without a stream it is a batch step: called once in each run, or `every` so often. Several sinks
+        have names, and the function returns a dict with a DataFrame for each.
 
         Raises `invalid_argument` if something doesn't fit.
         """
@@ -140,10 +139,10 @@ class Pipeline:
             called = _checked(name or function.__name__, "name")
             if called in self._steps:
                 raise InvalidArgument(f"there are two steps {called!r}", field="name")
-            found = {each: source_of(given, each) for each, given in sources.items()}
+            checked = {key: source_of(source, key) for key, source in sources.items()}
             sinks = _sinks(sink)
             every_s = duration_us(every, "every") / 1e6
-            step = Step(called, function, found, sinks, every_s, stateful, output)
+            step = Step(called, function, checked, sinks, every_s, stateful, output)
             _check(step)
             self._steps[called] = step
             return function
@@ -184,10 +183,10 @@ class Pipeline:
         )
 
     def _chosen(self, only: Sequence[str]) -> list[Step]:
-        for each in only:
-            if each not in self._steps:
+        for name in only:
+            if name not in self._steps:
                 known = ", ".join(self._steps) or "none"
-                raise InvalidArgument(f"there is no step {each!r}: there are {known}", field="only")
+                raise InvalidArgument(f"there is no step {name!r}: there are {known}", field="only")
         return [step for step in self.steps if not only or step.name in only]
 
 
@@ -215,7 +214,7 @@ def _sinks(given: Any) -> dict[str, Sink]:
 
 
 def _check(step: Step) -> None:
-    """Sources and parameters are the same, and what streams can do is asked of them only."""
+    """Raises unless sources and parameters have the same names and `stateful` fits the streams."""
     parameters = inspect.signature(step.function).parameters
     if set(parameters) != set(step.sources) or not parameters:
         raise InvalidArgument(

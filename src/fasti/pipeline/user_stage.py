@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fasti.errors import InvalidArgument
 from fasti.pipeline import runner
-from fasti.pipeline.commits import replace_text
 from fasti.pipeline.ends import Place
+from fasti.pipeline.files import replace_text
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.shared import NO_CONNECT, connected
 

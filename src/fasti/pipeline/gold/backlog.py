@@ -6,7 +6,7 @@ by then is `overdue`. `leased` messages are worked on and not pending.
 
 The forecast is held against what the consumers of the topic have shown they can do: `capacity` is what
 they acknowledged in their best minute of the last 7 days, for as long as the period is. It is a lower
-bound, for nobody shows more than there is to do; null where nothing was acknowledged yet. `over` says that
+bound, for consumers can't show more than there is to do; null where nothing was acknowledged yet. `over` says that
 more falls due than that, and `queued` how much would be left over at the end of the period, with what the
 periods before it left: the queue that is coming.
 """

@@ -26,18 +26,18 @@ def consumers(transitions: DataFrame, days: Sequence[str] | None = None) -> Data
     """Bronze → topic, consumer, grain, start and a column for each of the counts."""
     ended = within(attempts(transitions, days), "at", days)
 
-    def told(*ops: str) -> Column:
+    def count(*ops: str) -> Column:
         return F.count_if(F.col("op").isin(*ops))
 
     busy = F.when(F.unix_micros("started") > 0, F.unix_micros("at") - F.unix_micros("started"))
     minutes = ended.groupBy("topic", "consumer", start_of("at", MINUTE_US).alias("start")).agg(
-        told("leased").alias("leased"),
-        told("acked").alias("acked"),
-        told("nacked").alias("nacked"),
-        told("expired").alias("expired"),
-        told("rejected", "exhausted").alias("rejected"),
-        told("released").alias("released"),
-        told(*FAILED).alias("errors"),
+        count("leased").alias("leased"),
+        count("acked").alias("acked"),
+        count("nacked").alias("nacked"),
+        count("expired").alias("expired"),
+        count("rejected", "exhausted").alias("rejected"),
+        count("released").alias("released"),
+        count(*FAILED).alias("errors"),
         F.coalesce(F.sum(F.greatest(busy, F.lit(0))), F.lit(0)).alias("busy_us"),
     )
     return added_up(minutes, ["topic", "consumer"], COUNTS)

@@ -1,6 +1,6 @@
 """Gold as tables: days that something new happened on are computed anew, all others stay.
 
-Where gold is, is kept beside the tables, in `gold/state.json`, and written when all of them are. A run
+How far gold is stands beside the tables, in `gold/state.json`, written when all of them are. A run
 that is killed before that computes the same days again, and each table changes days in one commit: what
 is done twice counts once.
 """
@@ -39,24 +39,24 @@ DAILY = ("lateness", "throughput", "consumers", "retries", "attempts")
 
 def silver_position(lake: Lake) -> dict[str, int]:
     """How far silver is in each shard's feed."""
-    found = {shard: lake.messages.position(f"bronze:{shard}") for shard in shards(lake)}
-    return {shard: position for shard, position in found.items() if position is not None}
+    positions = {shard: lake.messages.position(f"bronze:{shard}") for shard in shards(lake)}
+    return {shard: position for shard, position in positions.items() if position is not None}
 
 
 def update(run: Run) -> int:
     """Brings gold up to silver. Returns how many rows were written."""
     lake, state = run.lake, State.of(run.lake)
     through = silver_position(lake)
-    told_us = run.option("as_of_us", lambda: 0)()
+    broker_us = run.option("as_of_us", lambda: 0)()
     written = 0
     if through != state.gold or not all(lake.gold(name).exists() for name in DAILY):
         days, last_us = _touched(run, state.gold, through)
         written = _write_days(run, days)
-        state.as_of_us = max(state.as_of_us, last_us, told_us)
-    elif told_us < state.as_of_us + MINUTE_US:
+        state.as_of_us = max(state.as_of_us, last_us, broker_us)
+    elif broker_us < state.as_of_us + MINUTE_US:
         return 0
     # Where nothing happens, messages still become overdue.
-    state.as_of_us = max(state.as_of_us, told_us)
+    state.as_of_us = max(state.as_of_us, broker_us)
     written += _write_backlog(run, state.as_of_us)
     state.gold = through
     state.save(lake)
@@ -72,14 +72,14 @@ def _write_days(run: Run, days: Sequence[str]) -> int:
     small = run.lake.topics.rows() * len(days) <= _FEW_DAYS_OF_TOPICS
     rows = {name: _computed(run, name, days) for name in DAILY}
     rows = {
-        name: each.withColumn("day", day_of("start").cast("date")) for name, each in rows.items()
+        name: frame.withColumn("day", day_of("start").cast("date")) for name, frame in rows.items()
     }
     if not small:
         return sum(replace_days(run.lake.gold(name), rows[name], days) for name in DAILY)
     written = 0
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = pool.map(lambda name: rows[name].toArrow(), DAILY)
-        for number, (name, table) in enumerate(zip(DAILY, found, strict=True), 1):
+        tables = pool.map(lambda name: rows[name].toArrow(), DAILY)
+        for number, (name, table) in enumerate(zip(DAILY, tables, strict=True), 1):
             written += replace_days(run.lake.gold(name), table, days)
             run.progress(number, len(DAILY) + 1)
     return written
@@ -100,19 +100,18 @@ def _touched(run: Run, since: dict[str, int], through: dict[str, int]) -> tuple[
     """The days that new transitions bear upon, and the moment of the last one. Without Spark."""
     lowest = min((since.get(shard, -1) for shard in through), default=-1)
     table = run.lake.bronze
-    files = [each for each in table.files() if each.may_have("position", above=lowest)]
-    days = {str(each.partition["day"]) for each in files}
+    files = [file for file in table.files() if file.may_have("position", above=lowest)]
+    days = {str(file.partition["day"]) for file in files}
     if not files:
         return [], 0
-    new = ds.dataset([str(table.path / each.path) for each in files], format="parquet")
+    new = ds.dataset([str(table.path / file.path) for file in files], format="parquet")
     last_us = 0
     for batch in new.to_batches(columns=["at", "op", "started"]):
         last = pc.max(batch.column("at").cast(pa.int64())).as_py()
         last_us = max(last_us, last or 0)
         # What was done today may have been started yesterday, and counts there.
         done = pc.filter(batch.column("started"), pc.equal(batch.column("op"), "acked"))
-        found = pc.unique(done.cast(pa.int64()).drop_null().cast(pa.int64()))
-        days |= _days_of(found)
+        days |= _days_of(done.cast(pa.int64()).drop_null())
     return sorted(days), last_us
 
 
@@ -139,10 +138,10 @@ def _computed(run: Run, name: str, days: Sequence[str]) -> DataFrame:
     wanted = set(days)
     if name == "consumers":
         wanted |= {gold.day_before(day) for day in days}
-    files = [each for each in lake.bronze.files() if str(each.partition["day"]) in wanted]
+    files = [file for file in lake.bronze.files() if str(file.partition["day"]) in wanted]
     transitions = lake.bronze.read(spark, files)
     if name == "throughput":
-        logs = any("offset" in each.low for each in files)
+        logs = any("offset" in file.low for file in files)
         return compute(transitions, _messages(run, days), days=days, logs=logs)
     return compute(transitions, days=days)
 
@@ -162,6 +161,6 @@ def replace_days(table: Table, rows: DataFrame | pa.Table, days: Sequence[str]) 
         whole = rows if isinstance(rows, pa.Table) else rows.repartition("day")
         schema = table.write_staged(whole, staged)
         files = table.adopt(staged)
-        old = [each for each in table.files() if str(each.partition["day"]) in days]
+        old = [file for file in table.files() if str(file.partition["day"]) in days]
         table.replace(files, old, schema=schema)
-    return sum(each.rows for each in files)
+    return sum(file.rows for file in files)

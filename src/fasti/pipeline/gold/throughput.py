@@ -9,7 +9,7 @@ Each count stands in the period in which it happened:
   What was released counts no attempt, so it isn't here.
 - `redelivered`: leases beyond a message's first.
 - `dead`: rejected, out of attempts, or lapsed.
-- `cancelled`: cancelled by somebody.
+- `cancelled`: cancelled by a client.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def throughput(
     """
     happened = within(transitions, "at", days).where(F.col("topic").isNotNull())
 
-    def told(*ops: str) -> Column:
+    def count(*ops: str) -> Column:
         return F.count_if(F.col("op").isin(*ops))
 
     from_bronze = happened.groupBy("topic", start_of("at", MINUTE_US).alias("start")).agg(
-        told("appended").alias("messages_in"),
-        told("acked").alias("messages_out"),
-        told(*FAILED).alias("failed"),
-        told("leased").alias("redelivered"),
-        told(*DEAD).alias("dead"),
-        told("cancelled").alias("cancelled"),
+        count("appended").alias("messages_in"),
+        count("acked").alias("messages_out"),
+        count(*FAILED).alias("failed"),
+        count("leased").alias("redelivered"),
+        count(*DEAD).alias("dead"),
+        count("cancelled").alias("cancelled"),
     )
     minutes = from_bronze.unionByName(_of_messages(messages, days), allowMissingColumns=True)
     if logs:
@@ -66,7 +66,7 @@ def _of_messages(messages: DataFrame, days: Sequence[str] | None) -> DataFrame:
     """
     born = F.when(F.col("state") != "staged", F.col("produced_at"))
     one, none = F.lit(1), F.lit(0)
-    told = F.array(
+    births_and_leases = F.array(
         F.struct(born.alias("at"), one.alias("messages_in"), none.alias("redelivered")),
         F.struct(
             F.col("first_leased_at").alias("at"),
@@ -74,7 +74,7 @@ def _of_messages(messages: DataFrame, days: Sequence[str] | None) -> DataFrame:
             (-one).alias("redelivered"),
         ),
     )
-    moments = within(messages.select("topic", F.inline(told)), "at", days)
+    moments = within(messages.select("topic", F.inline(births_and_leases)), "at", days)
     return moments.groupBy("topic", start_of("at", MINUTE_US).alias("start")).agg(
         F.sum("messages_in").alias("messages_in"), F.sum("redelivered").alias("redelivered")
     )
