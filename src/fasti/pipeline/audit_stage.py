@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -200,9 +199,3 @@ def _count(run: Run, places: DataFrame, lowest: int) -> dict[tuple[str, str, str
             name = (row["shard"], row["topic"], row["state"])
             totals[name] = totals.get(name, 0) + row["count"]
     return totals
-
-
-def findings(lake: Lake) -> pa.Table:
-    """The findings of the last audit, without Spark."""
-    table = lake.gold("audit")
-    return table.arrow() if table.exists() else pa.table({"kind": pa.array([], pa.string())})

@@ -84,7 +84,6 @@ class TopicSource(Source):
         return self.view in ("changes", "log")
 
     def read(self, spark: SparkSession, place: Place) -> DataFrame:
-        """By the connector."""
         reader: Any = spark.readStream if self.streamed else spark.read
         reader = reader.format("fasti").options(**place.options()).option("view", self.view)
         if self.topic is not None:
@@ -112,7 +111,6 @@ class LogEnd(TopicSource, Sink):
     """A log: rows are read on, or appended."""
 
     def write(self, rows: DataFrame, place: Place, transaction: Transaction) -> None:
-        """Appends."""
         TopicSink(_named(self.topic), self.options).write(rows, place, transaction)
 
 
@@ -121,7 +119,6 @@ class KvEnd(TopicSource, Sink):
     """A key-value topic: entries are read, or put."""
 
     def write(self, rows: DataFrame, place: Place, transaction: Transaction) -> None:
-        """Puts."""
         options = {"operation": "put", **self.options}
         TopicSink(_named(self.topic), options).write(rows, place, transaction)
 
@@ -139,7 +136,6 @@ class TableEnd(Source, Sink):
         return Table(place.directory / self.path, self.partition_by)
 
     def read(self, spark: SparkSession, place: Place) -> DataFrame:
-        """All rows."""
         return self.at(place).read(spark)
 
     def write(self, rows: DataFrame, place: Place, transaction: Transaction) -> None:
@@ -158,7 +154,6 @@ class FunctionSource(Source):
     function: FrameOf
 
     def read(self, spark: SparkSession, place: Place) -> DataFrame:
-        """Calls it."""
         return self.function(spark)
 
 

@@ -48,11 +48,6 @@ class Progress:
     # The stage's last report in this round.
     ended: bool = False
 
-    @property
-    def rate(self) -> float:
-        """Rows a second."""
-        return self.done / self.seconds if self.seconds else 0.0
-
 
 Report = Callable[[Progress], None]
 """Called after every step, in the thread that runs the workflow."""

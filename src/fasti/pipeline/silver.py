@@ -225,7 +225,6 @@ class _Merge:
         return ~(yields & before.known & (before.values >= STATES.index("done")))
 
     def table(self) -> pa.Table:
-        """All messages."""
         columns: dict[str, Any] = {
             **self._firsts(),
             **self._lasts(),

@@ -80,7 +80,6 @@ class Answers:
         return self._shifted(topic, batch)
 
     def close(self) -> None:
-        """Gives back what it holds."""
         for producer in self._producers.values():
             producer.close()
 

@@ -1,8 +1,8 @@
 """`fasti.spark.apply`: a DataFrame carried out row by row, with what became of each row.
 
 `df.write` says what shall be, all of it once; `apply` asks, and answers. No row waits for another:
-what can't be done is told, the rest is done. It is done while `apply` runs, and the outcomes are
-kept: looking at them again doesn't do it again. It is not exactly once: a task that fails half-way is
+what can't be done is reported, the rest is done. It is done while `apply` runs, and the outcomes are
+saved: looking at them again doesn't do it again. It is not exactly once: a task that fails half-way is
 run again by Spark, and rows that it had done then say so (`cancelled`, `conflict`).
 
 The driver only checks columns; the tasks talk to the broker, see `answers`.
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from fasti.client.address import parse_address
 from fasti.client.durations import Duration, duration_us
@@ -45,10 +46,6 @@ _SCHEMA = pa.schema(
         pa.field("by", pa.string()),
         pa.field("at", MOMENT),
     ]
-)
-_SPARK_SCHEMA = (
-    "topic string, key string, clustering string, id bigint, status string, version bigint, "
-    "by string, at timestamp"
 )
 # Of the rows that were read: the outcome says by them which row it is about.
 _IDENTIFIERS = ("key", "clustering", "id")
@@ -102,8 +99,8 @@ def apply(
         name for name in _IDENTIFIERS if name in df.columns and name not in shape.columns
     )
     frame = df.select(*shape.columns, *identifiers)
-    outcomes = frame.mapInArrow(Applying(options, shape, topic), _SPARK_SCHEMA)
-    # Kept, not remembered as a way to compute it: it must not be done again.
+    outcomes = frame.mapInArrow(Applying(options, shape, topic), from_arrow_schema(_SCHEMA))
+    # The rows themselves, not a way to compute them: it must not be done again.
     return outcomes if dry_run else outcomes.localCheckpoint(eager=True)
 
 

@@ -40,7 +40,6 @@ class BatchReader(DataSourceReader):
             return [InputPartition(task) for task in planner.planned()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
         task: Task | None = partition.value
         # Where there is nothing to read Spark makes up a partition.
         if task is not None:

@@ -27,7 +27,6 @@ class FastiSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """For `format(...)`."""
         return "fasti"
 
     def schema(self) -> StructType:
@@ -36,25 +35,21 @@ class FastiSource(DataSource):
             return from_arrow_schema(_view(Options.reading(self.options)).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Batch reads."""
         with as_spark_errors():
             options = Options.reading(self.options)
             return reader_of(options, _view(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Streams of changes and logs."""
         with as_spark_errors():
             options = Options.reading(self.options, stream=True)
             kind = FeedStream if options["view"] == "changes" else LogStream
             return kind(options, _view(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Batch writes."""
         with as_spark_errors():
             return BatchWriter(Options.writing(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Streams into topics."""
         with as_spark_errors():
             return StreamWriter(Options.writing(self.options, stream=True), schema, overwrite)
 

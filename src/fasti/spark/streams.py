@@ -51,13 +51,11 @@ class Idling:
         self._asked_at = 0.0
 
     def wait(self) -> None:
-        """Before asking."""
         left = self._asked_at + self._pause_s - time.monotonic()
         if left > 0:
             time.sleep(left)
 
     def note_question(self, news: bool) -> None:
-        """After it."""
         grown = min(max(2 * self._pause_s, _IDLE_FIRST_S), _IDLE_MAX_S)
         self._pause_s = 0.0 if news else grown
         self._asked_at = time.monotonic()

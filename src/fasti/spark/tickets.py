@@ -38,7 +38,6 @@ class Task:
         return client_of(self.address, self.token)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows of the ticket."""
         return self._read(self.ticket, self.constants)
 
     def _read(self, ticket: dict[str, Any], constants: dict[str, Any]) -> Iterator[pa.RecordBatch]:

@@ -131,7 +131,6 @@ class _Failing:
         self._in_a_row = 0
 
     def well(self) -> None:
-        """The function returned."""
         self._in_a_row = 0
 
     def failed(self, batch: Batch, error: Exception) -> bool:
