@@ -212,7 +212,7 @@ def test_a_hole_is_told_once_however_often_what_is_new_is_looked_at(spark: Spark
     world = copy.deepcopy(HEALTHY)
     _, told = _a_message_is_missing(world)
     everything = frame(spark, world.transitions, TRANSITIONS)
-    topics = audit.Topics.of(everything)
+    topics = audit.FeedTopics.of(everything)
     known = audit.beginnings(everything, topics)
     for after in (0, told["position"] + 5):
         new = everything.where(f"position > {after}")

@@ -18,7 +18,7 @@ from fasti.client.client import Client
 from fasti.errors import Gone, InvalidArgument
 from fasti.pipeline.bronze import SMALL, Writers, part_of, shards, transaction
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Done, Progress, Workflow, run
+from fasti.pipeline.runner import Progress, RunResult, Workflow, run
 from fasti.pipeline.stages import BRONZE, SILVER
 from fasti.spark.views import View
 from tests.spark.lives import Row
@@ -99,7 +99,7 @@ def in_lake(lake: Lake) -> list[Row]:
     return sorted(rows, key=lambda row: (row["position"], row["row"]))
 
 
-def ran(lake: Lake, queue: BrokerProcess, spark: SparkSession, **settings: Any) -> Done:
+def ran(lake: Lake, queue: BrokerProcess, spark: SparkSession, **settings: Any) -> RunResult:
     stages = [BRONZE, SILVER]
     return run(Workflow(lake, stages, queue.address, **settings), spark)
 

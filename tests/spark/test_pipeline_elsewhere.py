@@ -20,7 +20,7 @@ from fasti.client.client import Client
 from fasti.pipeline import runner, shared
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.stages import pipeline
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from tests.spark.clusters import ALL_WORKERS, connect, standalone
 from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
 from tests.spark.test_pipeline_bronze import feed, in_lake
@@ -84,7 +84,7 @@ def in_two_rounds(
     second = worked(once(lake.root, broker, master, cwd, **conf))
     assert second["rows"]["bronze"] == second["rows"]["silver"] > 1_000
     assert (second["findings"], second["lost"], second["early"]) == (0, 0, 0)
-    assert set(State.of(lake).compared) == {"mail", "bills"}
+    assert set(LakeState.of(lake).compared) == {"mail", "bills"}
     # Nothing that was only there for a look.
     assert not (lake.root / shared._FOLDER).exists()
     truth = feed(client)

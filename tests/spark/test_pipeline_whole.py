@@ -23,7 +23,7 @@ from fasti.pipeline.figures_seconds import ROWS_MAX
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.report import write
 from fasti.pipeline.stages import pipeline
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
 
 BATCH = 50_000
@@ -110,13 +110,13 @@ def through_the_pipeline(spark: SparkSession, tmp_path: Path, count: int) -> Non
         lake = Lake(tmp_path / "lake")
         with traffic(broker.address, rounds=count // 20):
             runner.run(pipeline(lake, broker.address), spark)
-        state = State.of(lake)
+        state = LakeState.of(lake)
         assert lake.gold("audit").rows() == 0, lake.gold("audit").arrow().to_pylist()[:5]
         assert set(state.compared) == {"mail", "bills"}
         # And when it is quiet, every state of every message, in the second, incremental round.
         runner.run(pipeline(lake, broker.address), spark)
         assert lake.gold("audit").rows() == 0, lake.gold("audit").arrow().to_pylist()[:5]
-        assert State.of(lake).compared["mail"] > state.compared["mail"]
+        assert LakeState.of(lake).compared["mail"] > state.compared["mail"]
         told = as_the_broker_says(client)
         assert states(lake) == told
         assert_tables_are_true(lake)
@@ -159,7 +159,7 @@ def differences_are_found(lake: Lake, spark: SparkSession, address: str) -> None
     """One message more or less is told."""
     counted = audit_stage.BrokerCounts()
     made = pipeline(lake, address)
-    run = runner.Run(made, spark, True, threading.Event(), None)
+    run = runner.StageRun(made, spark, True, threading.Event(), None)
     counted.update(run)
     assert audit_stage.compare(run, counted.counts)[0] == []
     mail = next(each for each in counted.counts if each.topic == "mail")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from fasti.pipeline.lake import Lake
-    from fasti.pipeline.runner import Done
+    from fasti.pipeline.runner import RunResult
 
 app = typer.Typer(
     name="pipeline",
@@ -296,7 +296,7 @@ def _run(
     token: str | None,
     options: dict[str, Any],
     every_s: float | None = None,
-) -> Done:
+) -> RunResult:
     from fasti.pipeline import runner, stages
     from fasti.pipeline.local import keep_running
 
@@ -315,7 +315,7 @@ def _run_offline(lake: Lake, spark: SparkSession, full: bool) -> None:
         runner.run(stages.offline(lake, full=full), spark, progress=progress)
 
 
-def _print_done(lake: Lake, done: Done, as_json: bool) -> None:
+def _print_done(lake: Lake, done: RunResult, as_json: bool) -> None:
     """The figures and where the page is."""
     from fasti.pipeline.figures import figures
 

@@ -85,9 +85,9 @@ def print_figures(figures: dict[str, Any]) -> None:
 
 def print_findings(lake: Lake, findings: list[dict[str, Any]], count: int, as_json: bool) -> None:
     """The first findings of the audit, and how many there are."""
-    from fasti.pipeline.state import State
+    from fasti.pipeline.state import LakeState
 
-    state = State.of(lake)
+    state = LakeState.of(lake)
     if as_json:
         result = {"findings": findings, "count": count, "transitions": state.transitions}
         output.print_json({**result, "compared": state.compared, "position": state.audit})

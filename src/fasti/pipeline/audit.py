@@ -112,7 +112,7 @@ def _sequence() -> Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
+class FeedTopics:
     """What the feed tells of topics: few rows, read once."""
 
     # Those whose rows are not messages, as `shard topic`.
@@ -124,7 +124,7 @@ class Topics:
     sinks: bool = False
 
     @classmethod
-    def of(cls, transitions: DataFrame) -> Topics:
+    def of(cls, transitions: DataFrame) -> FeedTopics:
         """Runs a job over the rows that tell of topics."""
         kind = F.get_json_object("details", "$.settings.kind")
         of_topic = F.col("op").isin("topic_created", "topic_deleted")
@@ -185,7 +185,7 @@ def _map_of(positions: dict[str, list[int]]) -> Column:
     return F.create_map(*pairs)
 
 
-def relevant(transitions: DataFrame, topics: Topics) -> DataFrame:
+def relevant(transitions: DataFrame, topics: FeedTopics) -> DataFrame:
     """Rows of messages in timeline and priority topics, each with its topic's `generation`.
 
     Entries of key-value topics have transitions of their own, and rows of logs are not messages. A
@@ -199,7 +199,7 @@ def relevant(transitions: DataFrame, topics: Topics) -> DataFrame:
     return rows.withColumn("generation", topics.generation()).withColumn("ended", topics.ended())
 
 
-def lives(transitions: DataFrame, topics: Topics) -> DataFrame:
+def lives(transitions: DataFrame, topics: FeedTopics) -> DataFrame:
     """Each transition of a message with the state and the due time that the message had before it."""
     columns = [*MESSAGE, "position", "row", "at", "op", "due", "started"]
     rows = relevant(transitions, topics).select(*columns, "generation", "ended")
@@ -262,7 +262,7 @@ def _early_what() -> Column:
     return F.concat(*words).alias("what")
 
 
-def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
+def beginnings(transitions: DataFrame, topics: FeedTopics) -> DataFrame:
     """What each partition of a topic was given: the first sequence that must be there, the last, how many.
 
     The first is 1 where the lake saw the topic come to be. Otherwise the lake began later, and what
@@ -284,7 +284,7 @@ def beginnings(transitions: DataFrame, topics: Topics) -> DataFrame:
 
 def gaps(
     transitions: DataFrame,
-    topics: Topics,
+    topics: FeedTopics,
     beginnings: DataFrame,
     everything: DataFrame | None = None,
 ) -> DataFrame:
@@ -332,7 +332,7 @@ def _odd_frames(transitions: DataFrame) -> DataFrame:
     )
 
 
-def _holes(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> DataFrame:
+def _holes(transitions: DataFrame, topics: FeedTopics, beginnings: DataFrame) -> DataFrame:
     """Ids grow by one: what lies between two that were given must have been given too."""
     partition = ["shard", "topic", "generation", "partition"]
     holed = beginnings.where("last - first + 1 <> count").select(*partition, "first")
@@ -348,7 +348,7 @@ def _holes(transitions: DataFrame, topics: Topics, beginnings: DataFrame) -> Dat
     return _findings(jumps, F.lit("gap"), what)
 
 
-def unaccounted(followed: DataFrame, messages: DataFrame, topics: Topics) -> DataFrame:
+def unaccounted(followed: DataFrame, messages: DataFrame, topics: FeedTopics) -> DataFrame:
     """Messages that silver lacks or has in another state than their last transition led to.
 
     `followed` must be whole lives. Of topics that were deleted nothing is said.
@@ -388,7 +388,7 @@ def _findings(rows: DataFrame, kind: Column, what: Column) -> DataFrame:
 
 def audit(transitions: DataFrame, messages: DataFrame | None = None) -> DataFrame:
     """All findings in bronze, and in silver if it is given."""
-    topics = Topics.of(transitions)
+    topics = FeedTopics.of(transitions)
     known = beginnings(transitions, topics)
     followed = lives(transitions, topics)
     findings = broken(followed, known).unionByName(gaps(transitions, topics, known))

@@ -23,18 +23,18 @@ from fasti.pipeline import audit
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.gold.stage import between, silver_position
 from fasti.pipeline.silver_stage import few_or_hashed
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from fasti.pipeline.topics import QUEUES
 
 if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
-    from fasti.pipeline.runner import Run
+    from fasti.pipeline.runner import StageRun
 
 FINDINGS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class TopicCounts:
     """How many messages of a topic the broker has in which state, at a position of its feed."""
 
     topic: str
@@ -47,14 +47,16 @@ class BrokerCounts:
     """The first stage of a run: what the broker counts now, and its clock. Made for one workflow."""
 
     def __init__(self) -> None:
-        self.counts: list[Count] = []
+        self.counts: list[TopicCounts] = []
         self.at_us = 0
 
-    def update(self, run: Run) -> int:
+    def update(self, run: StageRun) -> int:
         """Asks the broker. Returns of how many topics."""
         self.at_us = int(run.client.transport.clock.now_us())
         self.counts = [
-            Count(topic.name, topic.position.shard, topic.position.frame, _in_words(topic.counts))
+            TopicCounts(
+                topic.name, topic.position.shard, topic.position.frame, _in_words(topic.counts)
+            )
             for topic in run.client.topics()
             if topic.settings.kind in QUEUES and topic.position is not None
         ]
@@ -73,9 +75,9 @@ class Audit:
     def __init__(self, counts: BrokerCounts | None = None) -> None:
         self._counts = counts
 
-    def update(self, run: Run) -> int:
+    def update(self, run: StageRun) -> int:
         """Returns how many findings there are in all."""
-        lake, state = run.lake, State.of(run.lake)
+        lake, state = run.lake, LakeState.of(run.lake)
         table = lake.gold("audit")
         through = silver_position(lake)
         if not through:
@@ -100,14 +102,14 @@ class Audit:
         return table.rows()
 
 
-def _audit(run: Run, since: dict[str, int], through: dict[str, int]) -> DataFrame:
+def _audit(run: StageRun, since: dict[str, int], through: dict[str, int]) -> DataFrame:
     """What is wrong with messages that something happened to between two places."""
     lake, spark = run.lake, run.spark
     everything = lake.bronze.read(spark).where(between({}, through))
     if not since:
         return audit.audit(everything, run.messages())
     new = _behind(lake, spark, since).where(between(since, through))
-    topics = audit.Topics.of(everything)
+    topics = audit.FeedTopics.of(everything)
     known = audit.beginnings(everything, topics)
     touched = touched_by(everything, new)
     followed = audit.lives(touched, topics)
@@ -130,7 +132,7 @@ def touched_by(transitions: DataFrame, new: DataFrame) -> DataFrame:
     return mine.unionByName(transitions.where("id is null"))
 
 
-def _lasting(run: Run, full: bool) -> DataFrame | None:
+def _lasting(run: StageRun, full: bool) -> DataFrame | None:
     """Findings of before that stay true."""
     table = run.lake.gold("audit")
     if full or not table.exists():
@@ -141,7 +143,9 @@ def _lasting(run: Run, full: bool) -> DataFrame | None:
 # The broker's counts
 
 
-def compare(run: Run, counts: Sequence[Count]) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+def compare(
+    run: StageRun, counts: Sequence[TopicCounts]
+) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
     """Findings where counts differ, and the topics that were compared, with their positions.
 
     A topic that is older than the lake can't be compared: what was produced before isn't known.
@@ -172,7 +176,7 @@ def compare(run: Run, counts: Sequence[Count]) -> tuple[list[tuple[Any, ...]], d
     return differing, {count.topic: count.position for count in known}
 
 
-def _count(run: Run, places: DataFrame, lowest: int) -> dict[tuple[str, str, str], int]:
+def _count(run: StageRun, places: DataFrame, lowest: int) -> dict[tuple[str, str, str], int]:
     """How many messages are in which state at each topic's place: (shard, topic, state) → number."""
     lake, spark = run.lake, run.spark
     settled = (
@@ -187,7 +191,7 @@ def _count(run: Run, places: DataFrame, lowest: int) -> dict[tuple[str, str, str
         later = later.where("position > counted")
         since = lake.bronze.read(spark).join(places, ["shard", "topic"])
         mine = touched_by(since.where("position >= topic_since"), later)
-        topics = audit.Topics(frozenset(), {}, {})
+        topics = audit.FeedTopics(frozenset(), {}, {})
         lives = audit.lives(mine, topics).join(places, ["shard", "topic"])
         lives = lives.where("position <= counted")
         last = F.max_by("state", F.struct("position", "row")).alias("state")

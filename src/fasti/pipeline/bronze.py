@@ -33,7 +33,7 @@ from fasti.spark.views import View
 
 if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
-    from fasti.pipeline.runner import Run
+    from fasti.pipeline.runner import StageRun
 
 SMALL = "~small"
 # A step is at most about so many rows: what is done again after a kill.
@@ -50,7 +50,7 @@ def transaction(shard: str) -> str:
     return f"feed:{shard}"
 
 
-def update(run: Run) -> int:
+def update(run: StageRun) -> int:
     """Brings the table up to where the feed ends now. Returns how many rows came."""
     bounds = feed_bounds(run.client.transport)
     shard, target = bounds.last.shard, bounds.last.frame
@@ -66,7 +66,7 @@ def update(run: Run) -> int:
     return done
 
 
-def starting_position(run: Run, shard: str) -> int:
+def starting_position(run: StageRun, shard: str) -> int:
     """Where the lake is in this feed. Raises `gone` if the feed begins later by now."""
     table, first = run.lake.bronze, feed_bounds(run.client.transport).first.frame
     after = table.position(transaction(shard))
@@ -117,7 +117,7 @@ def remember_shard(lake: Lake, shard: str) -> None:
         replace_text(lake.root / "shards", "\n".join([*known, shard]) + "\n")
 
 
-def copy(run: Run, shard: str, after: int, through: int) -> int:
+def copy(run: StageRun, shard: str, after: int, through: int) -> int:
     """One step: the rows between two positions, and the position behind them."""
     table, payload = run.lake.bronze, bool(run.option("payload", False))
     spark = run.spark

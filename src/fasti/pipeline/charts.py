@@ -58,7 +58,7 @@ def rule_shapes(label: str, y: float, right: float) -> Iterator[Shape]:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A line of a chart: a value for each period, None where there is none."""
 
     name: str
@@ -83,7 +83,7 @@ class Chart:
     unit: str
     starts_us: Sequence[int]
     length_us: int
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     tips: Sequence[str]
     format: Callable[[float], str]
     logarithmic: bool = False
@@ -153,7 +153,7 @@ class Chart:
             place = {"x": x, "y": self.height - 9, "text_anchor": "middle"}
             yield shape("text", "tick", label, **place, data_t=start // 1000, data_f=kind)
 
-    def _line(self, line: Line, scale: Scale, step: float) -> Iterator[Shape]:
+    def _line(self, line: ChartLine, scale: Scale, step: float) -> Iterator[Shape]:
         if line.bars:
             yield from self._bars(line, scale, step)
             return
@@ -172,7 +172,7 @@ class Chart:
                 yield shape("polygon", f"{line.style} area", points=_path(area))
             yield shape("polyline", f"{line.style} line", points=_path(points))
 
-    def _bars(self, line: Line, scale: Scale, step: float) -> Iterator[Shape]:
+    def _bars(self, line: ChartLine, scale: Scale, step: float) -> Iterator[Shape]:
         ground = self.height - BOTTOM
         width = min(max(1.0, step * line.share), 84 * line.share)
         for i, value in enumerate(line.values):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from fasti.errors import NotFound
 from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from fasti.pipeline.figures_ahead import Ahead, ahead
+from fasti.pipeline.figures_ahead import Forecast, ahead
 from fasti.pipeline.figures_read import (
     ALL,
     LENGTHS,
@@ -32,7 +32,7 @@ from fasti.pipeline.figures_read import (
 )
 from fasti.pipeline.figures_seconds import Bar, Silence, seconds
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 
 # Of so many topics a report says what they did over time.
 TOPICS_MAX = 50
@@ -44,7 +44,7 @@ _LEAST_US = 14 * MINUTE_US
 
 
 @dataclass
-class Topic:
+class TopicFigures:
     """What a report says of one topic."""
 
     name: str
@@ -67,9 +67,9 @@ class Figures:
     # What charts over time are made of: their periods' name and length.
     grain: str
     length_us: int
-    state: State
+    state: LakeState
     # Those that an operator should look at first, then those with most deliveries.
-    topics: list[Topic]
+    topics: list[TopicFigures]
     totals: Row
     # All topics together.
     lateness: Series
@@ -78,7 +78,7 @@ class Figures:
     spread: list[Bar]
     # The last day with deliveries, or all of a young lake: when it began, and its lateness.
     today: tuple[int, Row] | None
-    ahead: Ahead
+    ahead: Forecast
     reasons: list[Row]
     attempts: list[tuple[int, int]]
     consumers: list[Row]
@@ -143,7 +143,7 @@ class Figures:
 
 def figures(lake: Lake, findings_max: int = 500) -> Figures:
     """Reads them. Raises `not_found` if the pipeline has never run there."""
-    state = State.of(lake)
+    state = LakeState.of(lake)
     if not state.gold:
         raise NotFound(
             f"there are no gold tables in {lake.root}: run `fasti pipeline once --lake {lake.root}`"
@@ -225,11 +225,11 @@ def _window(lake: Lake, as_of_us: int, first_us: int) -> tuple[str, int, int]:
     raise AssertionError("days are the last")
 
 
-def _topics(days: pa.Table, late_days: pa.Table, coming: Ahead) -> list[Topic]:
-    topics: dict[str, Topic] = {}
+def _topics(days: pa.Table, late_days: pa.Table, coming: Forecast) -> list[TopicFigures]:
+    topics: dict[str, TopicFigures] = {}
 
-    def of(name: str) -> Topic:
-        return topics.setdefault(name, Topic(name))
+    def of(name: str) -> TopicFigures:
+        return topics.setdefault(name, TopicFigures(name))
 
     for row in added(days, ["topic"], _COUNTS):
         of(row.pop("topic")).counts = row
@@ -244,7 +244,7 @@ def _topics(days: pa.Table, late_days: pa.Table, coming: Ahead) -> list[Topic]:
     return sorted(topics.values(), key=_order)
 
 
-def _order(topic: Topic) -> tuple[bool, bool, int, str]:
+def _order(topic: TopicFigures) -> tuple[bool, bool, int, str]:
     return (not topic.early, not topic.over, -topic.counts["messages_out"], topic.name)
 
 

@@ -29,7 +29,7 @@ _EMPTY = {"pending": 0, "overdue": 0, "queued": 0}
 
 
 @dataclass(frozen=True)
-class Ahead:
+class Forecast:
     """The forecast, as of a moment."""
 
     pending: int
@@ -54,7 +54,7 @@ class Ahead:
         return sorted(name for name, row in self.sums.items() if row["over"])
 
 
-def ahead(lake: Lake, as_of_us: int) -> Ahead:
+def ahead(lake: Lake, as_of_us: int) -> Forecast:
     """Reads it."""
     rows = {grain: periods(lake, "backlog", grain) for grain in LENGTHS}
     hours = rows["hour"]
@@ -67,7 +67,7 @@ def ahead(lake: Lake, as_of_us: int) -> Ahead:
     alone = order[0] if len(order) == 1 else None
     grains = {grain: _together(rows[grain], grain, as_of_us, alone) for grain in LENGTHS}
     pending = sum(row["pending"] for row in sums.values())
-    return Ahead(
+    return Forecast(
         pending=pending,
         overdue=total(hours, "overdue"),
         stuck=_stuck(rows["minute"], as_of_us),

@@ -23,7 +23,7 @@ from fasti.model import MINUTE_US, SECOND_US
 from fasti.pipeline import silver
 from fasti.pipeline.files import DataFile
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from fasti.pipeline.tables import Table
 
 YOUNG_US = 20 * MINUTE_US
@@ -85,7 +85,7 @@ class Seconds:
     otherwise: Row | None
 
 
-def seconds(lake: Lake, state: State, first_us: int) -> Seconds | None:
+def seconds(lake: Lake, state: LakeState, first_us: int) -> Seconds | None:
     """None if the lake is too old or too large for it, or if gold isn't as far as silver.
 
     `first_us` is the beginning of the first minute in which anything happened.
@@ -153,7 +153,7 @@ def _read(table: Table, files: Sequence[DataFile], columns: Sequence[str]) -> pa
     return dataset.to_table(columns=list(columns))
 
 
-def _transitions(lake: Lake, state: State) -> pa.Table:
+def _transitions(lake: Lake, state: LakeState) -> pa.Table:
     """What happened to messages, as far as gold has counted it: bronze may be ahead."""
     rows = _read(lake.bronze, lake.bronze.files(), ("shard", "position", "at", "op", "topic"))
     known = np.zeros(rows.num_rows, dtype=bool)

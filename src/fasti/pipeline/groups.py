@@ -26,7 +26,7 @@ class Numbers:
     known: Mask
 
 
-class Groups:
+class RowGroups:
     """Rows of the same name together, in the order of a third number."""
 
     def __init__(self, order: Ints, first: Mask) -> None:
@@ -37,7 +37,7 @@ class Groups:
         self._group: Ints = np.cumsum(first) - 1
 
     @classmethod
-    def of(cls, outer: Ints, inner: Ints, place: Ints) -> Groups:
+    def of(cls, outer: Ints, inner: Ints, place: Ints) -> RowGroups:
         """Groups by two numbers."""
         order = np.lexsort((place, inner, outer))
         outer, inner = outer[order], inner[order]

@@ -27,7 +27,7 @@ from fasti.pipeline.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fasti.pipeline.runner import Done, Report, Workflow
+    from fasti.pipeline.runner import Report, RunResult, Workflow
 
 Tell = Callable[[str], None]
 
@@ -236,13 +236,13 @@ def _plain(error: Exception, log: Path | None) -> FastiError:
 
 def keep_running(
     workflow: Workflow, spark: SparkSession, interval_s: float, progress: Report, tell: Tell
-) -> Done:
+) -> RunResult:
     """Runs until it is asked to stop; while the broker is away it says so and tries again.
 
     Whatever doesn't pass by itself, such as a feed that no longer reaches back, is raised; unless it
     was asked to stop: then Spark may have been, too, and the next run goes on where this one was.
     """
-    from fasti.pipeline.runner import Done, run
+    from fasti.pipeline.runner import RunResult, run
 
     stop = threading.Event()
     while True:
@@ -252,7 +252,7 @@ def keep_running(
             )
         except Exception as raised:
             if stop.is_set():
-                return Done({}, 0, True)
+                return RunResult({}, 0, True)
             error = _plain(raised, workflow.lake.root / "logs" / "spark.log")
             if error.code not in PASSING:
                 raise

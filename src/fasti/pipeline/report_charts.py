@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fasti.pipeline.charts import WIDE, Chart, Line, length, moment, number, short
+from fasti.pipeline.charts import WIDE, Chart, ChartLine, length, moment, number, short
 from fasti.pipeline.charts_spread import Spread
 from fasti.pipeline.figures import Figures
 from fasti.pipeline.figures_read import LENGTHS, Row, Series
@@ -52,9 +52,9 @@ def lateness(figures: Figures) -> Chart:
         starts,
         figures.length_us,
         [
-            Line("p99", values("p99_us"), "p99", above=median),
-            Line("max", values("max_us"), "max"),
-            Line("p50", median, "p50"),
+            ChartLine("p99", values("p99_us"), "p99", above=median),
+            ChartLine("max", values("max_us"), "max"),
+            ChartLine("p50", median, "p50"),
         ],
         ["nothing delivered" if row is None else _late_tip(row) for row in rows],
         length,
@@ -113,7 +113,7 @@ def throughput(figures: Figures) -> Throughput | None:
     lines = _through_lines(series, due)
     highs = [max(value or 0 for value in line.values) for line in lines]
     low, high = sorted(max(value, 1) for value in highs[:2])
-    parts: list[tuple[str, Sequence[Line], int]] = [("messages", lines, 260)]
+    parts: list[tuple[str, Sequence[ChartLine], int]] = [("messages", lines, 260)]
     if high > _FAR_APART * low:
         went = "fell due and went out" if due else "went out"
         parts = [("came in", lines[:1], 150), (went, lines[1:], 240)]
@@ -131,21 +131,21 @@ def throughput(figures: Figures) -> Throughput | None:
     )
 
 
-def _through_lines(series: Series, due: bool) -> list[Line]:
+def _through_lines(series: Series, due: bool) -> list[ChartLine]:
     """In, out, and the rest."""
     values = {name: [row[name] for _, row in series] for name in series[0][1]}
     # A line through a few points among nothing would tell of slopes that never were.
     few = due or sum(any(row.values()) for _, row in series) <= _FEW
     lines = [
-        Line("in", values["messages_in"], "in", bars=few),
-        Line("out", values["messages_out"], "out", bars=few, filled=True, share=0.6),
+        ChartLine("in", values["messages_in"], "in", bars=few),
+        ChartLine("out", values["messages_out"], "out", bars=few, filled=True, share=0.6),
     ]
     if due:
-        lines.append(Line("fell due", values["due"], "fell"))
-    return [*lines, Line("failed", values["failed"], "failed", bars=True, share=0.25)]
+        lines.append(ChartLine("fell due", values["due"], "fell"))
+    return [*lines, ChartLine("failed", values["failed"], "failed", bars=True, share=0.25)]
 
 
-def _through_chart(figures: Figures, label: str, lines: Sequence[Line], height: int) -> Chart:
+def _through_chart(figures: Figures, label: str, lines: Sequence[ChartLine], height: int) -> Chart:
     starts = [start for start, _ in figures.throughput]
     tips = [
         "\n".join(f"{name} {number(row[column])}" for name, column in _COUNTS if column in row)
@@ -186,9 +186,9 @@ def forecast(label: str, series: Series, grain: str, widths: tuple[int, int]) ->
         starts,
         LENGTHS[grain],
         [
-            Line("due", [n if n <= limit else 0 for n in pending], "due", bars=True),
-            Line("over", [n if n > limit else 0 for n in pending], "over", bars=True),
-            Line("overdue", [row["overdue"] for row in rows], "overdue", bars=True),
+            ChartLine("due", [n if n <= limit else 0 for n in pending], "due", bars=True),
+            ChartLine("over", [n if n > limit else 0 for n in pending], "over", bars=True),
+            ChartLine("overdue", [row["overdue"] for row in rows], "overdue", bars=True),
         ],
         [_ahead_tip(row) for row in rows],
         short,

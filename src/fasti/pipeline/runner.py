@@ -59,7 +59,7 @@ class Stage:
 
     name: str
     # Does what there is to do; returns how many rows that were. Called once in each round.
-    work: Callable[[Run], int]
+    work: Callable[[StageRun], int]
     # Called when the workflow ends, also by an error, and if `work` was never called.
     close: Callable[[], None] = lambda: None
 
@@ -81,7 +81,7 @@ class Workflow:
     owns_tables: bool = True
 
 
-class Run:
+class StageRun:
     """What a stage is given: one round of a workflow."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RunResult:
     """What a run did: rows by stage, how many rounds, whether it was asked to stop."""
 
     rows: dict[str, int]
@@ -152,7 +152,7 @@ def run(
     progress: Report | None = None,
     stop: threading.Event | None = None,
     signals: bool = True,
-) -> Done:
+) -> RunResult:
     """Runs all stages up to what the feed has when it begins; with `interval` again and again.
 
     SIGINT and SIGTERM (unless `signals` is False), or `stop`, end it after the step that is under way;
@@ -177,7 +177,7 @@ def run(
             begun = time.monotonic()
             if upkeep is not None:
                 upkeep.tidy(begun)
-            this = Run(workflow, spark, once, stop, progress)
+            this = StageRun(workflow, spark, once, stop, progress)
             for stage in workflow.stages:
                 if stop.is_set():
                     break
@@ -186,7 +186,7 @@ def run(
             if interval is None:
                 break
             stop.wait(max(0.0, begun + interval - time.monotonic()))
-    return Done(rows, rounds, stop.is_set())
+    return RunResult(rows, rounds, stop.is_set())
 
 
 class Upkeep:

@@ -93,7 +93,7 @@ def check(root: Path, spark: Any, tasks: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaskAnswer:
     """What a task says: what it read, the version of Fasti there (empty: none), and what went wrong."""
 
     number: int
@@ -105,7 +105,7 @@ class Answer:
 
 def _ask_tasks(root: Path, place: Path, spark: Any, tasks: int) -> None:
     answers = spark.range(0, tasks, 1, tasks).mapInArrow(_asking(str(place)), _ANSWER)
-    for answer in [Answer(*row) for row in answers.collect()]:
+    for answer in [TaskAnswer(*row) for row in answers.collect()]:
         complain(root, answer, place)
         try:
             (place / str(answer.number) / "there").rename(place / f"seen-{answer.number}")
@@ -117,7 +117,7 @@ def _ask_tasks(root: Path, place: Path, spark: Any, tasks: int) -> None:
             ) from error
 
 
-def complain(root: Path, answer: Answer, place: Path) -> None:
+def complain(root: Path, answer: TaskAnswer, place: Path) -> None:
     """Raises if the task couldn't do its work."""
     mine = version("fasti")
     if answer.installed not in (mine, _NO_VERSION):

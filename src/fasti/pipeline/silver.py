@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fasti.pipeline.groups import Groups, Ints, Mask, Numbers
+from fasti.pipeline.groups import Ints, Mask, Numbers, RowGroups
 
 # What a message is after each op; ops that are not here leave it as it was.
 STATE_AFTER = {
@@ -199,7 +199,7 @@ def merged(parts: pa.Table) -> pa.Table:
     """The parts of each message as one. They follow each other in the feed, whatever lies between."""
     if not parts.num_rows:
         return parts
-    groups = Groups.of(
+    groups = RowGroups.of(
         parts.column("topic_no").to_numpy(),
         parts.column("id").to_numpy(),
         parts.column("first_place").to_numpy(),
@@ -210,7 +210,7 @@ def merged(parts: pa.Table) -> pa.Table:
 class _Merge:
     """One `merged`: columns are looked at in the groups' order."""
 
-    def __init__(self, parts: pa.Table, groups: Groups) -> None:
+    def __init__(self, parts: pa.Table, groups: RowGroups) -> None:
         self._parts, self._groups = parts, groups
         code = pc.index_in(parts.column("state"), pa.array(STATES))
         self._state = groups.numbers(code)

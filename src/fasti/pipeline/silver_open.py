@@ -61,7 +61,7 @@ def divide(files: Sequence[DataFile], new_rows: int) -> tuple[list[DataFile], li
     return sides if len(sides[0]) >= SMALL_FILES_MAX else ([], list(files))
 
 
-class Names:
+class MessageNames:
     """The names of some messages, for whole columns of names to be looked up in."""
 
     def __init__(self, topic_no: Ints, number: Ints) -> None:
@@ -69,7 +69,7 @@ class Names:
         self._pairs = np.unique(self._pair(topic_no, number))
 
     @classmethod
-    def of(cls, paths: Sequence[Path]) -> Names:
+    def of(cls, paths: Sequence[Path]) -> MessageNames:
         """Those in these files."""
         pieces = [pq.read_table(path, columns=["topic_no", "id"]) for path in paths]
         rows = pa.concat_tables(pieces)
@@ -152,9 +152,9 @@ class Split:
 
 
 @lru_cache(maxsize=1)
-def _names(staged: str, paths: tuple[str, ...]) -> Names:
+def _names(staged: str, paths: tuple[str, ...]) -> MessageNames:
     """Read once by a worker, for all files that it splits in a step."""
-    return Names.of([Path(staged) / path for path in paths])
+    return MessageNames.of([Path(staged) / path for path in paths])
 
 
 class _Writer:

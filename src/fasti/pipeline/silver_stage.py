@@ -39,10 +39,10 @@ from fasti.pipeline.silver_open import (
     is_open,
     may_go_on,
 )
-from fasti.pipeline.topics import TopicEvents, Topics
+from fasti.pipeline.topics import LakeTopics, TopicEvents
 
 if TYPE_CHECKING:
-    from fasti.pipeline.runner import Run
+    from fasti.pipeline.runner import StageRun
     from fasti.pipeline.tables import Table
 
 # A step is at most about so many transitions.
@@ -56,10 +56,10 @@ SCHEMA = silver.PARTS.append(pa.field("level", pa.int32())).append(pa.field("day
 _READ = [name for name in silver.TRANSITIONS if name not in ("topic_no", "topic_since")]
 
 
-def update(run: Run) -> int:
+def update(run: StageRun) -> int:
     """Brings silver up to bronze. Returns how many transitions were new."""
     done = 0
-    plans = {shard: Steps(run, shard) for shard in shards(run.lake)}
+    plans = {shard: ShardSteps(run, shard) for shard in shards(run.lake)}
     total = sum(steps.waiting for steps in plans.values())
     for steps in plans.values():
         while not run.stopping():
@@ -71,10 +71,10 @@ def update(run: Run) -> int:
     return done
 
 
-class Steps:
+class ShardSteps:
     """The steps of one shard."""
 
-    def __init__(self, run: Run, shard: str) -> None:
+    def __init__(self, run: StageRun, shard: str) -> None:
         self._run, self._shard = run, shard
         self._lake, self._spark = run.lake, run.spark
         self._name = f"bronze:{shard}"
@@ -101,7 +101,7 @@ class Steps:
         files = [file for file in self._files if file.may_have("position", after, through)]
         if not files:
             return None
-        new = Step(self._run, self._shard, after, through, files)
+        new = SilverStep(self._run, self._shard, after, through, files)
         new.commit((self._name, through))
         return new.rows
 
@@ -116,17 +116,17 @@ class Steps:
         return self._target
 
 
-class Step:
+class SilverStep:
     """One step: the rows of bronze between two positions."""
 
     def __init__(
-        self, run: Run, shard: str, after: int, through: int, files: list[DataFile]
+        self, run: StageRun, shard: str, after: int, through: int, files: list[DataFile]
     ) -> None:
         self._run, self._spark, self._lake = run, run.spark, run.lake
         self._shard, self._after, self._through, self._files = shard, after, through, files
         self.rows = sum(file.rows for file in files)
         self._events = TopicEvents.by(self._lake.bronze, files, shard, after, through)
-        self._topics = Topics(self._lake.topics)
+        self._topics = LakeTopics(self._lake.topics)
         self._deleted = self._topics.learn(shard, self._events, lambda: run.client)
         self._open = [file for file in self._lake.messages.files() if is_open(file)]
 

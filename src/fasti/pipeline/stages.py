@@ -11,7 +11,7 @@ from fasti.pipeline import bronze, silver_stage
 from fasti.pipeline.audit_stage import Audit, BrokerCounts
 from fasti.pipeline.gold import stage as gold_stage
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Run, Stage, Workflow
+from fasti.pipeline.runner import Stage, StageRun, Workflow
 
 BRONZE = Stage("bronze", bronze.update)
 SILVER = Stage("silver", silver_stage.update)
@@ -25,7 +25,7 @@ class ReportPage:
     path: Path | None = None
     refresh_s: int | None = None
 
-    def update(self, run: Run) -> int:
+    def update(self, run: StageRun) -> int:
         """Writes it: one page."""
         from fasti.pipeline import report
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class State:
+class LakeState:
     """How far gold and the audit are in each shard's feed, and how far they saw."""
 
     gold: dict[str, int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class State:
     compared: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, lake: Lake) -> State:
+    def of(cls, lake: Lake) -> LakeState:
         """As it was saved last."""
         place = lake.root / "gold" / "state.json"
         return cls(**json.loads(place.read_text())) if place.exists() else cls()

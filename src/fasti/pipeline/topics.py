@@ -44,7 +44,7 @@ _OPS = ("topic_created", "topic_deleted")
 
 
 @dataclass
-class Topic:
+class LakeTopic:
     """One topic, from its making to its end."""
 
     topic_no: int
@@ -90,17 +90,17 @@ class Deleted:
     at: datetime
 
 
-class Topics:
+class LakeTopics:
     """All topics of a lake."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         rows = table.arrow().to_pylist() if table.exists() else []
-        self._topics: list[Topic] = []
+        self._topics: list[LakeTopic] = []
         # Those of one name, oldest first.
-        self._named: dict[tuple[str, str], list[Topic]] = {}
+        self._named: dict[tuple[str, str], list[LakeTopic]] = {}
         for row in sorted(rows, key=lambda row: row["topic_no"]):
-            self._keep(Topic(**row))
+            self._keep(LakeTopic(**row))
         self._saved = [asdict(topic) for topic in self._topics]
 
     def learn(self, shard: str, seen: TopicEvents, connect: Callable[[], Client]) -> list[Deleted]:
@@ -149,18 +149,18 @@ class Topics:
                     spans.append((shard, name, topic.topic_no, topic.topic_since, begin, end))
         return spans
 
-    def _before(self, shard: str, name: str, position: int) -> Topic | None:
+    def _before(self, shard: str, name: str, position: int) -> LakeTopic | None:
         """The one of a name that was there then."""
         named = self._named.get((shard, name), [])
         return next((topic for topic in reversed(named) if topic.topic_since <= position), None)
 
-    def _add(self, shard: str, name: str, since: int, kind: str) -> Topic:
+    def _add(self, shard: str, name: str, since: int, kind: str) -> LakeTopic:
         # From 1, in the order in which they are met.
-        topic = Topic(len(self._topics) + 1, shard, name, since, None, kind)
+        topic = LakeTopic(len(self._topics) + 1, shard, name, since, None, kind)
         self._keep(topic)
         return topic
 
-    def _keep(self, topic: Topic) -> None:
+    def _keep(self, topic: LakeTopic) -> None:
         self._topics.append(topic)
         named = self._named.setdefault((topic.shard, topic.topic), [])
         named.append(topic)

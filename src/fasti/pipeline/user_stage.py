@@ -99,7 +99,7 @@ class StepStage:
         self._last_batch = -1
         self.total = StepRun(step.name, 0, 0, 0.0)
 
-    def update(self, run: runner.Run) -> int:
+    def update(self, run: runner.StageRun) -> int:
         """All that there is to do now; of a run that goes on, as much as is due. Returns the rows.
 
         Raises what made the query of a stream fail.

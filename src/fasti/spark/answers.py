@@ -1,6 +1,6 @@
 """Asking the broker what becomes of rows, batch by batch: in earnest, or only what would.
 
-Used by tasks; one `Answers` for each. Nothing here knows of Spark.
+Used by tasks; one `RowAnswers` for each. Nothing here knows of Spark.
 
 While a broker is away it is asked again. A change whose answer was lost on the way may have happened
 then, and the row says how it is now: `cancelled`, or `conflict` where a version was named.
@@ -49,7 +49,7 @@ class ApplyOptions:
     timeout_s: float
 
 
-class Answers:
+class RowAnswers:
     """The broker's answers to the rows of one task, which closes it."""
 
     def __init__(self, options: ApplyOptions) -> None:

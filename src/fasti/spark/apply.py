@@ -28,7 +28,7 @@ from fasti.client.outcomes import WORDS, Outcomes
 from fasti.client.producer import OnConflict
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US
-from fasti.spark.answers import Answers, ApplyOptions, shift_us
+from fasti.spark.answers import ApplyOptions, RowAnswers, shift_us
 from fasti.spark.connection import located
 from fasti.spark.errors import as_spark_errors
 from fasti.spark.options import OPERATIONS
@@ -99,7 +99,7 @@ def apply(
         name for name in _IDENTIFIERS if name in df.columns and name not in shape.columns
     )
     frame = df.select(*shape.columns, *identifiers)
-    outcomes = frame.mapInArrow(Applying(options, shape, topic), from_arrow_schema(_SCHEMA))
+    outcomes = frame.mapInArrow(ApplyTask(options, shape, topic), from_arrow_schema(_SCHEMA))
     # The rows themselves, not a way to compute them: it must not be done again.
     return outcomes if dry_run else outcomes.localCheckpoint(eager=True)
 
@@ -128,7 +128,7 @@ def _checked(operation: str, shift: Any, on_conflict: str) -> str:
 
 
 @dataclass(frozen=True)
-class Applying:
+class ApplyTask:
     """What tasks do. Values only."""
 
     options: ApplyOptions
@@ -140,7 +140,7 @@ class Applying:
         task = TaskContext.get()
         rows = TaskRows(self.shape, f"Spark partition {task.partitionId() if task else 0}")
         spare: dict[str, tuple[str, ...]] = {}
-        answers = Answers(self.options)
+        answers = RowAnswers(self.options)
         with as_spark_errors():
             try:
                 for batch in batches:
@@ -153,7 +153,7 @@ class Applying:
         self,
         batch: pa.RecordBatch,
         wire: pa.RecordBatch,
-        answers: Answers,
+        answers: RowAnswers,
         spare: dict[str, tuple[str, ...]],
     ) -> pa.RecordBatch:
         if self.options.shift_us is not None and "due_us" in wire.schema.names:

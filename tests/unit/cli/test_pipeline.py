@@ -188,9 +188,9 @@ def test_a_run_outlasts_a_broker_that_is_away(lake: Path, monkeypatch: pytest.Mo
         Unavailable("nobody listens"),
         RuntimeError("at x\n[FASTI.unknown] the connection was lost"),
     ]
-    done = runner.Done({}, 1, True)
+    done = runner.RunResult({}, 1, True)
 
-    def run_rounds(*_: object, **__: object) -> runner.Done:
+    def run_rounds(*_: object, **__: object) -> runner.RunResult:
         if troubles:
             raise troubles.pop(0)
         return done
@@ -209,7 +209,7 @@ def test_a_run_outlasts_a_broker_that_is_away(lake: Path, monkeypatch: pytest.Mo
 def test_a_run_whose_spark_was_ended_by_the_same_signal_ends_well(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object, stop: threading.Event, **__: object) -> runner.Done:
+    def stopped(*_: object, stop: threading.Event, **__: object) -> runner.RunResult:
         stop.set()
         raise ConnectionRefusedError("Spark is gone")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 
 MOMENT = pa.timestamp("us", tz="UTC")
 AS_OF = datetime(2026, 3, 4, 15, 42, 10, tzinfo=UTC)
@@ -57,7 +57,7 @@ def fill(lake: Lake, tables: dict[str, list[dict[str, Any]]], as_of: datetime = 
             rows = [{**row, "day": row["start"].date()} for row in rows]
         table.overwrite(pa.Table.from_pylist(rows, schema))
     micros = int(as_of.timestamp()) * 1_000_000
-    State(
+    LakeState(
         gold={"aa": 7}, audit={"aa": 7}, as_of_us=micros, audited_us=micros, transitions=1_234_567,
         messages=400_000, compared={"mail": 7},
     ).save(lake)  # fmt: skip

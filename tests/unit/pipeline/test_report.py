@@ -19,7 +19,7 @@ from fasti.errors import NotFound
 from fasti.pipeline import charts, report
 from fasti.pipeline.figures import figures
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from tests.unit.pipeline.gold_rig import AS_OF, SCHEMAS, busy, fill
 from tests.unit.pipeline.young_rig import half_a_minute
 
@@ -218,7 +218,7 @@ def test_one_glance_tells_how_it_is(tmp_path: Path) -> None:
     assert kind == "good"
     assert "Nothing early, nothing lost." in shown
     assert f"{figures(lake).totals['messages_out']} messages delivered" in shown
-    state = State.of(lake)
+    state = LakeState.of(lake)
     state.audit = {}
     state.save(lake)
     kind, shown = verdict(page_of(lake, tmp_path)[0])

@@ -14,7 +14,7 @@ from fasti.model import SECOND_US
 from fasti.pipeline import charts, figures_seconds
 from fasti.pipeline.figures import Figures, figures
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from tests.unit.pipeline.test_report import Page, page_of
 from tests.unit.pipeline.young_rig import BEGIN, Story, half_a_minute, micros, percentiles, period
 
@@ -191,7 +191,7 @@ def test_too_many_rows_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_gold_that_is_behind_silver_is_shown_as_it_is(tmp_path: Path) -> None:
     """Seconds of what gold hasn't counted would contradict it."""
     lake = half_a_minute(count=40).write(tmp_path / "lake")
-    state = State.of(lake)
+    state = LakeState.of(lake)
     state.gold = {name: place - 1 for name, place in state.gold.items()}
     state.save(lake)
     assert by_the_minute(figures(lake))

@@ -10,7 +10,7 @@ import pytest
 
 from fasti.errors import DataDirLocked, InvalidArgument
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.runner import Progress, Run, Stage, Workflow, run
+from fasti.pipeline.runner import Progress, Stage, StageRun, Workflow, run
 
 NO_SPARK: Any = None
 
@@ -24,7 +24,7 @@ class Recorder:
         self._rounds = rounds
 
     def stage(self, name: str, rows: int = 1) -> Stage:
-        def work(this: Run) -> int:
+        def work(this: StageRun) -> int:
             self.calls.append(name)
             if self.calls.count(name) == self._rounds and not this.once:
                 self.stop.set()
@@ -57,7 +57,7 @@ def test_rounds_go_on_until_they_are_stopped(tmp_path: Path) -> None:
 def test_an_error_ends_the_run_and_closes_all_stages(tmp_path: Path) -> None:
     recorder = Recorder()
 
-    def fail(_: Run) -> int:
+    def fail(_: StageRun) -> int:
         raise ValueError("broken")
 
     stages = recorder.stage("first"), Stage("second", fail), recorder.stage("third")

@@ -14,7 +14,7 @@ import pytest
 
 from fasti.errors import InvalidArgument
 from fasti.pipeline import shared
-from fasti.pipeline.shared import Answer
+from fasti.pipeline.shared import TaskAnswer
 
 Task = Callable[[Any], Any]
 
@@ -100,5 +100,5 @@ def test_the_task_imports_nothing_of_ours() -> None:
 
 
 def test_answers_are_compared_with_this_version(tmp_path: Path) -> None:
-    answer = Answer(0, "d", tmp_path.name, version("fasti"), "")
+    answer = TaskAnswer(0, "d", tmp_path.name, version("fasti"), "")
     shared.complain(tmp_path, answer, tmp_path)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fasti.pipeline import silver
 from fasti.pipeline.lake import Lake
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from tests.unit.pipeline.gold_rig import fill
 
 BEGIN = datetime(2026, 3, 4, 15, 42, 10, 250_000, tzinfo=UTC)
@@ -109,7 +109,7 @@ class Story:
         else:
             lake.messages.append(self._silver(), place)
         fill(lake, self._gold(), self.as_of)
-        state = State.of(lake)
+        state = LakeState.of(lake)
         state.gold = {SHARD: last}
         state.save(lake)
         return lake

@@ -23,12 +23,12 @@ from fasti.model import DAY_US, MINUTE_US
 from fasti.pipeline import gold
 from fasti.pipeline.bronze import shards
 from fasti.pipeline.gold.periods import day_of
-from fasti.pipeline.state import State
+from fasti.pipeline.state import LakeState
 from fasti.pipeline.tables import Table
 
 if TYPE_CHECKING:
     from fasti.pipeline.lake import Lake
-    from fasti.pipeline.runner import Run
+    from fasti.pipeline.runner import StageRun
 
 # A topic has at most about fifteen hundred rows a day in a table.
 _FEW_DAYS_OF_TOPICS = 500
@@ -43,9 +43,9 @@ def silver_position(lake: Lake) -> dict[str, int]:
     return {shard: position for shard, position in positions.items() if position is not None}
 
 
-def update(run: Run) -> int:
+def update(run: StageRun) -> int:
     """Brings gold up to silver. Returns how many rows were written."""
-    lake, state = run.lake, State.of(run.lake)
+    lake, state = run.lake, LakeState.of(run.lake)
     through = silver_position(lake)
     broker_us = run.option("as_of_us", lambda: 0)()
     written = 0
@@ -67,7 +67,7 @@ def update(run: Run) -> int:
     return written
 
 
-def _write_days(run: Run, days: Sequence[str]) -> int:
+def _write_days(run: StageRun, days: Sequence[str]) -> int:
     """Computes these days of all tables, several at a time: planning one takes longer than its rows."""
     small = run.lake.topics.rows() * len(days) <= _FEW_DAYS_OF_TOPICS
     rows = {name: _computed(run, name, days) for name in DAILY}
@@ -85,7 +85,7 @@ def _write_days(run: Run, days: Sequence[str]) -> int:
     return written
 
 
-def _write_backlog(run: Run, as_of_us: int) -> int:
+def _write_backlog(run: StageRun, as_of_us: int) -> int:
     """The forecast, whole."""
     as_of = F.timestamp_micros(F.lit(as_of_us))
     throughput = run.lake.gold("throughput").read(run.spark)
@@ -96,7 +96,9 @@ def _write_backlog(run: Run, as_of_us: int) -> int:
     return table.rows()
 
 
-def _touched(run: Run, since: dict[str, int], through: dict[str, int]) -> tuple[list[str], int]:
+def _touched(
+    run: StageRun, since: dict[str, int], through: dict[str, int]
+) -> tuple[list[str], int]:
     """The days that new transitions bear upon, and the moment of the last one. Without Spark."""
     lowest = min((since.get(shard, -1) for shard in through), default=-1)
     table = run.lake.bronze
@@ -130,7 +132,7 @@ def between(since: dict[str, int], through: dict[str, int]) -> Column:
     return place
 
 
-def _computed(run: Run, name: str, days: Sequence[str]) -> DataFrame:
+def _computed(run: StageRun, name: str, days: Sequence[str]) -> DataFrame:
     lake, spark = run.lake, run.spark
     compute = getattr(gold, name)
     if name in ("lateness", "attempts"):
@@ -146,7 +148,7 @@ def _computed(run: Run, name: str, days: Sequence[str]) -> DataFrame:
     return compute(transitions, days=days)
 
 
-def _messages(run: Run, days: Sequence[str]) -> DataFrame:
+def _messages(run: StageRun, days: Sequence[str]) -> DataFrame:
     """Messages that may have to do with these days: not those that ended before."""
     if not days:
         return run.messages()
