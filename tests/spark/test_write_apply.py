@@ -14,7 +14,7 @@ from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
 from fasti.errors import InvalidArgument
 from fasti.spark.answers import ApplyOptions, shift_us
-from fasti.spark.apply import Applying
+from fasti.spark.apply import ApplyTask
 from fasti.spark.errors import SparkFastiError
 from fasti.spark.rows import RowShape
 
@@ -52,8 +52,8 @@ def carried_out(broker: BrokerProcess) -> Apply:
             30.0,
         )
         batches: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_pydict(columns)])
-        applying = Applying(told, shape, topic)
-        return [row for batch in applying(batches) for row in batch.to_pylist()]
+        apply = ApplyTask(told, shape, topic)
+        return [row for batch in apply(batches) for row in batch.to_pylist()]
 
     return run
 
