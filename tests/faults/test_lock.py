@@ -82,7 +82,7 @@ def test_an_opening_that_fails_leaves_nothing_open(
     gc.collect()
     module: Any = mmap if call == "mmap" else os
     real, before = getattr(module, call), descriptors()
-    for nth in range(0, 300, 4 if call == "open" else 1):
+    for nth in range(0, 300, 8 if call == "open" else 1):
         left = [nth]
 
         def fail_once(*given: Any, left: list[int] = left, **more: Any) -> Any:

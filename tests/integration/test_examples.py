@@ -133,6 +133,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield started
 
 
-@pytest.mark.parametrize("name", ["carts.py", "fastapi_app.py", "retries.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "carts.py",
+        *(pytest.param(f"{n}.py", marks=pytest.mark.long) for n in ("fastapi_app", "retries")),
+    ],
+)
 def test_an_example_works_with_a_broker_elsewhere(name: str, broker: BrokerProcess) -> None:
     run(name, "--address", broker.address)

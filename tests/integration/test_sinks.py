@@ -335,7 +335,10 @@ def test_sinks_beyond_the_limit(broker: BrokerProcess) -> None:
         made[-1].forget()
 
 
-@pytest.mark.parametrize("operation", ["append", "cancel", "put"])
+@pytest.mark.parametrize(
+    "operation",
+    ["append", *(pytest.param(each, marks=pytest.mark.long) for each in ("cancel", "put"))],
+)
 def test_a_broker_that_is_killed_while_it_carries_out(tmp_path: Path, operation: str) -> None:
     """Each row has its effect once, and the driver hears the counts of all of them."""
     rows = 60_000

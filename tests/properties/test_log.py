@@ -280,7 +280,7 @@ class LogMachine(RuleBasedStateMachine):
         self.shard.close()
 
 
-QUICK = settings(max_examples=60, stateful_step_count=40)
+QUICK = settings(max_examples=40, stateful_step_count=40)
 THOROUGH = settings(max_examples=2_000, stateful_step_count=80)
 
 

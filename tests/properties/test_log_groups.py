@@ -361,7 +361,7 @@ class GroupsMachine(RuleBasedStateMachine):
                 raise AssertionError(f"{name} is never done: {self.rig.model.describe(name)}")
 
 
-QUICK = settings(max_examples=80, stateful_step_count=40)
+QUICK = settings(max_examples=50, stateful_step_count=40)
 THOROUGH = settings(max_examples=2_000, stateful_step_count=80)
 
 

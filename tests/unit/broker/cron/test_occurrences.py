@@ -255,7 +255,7 @@ def test_a_leap_over_years_is_no_walk_through_them() -> None:
 _ZONES = ["UTC", PARIS, "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     day=st.integers(0, 365),
     minute=st.sampled_from(["0", "15", "*/20", "45"]),
