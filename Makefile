@@ -36,7 +36,7 @@ demo: $(STAMP)  ## see Fasti at work
 
 .PHONY: test
 test: $(STAMP)  ## run the tests, without the long ones
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-long
 test-long: $(STAMP)  ## run all tests, the long ones too, with more generated examples
