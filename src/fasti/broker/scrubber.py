@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fasti.broker.threads import Driver
-from fasti.core.queries import ReadTopics
+from fasti.broker.topics import read_topics
 from fasti.core.rows.location import in_block
 from fasti.core.timeline.corrupt import GiveUp
 from fasti.errors import Closed, FastiError
@@ -172,7 +172,7 @@ class Scrubber:
             columns = rows_columns(unseal(store.blocks.get(block.rows_name), block.rows_name))
             places = in_block(block.number, np.arange(block.rows, dtype=np.int64))
             lost = store.payloads.damaged(places)
-            topics = {topic.number: topic for topic in self._shard.ask(ReadTopics()).result()}
+            topics = {topic.number: topic for topic in read_topics(self._shard)}
             for number in np.unique(columns["topic"][lost]).tolist():
                 mine = lost & (columns["topic"] == number)
                 partitions = columns["partition"][mine].astype(np.int64)

@@ -38,6 +38,7 @@ from fasti.broker.routing.routes import RouteBook
 from fasti.broker.shares import CountedShare, LeaseShare, Shares
 from fasti.broker.sinks.carrying import Carrier
 from fasti.broker.sinks.staging import StageIntake
+from fasti.broker.topics import read_topics
 from fasti.core.queries import ReadTopics, TopicView
 from fasti.core.replies import Reply
 from fasti.errors import (
@@ -360,7 +361,8 @@ class Service:
 
     def topics_of(self, shard: Shard, name: str = "") -> list[TopicView]:
         """Those of one shard, or the one of that name."""
-        topics: list[TopicView] = shard.ask(ReadTopics(name=name)).result()
+        topics: list[TopicView]
+        topics = shard.ask(ReadTopics(name=name)).result() if name else read_topics(shard)
         # Answered behind everything that was decided before it.
         with suppress(FastiError):
             shard.submit([]).result()

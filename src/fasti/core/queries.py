@@ -7,7 +7,7 @@ its reply when all of it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,17 +21,28 @@ from fasti.core.state import Topic
 from fasti.core.work import Work
 from fasti.model import TopicSettings
 
+# So many are told in one step, in less than a millisecond.
+TOPICS_PER_PAGE = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class ReadTopics(Command):
-    """All topics, or those of one kind, or the one of a name: a list of `TopicView`."""
+    """Topics whose number is above `after`, at most a page: a list of `TopicView`.
+
+    Of all kinds or of one; or the one of a name.
+    """
 
     kind: str = ""
     name: str = ""
+    after: int = 0
 
 
 class TopicView(NamedTuple):
-    """A topic as it is now. `unrouted`: rows that a relay passed on to no topic, since the start."""
+    """A topic as it is now, and two counts since the start.
+
+    `unrouted`: rows that a relay passed on to no topic; `unopened`: leases that ended at consumers
+    that fell silent.
+    """
 
     number: int
     name: str
@@ -39,6 +50,7 @@ class TopicView(NamedTuple):
     paused: bool
     bindings: tuple[tuple[str, str], ...]
     unrouted: int
+    unopened: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +78,28 @@ class LeaseHolders(NamedTuple):
 
 
 def read_topics(work: Work, query: ReadTopics) -> Done:
-    """The value is a list of `TopicView`."""
+    """The value is a list of `TopicView`, by number."""
     state = work.state
-    topics: Iterable[Topic] = state.topics.values()
     if query.name:
-        topics = [state.by_name[query.name]] if query.name in state.by_name else []
-    wanted = query.kind
-    return Done(
-        [
-            TopicView(
-                topic.number,
-                topic.name,
-                topic.settings,
-                topic.paused,
-                tuple(topic.bindings),
-                topic.unrouted,
-            )
-            for topic in topics
-            if not wanted or topic.settings.kind == wanted
-        ]
+        topic = state.by_name.get(query.name)
+        return Done([_view(topic)] if topic is not None else [])
+    topics = state.kinds[query.kind].all_topics if query.kind else state.topics
+    # In the order of their numbers: a new topic has the highest, also in a checkpoint.
+    numbers = list(topics)
+    begin = bisect_right(numbers, query.after)
+    page = numbers[begin : begin + TOPICS_PER_PAGE]
+    return Done([_view(topics[number]) for number in page])
+
+
+def _view(topic: Topic) -> TopicView:
+    return TopicView(
+        topic.number,
+        topic.name,
+        topic.settings,
+        topic.paused,
+        tuple(topic.bindings),
+        topic.unrouted,
+        topic.unopened,
     )
 
 

@@ -2,71 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-
+from fasti.broker.metrics.counts import TOPICS_MAX
+from fasti.broker.metrics.families import Families
+from fasti.broker.metrics.scrape import Scrape
 from fasti.core.cron.commands import ScheduleSums, SumSchedules
-from fasti.core.queries import ReadTopics
-from fasti.errors import FastiError
 
-if TYPE_CHECKING:
-    from fasti.broker.shard import Shard
+_TABLE = """
+fasti_schedules{topic,state}         Schedules, and whether they rest.
+fasti_schedule_fired_total{topic}    Messages that schedules emitted.
+fasti_schedule_skipped_total{topic}  Occurrences that a policy passed over.
+fasti_schedule_misfired_total        Occurrences that were missed, since the start.
+fasti_schedule_failures_total        Attempts to fire that failed and are repeated.
+fasti_schedule_target_missing_total  Of those, because the target topic was not there.
+fasti_schedule_late_seconds_bucket   From an occurrence until its message was durable; 0 if emitted ahead.
+"""
 
-# More topics than these are not told apart by a scrape.
-_TOPICS_MAX = 1_000
-_TIMEOUT_S = 10.0
 
-
-def collect(shard: Shard) -> Iterator[Metric]:
-    """All that there are."""
-    try:
-        topics = shard.ask(ReadTopics(kind="cron")).result(_TIMEOUT_S)
-        names = sorted(topic.name for topic in topics)[:_TOPICS_MAX]
-        replies = shard.submit([SumSchedules(name) for name in names]).result(_TIMEOUT_S)
-    except (FastiError, TimeoutError):
-        return
-    there = GaugeMetricFamily(
-        "fasti_schedules", "Schedules, and whether they rest.", labels=["topic", "state"]
-    )
-    fired = CounterMetricFamily(
-        "fasti_schedule_fired", "Messages that schedules emitted.", labels=["topic"]
-    )
-    skipped = CounterMetricFamily(
-        "fasti_schedule_skipped", "Occurrences that a policy passed over.", labels=["topic"]
-    )
-    for name, reply in zip(names, replies, strict=True):
-        # One that was deleted since is left out.
-        if reply.error is None:
-            sums: ScheduleSums = reply.value
-            there.add_metric([name, "active"], sums.schedules - sums.paused)
-            there.add_metric([name, "paused"], sums.paused)
-            fired.add_metric([name], sums.emitted)
-            skipped.add_metric([name], sums.skipped)
-    yield there
-    yield fired
-    yield skipped
-    counts = shard.fire_counts
-    yield CounterMetricFamily(
-        "fasti_schedule_misfired", "Occurrences that were missed, since the start.", counts.misfired
-    )
-    yield CounterMetricFamily(
-        "fasti_schedule_failures", "Attempts to fire that failed and are repeated.", counts.failed
-    )
-    yield CounterMetricFamily(
-        "fasti_schedule_target_missing",
-        "Of those, because the target topic was not there.",
-        counts.target_missing,
-    )
-    late = HistogramMetricFamily(
-        "fasti_schedule_late_seconds",
-        "From an occurrence until its message was durable; 0 if emitted ahead.",
-    )
-    late.add_metric([], counts.late.cumulative(), counts.late.total)
-    yield late
+def collect(scrape: Scrape) -> Families:
+    """Called once per scrape."""
+    families = Families(_TABLE)
+    for topic, reply in scrape.ask_all(scrape.of_kind("cron")[:TOPICS_MAX], SumSchedules):
+        sums: ScheduleSums = reply.value
+        families.add("fasti_schedules", topic.name, "active", sums.schedules - sums.paused)
+        families.add("fasti_schedules", topic.name, "paused", sums.paused)
+        families.add("fasti_schedule_fired_total", topic.name, sums.emitted)
+        families.add("fasti_schedule_skipped_total", topic.name, sums.skipped)
+    counts = scrape.shard.fire_counts
+    families.add("fasti_schedule_misfired_total", counts.misfired)
+    families.add("fasti_schedule_failures_total", counts.failed)
+    families.add("fasti_schedule_target_missing_total", counts.target_missing)
+    families.add("fasti_schedule_late_seconds_bucket", counts.late)
+    return families

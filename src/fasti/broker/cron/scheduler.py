@@ -30,10 +30,10 @@ from fasti.broker.cron.groups import Due, Group, GroupKey, waiting_for
 from fasti.broker.cron.occurrences import Occurrences, Timing
 from fasti.broker.cron.parcels import Parcel, Piece
 from fasti.broker.threads import Poller
+from fasti.broker.topics import read_topics
 from fasti.core.agenda import FOREVER, Agenda
 from fasti.core.cron.commands import ReadSchedules, SchedulesPage
 from fasti.core.cron.schedule import Schedule
-from fasti.core.queries import ReadTopics, TopicView
 from fasti.errors import Closed, FastiError, InvalidArgument, NotFound
 from fasti.model import MINUTE_US, SECOND_US, Outcome
 
@@ -163,8 +163,7 @@ class Scheduler:
             return
         self._changed = False
         try:
-            topics: list[TopicView] = shard.ask(ReadTopics(kind="cron")).result()
-            known = {topic.number: topic.name for topic in topics}
+            known = {topic.number: topic.name for topic in read_topics(shard, "cron")}
             for number in [number for number in self._topics if number not in known]:
                 for schedule in list(self._topics[number].groups):
                     self._remove(self._topics[number], schedule)

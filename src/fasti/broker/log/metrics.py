@@ -10,86 +10,72 @@ single partitions are few.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-from fasti.broker.metrics.series import SeriesBound
+from fasti.broker.metrics.families import Families
+from fasti.broker.metrics.scrape import Scrape
 from fasti.core.log.commands import DescribeGroups, DescribeLog, LogSums, SumLog
 from fasti.core.log.retention import REASONS
-from fasti.core.queries import ReadTopics
-from fasti.errors import FastiError
-
-if TYPE_CHECKING:
-    from fasti.broker.shard import Shard
 
 # In the label, where all partitions are added up.
 ALL = "(all)"
 # Logs with more partitions than this have sums only.
 PARTITIONS_SHOWN_MAX = 128
-_TIMEOUT_S = 10.0
 
+_TABLE = """
+fasti_log_rows{topic,partition}                 Rows that are there.
+fasti_log_bytes{topic,partition}                Bytes of those rows, about.
+fasti_log_earliest_offset{topic,partition}      The first offset that is there.
+fasti_log_end_offset{topic,partition}           The offset that the next row gets.
+fasti_log_dropped_rows_total{topic,why}         Rows dropped since the start, by why.
+fasti_group_lag{topic,group,partition}          Rows that the group has not finished.
+fasti_group_leased{topic,group,partition}       Rows that its consumers have.
+fasti_group_dead{topic,group,partition}         Rows that failed for good.
+fasti_group_behind_rows{topic,group,partition}  Rows that were dropped before it had finished them.
+fasti_group_window_full{topic,group,partition}  Whether nothing new is handed out because too much is unfinished.
+fasti_watchers                                  Readers that follow logs, and watchers.
+"""
 # By the field that they show.
 _OF_LOGS = {
-    "rows": ("fasti_log_rows", "Rows that are there."),
-    "bytes": ("fasti_log_bytes", "Bytes of those rows, about."),
-    "earliest": ("fasti_log_earliest_offset", "The first offset that is there."),
-    "end": ("fasti_log_end_offset", "The offset that the next row gets."),
+    "rows": "fasti_log_rows",
+    "bytes": "fasti_log_bytes",
+    "earliest": "fasti_log_earliest_offset",
+    "end": "fasti_log_end_offset",
 }
 _OF_GROUPS = {
-    "lag": ("fasti_group_lag", "Rows that the group has not finished."),
-    "leased": ("fasti_group_leased", "Rows that its consumers have."),
-    "dead": ("fasti_group_dead", "Rows that failed for good."),
-    "behind": ("fasti_group_behind_rows", "Rows that were dropped before it had finished them."),
-    "window_full": (
-        "fasti_group_window_full",
-        "Whether nothing new is handed out because too much is unfinished.",
-    ),
+    "lag": "fasti_group_lag",
+    "leased": "fasti_group_leased",
+    "dead": "fasti_group_dead",
+    "behind": "fasti_group_behind_rows",
+    "window_full": "fasti_group_window_full",
 }
 
-Families = dict[str, GaugeMetricFamily]
 
-
-def collect(shard: Shard, bound: SeriesBound) -> Iterator[Metric]:
-    """All that there is room for; none if the shard doesn't answer."""
-    page = _Page(shard, bound)
-    # A shard that doesn't answer: `fasti_up` says so.
-    with suppress(FastiError, TimeoutError):
-        page.fill()
-    yield from page.families()
-    yield GaugeMetricFamily(
-        "fasti_watchers", "Readers that follow logs, and watchers.", shard.feed.watchers
-    )
+def collect(scrape: Scrape) -> Families:
+    """All that there is room for."""
+    page = _Page(scrape)
+    page.fill()
+    page.families.add("fasti_watchers", scrape.shard.feed.watchers)
+    return page.families
 
 
 class _Page:
     """One scrape's families of logs and groups."""
 
-    def __init__(self, shard: Shard, bound: SeriesBound) -> None:
-        self._shard, self._bound = shard, bound
-        self._logs = _families(_OF_LOGS, ["topic", "partition"])
-        self._groups = _families(_OF_GROUPS, ["topic", "group", "partition"])
-        self._dropped = CounterMetricFamily(
-            "fasti_log_dropped_rows",
-            "Rows dropped since the start, by why.",
-            labels=["topic", "why"],
-        )
-
-    def families(self) -> Iterator[Metric]:
-        yield from self._logs.values()
-        yield self._dropped
-        yield from self._groups.values()
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape, self._bound = scrape, scrape.bound
+        self.families = Families(_TABLE)
 
     def fill(self) -> None:
-        sums = self._sums()
+        replies = self._scrape.ask_all(self._scrape.of_kind("log"), SumLog)
+        sums: dict[str, LogSums] = {topic.name: reply.value for topic, reply in replies}
         by_size = sorted(sums, key=lambda topic: -sums[topic].size_bytes)
         shown = [t for t in by_size if self._bound.take(len(_OF_LOGS) + len(REASONS))]
         lags = [
             (lag, topic, group) for topic in shown for group, (lag, _) in sums[topic].groups.items()
         ]
-        lags.sort(key=lambda each: -each[0])
+        lags.sort(key=lambda row: -row[0])
         groups: dict[str, list[str]] = {}
         for _, topic, group in lags:
             if self._bound.take(len(_OF_GROUPS)):
@@ -97,38 +83,36 @@ class _Page:
         for topic in shown:
             self._add(topic, sums[topic], groups.get(topic, []))
 
-    def _sums(self) -> dict[str, LogSums]:
-        logs = self._shard.ask(ReadTopics(kind="log")).result(_TIMEOUT_S)
-        found: dict[str, LogSums] = {}
-        for topic in sorted(log.name for log in logs):
-            sums = self._asked(SumLog(topic))
-            if sums is not None:
-                found[topic] = sums
-        return found
-
     def _add(self, topic: str, sums: LogSums, groups: list[str]) -> None:
         for why in REASONS:
-            self._dropped.add_metric([topic, why], sums.dropped.get(why, 0))
+            dropped = sums.dropped.get(why, 0)
+            self.families.add("fasti_log_dropped_rows_total", topic, why, dropped)
         if self._has_room(sums, len(_OF_LOGS)):
-            for each in self._asked(DescribeLog(topic)) or ():
-                values = each | {"rows": each["end"] - each["earliest"]}
-                _add_all(self._logs, [topic, str(each["partition"])], values)
+            for partition in self._scrape.ask(DescribeLog(topic)) or ():
+                values = partition | {"rows": partition["end"] - partition["earliest"]}
+                self._show(_OF_LOGS, values, topic, str(partition["partition"]))
         else:
             ends = {"earliest": sums.earliest, "end": sums.end}
             rows = {"rows": sums.end - sums.earliest, "bytes": sums.size_bytes}
-            _add_all(self._logs, [topic, ALL], ends | rows)
+            self._show(_OF_LOGS, ends | rows, topic, ALL)
         for group in groups:
             self._add_group(topic, sums, group)
 
     def _add_group(self, topic: str, sums: LogSums, group: str) -> None:
         if self._has_room(sums, len(_OF_GROUPS)):
-            for described in self._asked(DescribeGroups(topic, group)) or ():
-                for each in described["partitions"]:
-                    _add_all(self._groups, [topic, group, str(each["partition"])], each)
+            for described in self._scrape.ask(DescribeGroups(topic, group)) or ():
+                for partition in described["partitions"]:
+                    number = str(partition["partition"])
+                    self._show(_OF_GROUPS, partition, topic, group, number)
             return
         lag, its = sums.groups[group]
         values = {"lag": lag, "leased": its.leased, "dead": its.dead, "behind": its.behind}
-        _add_all(self._groups, [topic, group, ALL], values | {"window_full": its.full > 0})
+        values["window_full"] = its.full > 0
+        self._show(_OF_GROUPS, values, topic, group, ALL)
+
+    def _show(self, families: dict[str, str], values: Mapping[str, Any], *labels: str) -> None:
+        for field, name in families.items():
+            self.families.add(name, *labels, values[field])
 
     def _has_room(self, sums: LogSums, families: int) -> bool:
         """Whether there is room for single partitions; the place of their sum is theirs already."""
@@ -137,19 +121,3 @@ class _Page:
             self._bound.left_out += more
             return False
         return self._bound.take(more)
-
-    def _asked(self, command: Any) -> Any:
-        reply = self._shard.call(command, _TIMEOUT_S)
-        # One that was deleted since is left out.
-        return reply.value if reply.error is None else None
-
-
-def _families(named: dict[str, tuple[str, str]], labels: list[str]) -> Families:
-    return {
-        field: GaugeMetricFamily(name, text, labels=labels) for field, (name, text) in named.items()
-    }
-
-
-def _add_all(families: Families, labels: list[str], values: dict[str, Any]) -> None:
-    for field, family in families.items():
-        family.add_metric(labels, float(values[field]))

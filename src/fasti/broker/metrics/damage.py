@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from fasti.broker.metrics.families import Families
 
 if TYPE_CHECKING:
     from fasti.broker.shard import Shard
 
+_TABLE = """
+fasti_damaged_files           Files of the data directory in which damage was found since it was opened.
+fasti_corrupt_messages_total  Messages that can't be read any more, and became dead with the reason corrupt.
+fasti_scrubbed_bytes_total    Read by scrubs since the start.
+fasti_scrub_finished_timestamp_seconds  When the last scrub since the start was complete.
+fasti_scrub_findings          Damaged files that it found.
+"""
 
-def collect(shard: Shard) -> Iterator[Metric]:
-    """For the broker's collector, at each scrape."""
-    yield GaugeMetricFamily(
-        "fasti_damaged_files",
-        "Files of the data directory in which damage was found since it was opened.",
-        len(shard.store.payloads.damages),
-    )
-    yield CounterMetricFamily(
-        "fasti_corrupt_messages",
-        "Messages that can't be read any more, and became dead with the reason corrupt.",
-        sum(shard.damage.corrupt.values()),
-    )
-    yield CounterMetricFamily(
-        "fasti_scrubbed_bytes", "Read by scrubs since the start.", shard.scrubber.read_bytes
-    )
+
+def collect(shard: Shard) -> Families:
+    """Called once per scrape."""
+    families = Families(_TABLE)
+    families.add("fasti_damaged_files", len(shard.store.payloads.damages))
+    families.add("fasti_corrupt_messages_total", sum(shard.damage.corrupt.values()))
+    families.add("fasti_scrubbed_bytes_total", shard.scrubber.read_bytes)
     last = shard.scrubber.last
     if last is not None and last.finished_us is not None:
-        yield GaugeMetricFamily(
-            "fasti_scrub_finished_timestamp_seconds",
-            "When the last scrub since the start was complete.",
-            last.finished_us / 1e6,
-        )
-        yield GaugeMetricFamily(
-            "fasti_scrub_findings", "Damaged files that it found.", len(last.findings)
-        )
+        families.add("fasti_scrub_finished_timestamp_seconds", last.finished_us / 1e6)
+        families.add("fasti_scrub_findings", len(last.findings))
+    return families

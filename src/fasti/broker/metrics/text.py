@@ -1,8 +1,6 @@
 """The broker's metrics in Prometheus' text format, built anew for each scrape.
 
-What the service counted comes from `Metrics`; the rest is read from the shard at this moment. The
-counts per state are asked of the sequencer in small pieces, a step for each, so that a scrape of
-ten thousand topics doesn't hold up what is due.
+What the service counted comes from `Metrics`; the rest is read from the shard at this moment.
 
 A scrape of a shard that has failed, or hangs, still answers, without what only its engine knows.
 """
@@ -10,19 +8,13 @@ A scrape of a shard that has failed, or hangs, still answers, without what only 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fasti.broker.clock import ClockState, EngineClock
@@ -32,12 +24,15 @@ from fasti.broker.log import metrics as log_metrics
 from fasti.broker.memory import anonymous_bytes
 from fasti.broker.metrics import damage
 from fasti.broker.metrics import shares as share_metrics
-from fasti.broker.metrics.counts import OTHER, Distribution, Metrics, TopicCounts, series_of
+from fasti.broker.metrics.counts import OTHER, Metrics, series_of
+from fasti.broker.metrics.families import Families
+from fasti.broker.metrics.scrape import Scrape
 from fasti.broker.metrics.series import SeriesBound
 from fasti.broker.routing import metrics as routing_metrics
 from fasti.broker.sinks import metrics as sink_metrics
 from fasti.core.commands import Count
-from fasti.core.queries import ReadTopics, TopicView
+from fasti.core.queries import TopicView
+from fasti.core.replies import Counts
 from fasti.core.traits import KINDS
 from fasti.errors import FastiError, Overloaded
 from fasti.model import SECOND_US, Outcome
@@ -48,13 +43,75 @@ if TYPE_CHECKING:
 _WORDS = [outcome.word for outcome in Outcome]
 _PENDING = ("scheduled", "ready", "leased", "dead", "staged")
 _FINISHED = ("done", "cancelled")
-# Partitions that are counted in one step, each in some microseconds.
-_PARTITIONS_PER_CALL = 64
-_COUNT_TIMEOUT_S = 10.0
+_ENDINGS = ("bytes_before_call", "no_call_in_time", "too_many_waiting", "request_too_large")
 # A scrape that has to wait longer for others is refused.
 _SCRAPE_WAIT_S = 8.0
+# The rooms that ask the engine for what they tell.
+_ROOMS = (
+    kv_metrics.collect,
+    cron_metrics.collect,
+    routing_metrics.collect,
+    sink_metrics.collect,
+)
 
-States = dict[str, dict[str, int]]
+_OF_TOPICS = """
+fasti_messages{topic,state}                 Messages that are there, by state.
+fasti_messages_finished_total{topic,state}  Messages that ever ended, also before this start.
+fasti_oldest_ready_age_seconds{topic}       How long the oldest message that is ready has been due.
+fasti_consumers{topic}                      Consumers' sessions that are open, by topic.
+fasti_topic_paused{topic}                   1 for a topic that hands nothing out until it is resumed.
+fasti_leases_unopened_total{topic}          Leases that ended at consumers that fell silent, since the start: no attempts.
+"""
+_OF_THE_SERVICE = """
+fasti_mutations_total{op,topic,status}  Rows of mutations, by what became of them.
+fasti_delivered_messages_total{topic}   Leased messages sent to consumers.
+fasti_lateness_seconds_bucket{topic}    From max(due, produced) to user code, as consumers report it.
+fasti_refusals_total{op,code,caller}    Commands refused as a whole.
+fasti_unauthenticated_calls_total       Calls without a token that is known here.
+fasti_connections                       Connections of clients.
+fasti_connections_waiting               Those of which no call was let in yet.
+fasti_connections_ended_total{why}      Connections that the broker ended.
+fasti_sessions_opened_total             Consumers' sessions ever opened.
+fasti_sessions                          Consumers' sessions that are open.
+fasti_sessions_ended_silent_total       Consumers' sessions that were ended because nothing came from them.
+fasti_start_recovery_seconds            How long opening the data directory took at the start.
+"""
+_OF_THE_SHARD = """
+fasti_clock_steps_total{direction}      Leaps of the wall clock.
+fasti_clock_last_step_seconds           The last leap: ahead, or back if negative.
+fasti_clock_offset_seconds              The wall clock less the broker's clock.
+fasti_clock_state{state}                How the broker's clock goes: 1 for one of them.
+fasti_journal_sync_seconds_bucket       Syncs of the journal.
+fasti_journal_waiting_commits           Steps that wait to be written.
+fasti_journal_waiting_bytes             Bytes of those steps.
+fasti_journal_since_checkpoint_bytes    Journal since the last checkpoint began.
+fasti_inbox_rows                        Rows that wait for the sequencer.
+fasti_inbox_rows_max                    How many may.
+fasti_recoveries_total                  Failed writes, syncs and steps that the shard got over.
+fasti_faults_total{command,engine}      Commands that the engine failed on, and whether it was kept (only the command is refused).
+fasti_checkpoint_seconds_bucket         Checkpoints.
+fasti_checkpoint_age_seconds            Since the last checkpoint, or the opening.
+fasti_checkpoint_failures_total         Given up; tried again later.
+fasti_checkpoint_written_bytes_total    Written by them.
+fasti_compacted_blocks_total            Blocks put out of force.
+fasti_compacted_bytes_total             Bytes of those blocks.
+fasti_memory_used_bytes                 What counts into the memory budget.
+fasti_memory_bytes{part}                The same by what it is for.
+fasti_memory_resident_bytes             Memory of the process that is its own: without mapped files.
+fasti_memory_budget_bytes               What it may be.
+fasti_leases                            Leases that are out.
+fasti_leases_max                        How many may be.
+fasti_storage_bytes{part}               On disk: the journal, what of it only the change feed needs, and blocks.
+fasti_disk_free_bytes                   What the data directory's disk has left.
+fasti_storage_full                      Whether producing is refused because the disk is full.
+fasti_directory_copied                  Whether the data directory looked like a copy of another when it was opened.
+fasti_thread_stalled_seconds{thread}    For how long a thread has made no progress though it has work; 0: it works.
+fasti_thread_deaths_total{thread}       Faults of the program that ended a thread.
+"""
+_UP = "fasti_up  Whether the shard answers."
+_LEFT_OUT = (
+    "fasti_metrics_series_left_out  Series that this page would have beyond metrics_series_max."
+)
 
 
 def write(metrics: Metrics, shard: Shard) -> str:
@@ -62,7 +119,7 @@ def write(metrics: Metrics, shard: Shard) -> str:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_BrokerCollector(metrics, shard))
     ProcessCollector(registry=registry)
-    # One at a time: whoever asks a hundred times at once takes the memory of one page.
+    # One at a time: a hundred scrapes at once take the memory of one page.
     if not metrics.scraping.acquire(timeout=_SCRAPE_WAIT_S):
         raise Overloaded("other scrapes are under way", retry_after_us=SECOND_US)
     try:
@@ -78,392 +135,171 @@ class _BrokerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         series_max = self._metrics.series_max
         bound = SeriesBound(series_max)
-        answers = self._shard.pulse.beats()
-        yield from bound.pass_on(self._all(answers))
-        if answers:
-            # Those of logs make room for themselves, with what the others left.
-            yield from log_metrics.collect(self._shard, bound)
-        yield GaugeMetricFamily(
-            "fasti_metrics_series_left_out",
-            "Series that this page would have beyond metrics_series_max.",
-            bound.left_out,
-        )
+        scrape = Scrape(self._shard, bound)
+        yield from bound.pass_on(self._all(scrape))
+        if scrape.answers:
+            # Logs make room for themselves, with what the others left.
+            yield from _room(log_metrics.collect, scrape)
+        yield from _one(_LEFT_OUT, bound.left_out)
         self._metrics.notice.note(bound.left_out, series_max)
 
-    def _all(self, answers: bool) -> Iterator[Metric]:
+    def _all(self, scrape: Scrape) -> Iterator[Metric]:
+        metrics, shard = self._metrics, self._shard
         yield InfoMetricFamily("fasti_build", "The running version.", {"version": version("fasti")})
-        known_before = self._metrics.named()
+        before = metrics.named()
+        counted: list[tuple[TopicView, Counts]] = []
         try:
-            if not answers:
-                raise TimeoutError
-            counted, oldest = _count_states(self._shard)
-            states = _inboxes_as_one(counted)
+            scrape.read_topics()
+            counted += scrape.ask_all(scrape.topics, Count)
         except (FastiError, TimeoutError):
             # The shard has failed, hangs or is closing: what the service counted is still true.
-            yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 0)
-        else:
-            yield GaugeMetricFamily("fasti_up", "Whether the shard answers.", 1)
-            self._metrics.forget(known_before - set(states))
-            named = self._metrics.name(sorted(states))
-            yield from _states(_folded(states, named))
-            yield _oldest(oldest, named, self._shard.clock.now_us())
-            yield _consumers(self._metrics.consumers(), named)
-            yield from _paused(self._shard, named)
-            yield _unopened(self._shard, named)
-        yield from _topics(self._metrics.topics())
-        yield from _service(self._metrics)
-        yield from _clock(self._shard.clock)
-        if self._metrics.shares is not None:
-            yield from share_metrics.collect(self._metrics.shares)
-        yield from _journal(self._shard)
-        yield from _checkpoints(self._shard)
-        yield from _memory(self._shard)
-        yield from _disk(self._shard)
-        yield from _threads(self._shard)
-        yield from damage.collect(self._shard)
-        # Each of them would wait for the shard in vain, and whoever scrapes for all of them.
-        if answers:
-            for kind in (kv_metrics, cron_metrics, routing_metrics, sink_metrics):
-                yield from kind.collect(self._shard)
+            scrape.answers = False
+        yield from _one(_UP, scrape.answers)
+        if scrape.answers:
+            here = {series_of(topic.name) for topic, _ in counted}
+            metrics.forget(before - here)
+            named = metrics.name(sorted(here))
+            yield from _topics(counted, metrics.consumers(), named, shard.clock.now_us())
+        yield from _service(metrics)
+        if metrics.shares is not None:
+            yield from share_metrics.collect(metrics.shares)
+        yield from _shard(shard)
+        yield from damage.collect(shard)
+        # Each of them would wait for the shard in vain, and the scrape for all of them.
+        if scrape.answers:
+            for collect in _ROOMS:
+                yield from _room(collect, scrape)
 
 
-def _count_states(shard: Shard) -> tuple[States, dict[str, int | None]]:
-    """Messages by state of every topic, a piece at a time; and since when the oldest is ready."""
-    topics: list[TopicView] = shard.ask(ReadTopics()).result(_COUNT_TIMEOUT_S)
-    states: States = {}
-    oldest: dict[str, int | None] = {}
-    waiting: list[str] = []
-    partitions = 0
-    logs = {topic.name for topic in topics if KINDS[topic.settings.kind].has_groups}
-    queues = {topic.name for topic in topics if KINDS[topic.settings.kind].is_queue}
-    for place, view in enumerate(topics, 1):
-        waiting.append(view.name)
-        partitions += view.settings.partitions
-        if partitions >= _PARTITIONS_PER_CALL or place == len(topics):
-            replies = shard.submit([Count(topic) for topic in waiting]).result(_COUNT_TIMEOUT_S)
-            for topic, reply in zip(waiting, replies, strict=True):
-                # One that was deleted since is left out.
-                if reply.error is None:
-                    states[topic] = reply.states
-                    if topic in queues:
-                        oldest[topic] = reply.oldest_ready_us
-                    if topic in logs:
-                        # Rows of a log stay when they were read: they are no backlog.
-                        states[topic]["ready"] = 0
-            waiting, partitions = [], 0
-    return states, oldest
+def _room(collect: Callable[[Scrape], Families], scrape: Scrape) -> Iterable[Metric]:
+    """What a room tells; nothing if the shard doesn't answer any more."""
+    try:
+        return collect(scrape)
+    except (FastiError, TimeoutError):
+        return ()
 
 
-def _inboxes_as_one(states: States) -> States:
-    """With the inboxes of all callers added up."""
-    found: States = {}
-    for topic, counts in states.items():
-        name = series_of(topic)
-        known = found.get(name)
-        if known is None:
-            found[name] = counts
-        else:
-            found[name] = {word: known[word] + counts[word] for word in known}
-    return found
+def _one(line: str, value: float) -> Families:
+    families = Families(line)
+    families.add(line.split()[0], value)
+    return families
 
 
-def _paused(shard: Shard, named: set[str]) -> Iterator[Metric]:
-    paused = GaugeMetricFamily(
-        "fasti_topic_paused",
-        "1 for a topic that hands nothing out until it is resumed.",
-        labels=["topic"],
-    )
-    topics = list(shard.engine.state.topics.values())
-    for name in sorted(topic.name for topic in topics if topic.paused and topic.name in named):
-        paused.add_metric([name], 1)
-    yield paused
+def _topics(
+    counted: list[tuple[TopicView, Counts]],
+    consumers: dict[str, int],
+    named: set[str],
+    now_us: int,
+) -> Families:
+    """Topics that have no series of their own, and the inboxes of callers, are added up."""
+    families = Families(_OF_TOPICS)
+    states: Counter[tuple[str, str]] = Counter()
+    unopened: Counter[str] = Counter()
+    # 0 where nothing is ready, so that an alarm has something to compare with.
+    oldest_s: dict[str, float] = {}
+    sessions = dict.fromkeys(sorted(named), 0)
+    for topic, counts in counted:
+        traits = KINDS[topic.settings.kind]
+        series = _series(topic.name, named)
+        for word in (*_PENDING, *_FINISHED):
+            # Rows of a log stay when they were read: they are no backlog.
+            is_backlog = word != "ready" or not traits.has_groups
+            states[series, word] += counts.states[word] if is_backlog else 0
+        unopened[series] += topic.unopened
+        if traits.is_queue:
+            since_us = counts.oldest_ready_us
+            age_s = 0.0 if since_us is None else max(0, now_us - since_us) / 1e6
+            oldest_s[series] = max(oldest_s.get(series, 0.0), age_s)
+        if topic.paused and topic.name in named:
+            families.add("fasti_topic_paused", topic.name, 1)
+    for name, count in consumers.items():
+        series = _series(name, named)
+        sessions[series] = sessions.get(series, 0) + count
+    for (series, word), count in states.items():
+        name = "fasti_messages_finished_total" if word in _FINISHED else "fasti_messages"
+        families.add(name, series, word, count)
+    families.add_all("fasti_oldest_ready_age_seconds", oldest_s)
+    families.add_all("fasti_consumers", sessions)
+    families.add_all("fasti_leases_unopened_total", unopened)
+    return families
 
 
-def _unopened(shard: Shard, named: set[str]) -> Metric:
-    family = CounterMetricFamily(
-        "fasti_leases_unopened",
-        "Leases that ended at consumers that fell silent, since the start: no attempts.",
-        labels=["topic"],
-    )
-    counts: Counter[str] = Counter()
-    for topic in list(shard.engine.state.topics.values()):
-        series = series_of(topic.name)
-        counts[series if series in named else OTHER] += topic.unopened
-    for series, count in sorted(counts.items()):
-        family.add_metric([series], count)
-    return family
+def _series(topic: str, named: set[str]) -> str:
+    name = series_of(topic)
+    return name if name in named else OTHER
 
 
-def _folded(states: States, named: set[str]) -> States:
-    """With the topics that have no series of their own added up."""
-    shown = {topic: counts for topic, counts in sorted(states.items()) if topic in named}
-    rest = [counts for topic, counts in states.items() if topic not in named]
-    if rest:
-        shown[OTHER] = {word: sum(counts[word] for counts in rest) for word in rest[0]}
-    return shown
-
-
-def _states(states: States) -> Iterator[Metric]:
-    pending = GaugeMetricFamily(
-        "fasti_messages", "Messages that are there, by state.", labels=["topic", "state"]
-    )
-    finished = CounterMetricFamily(
-        "fasti_messages_finished",
-        "Messages that ever ended, also before this start.",
-        labels=["topic", "state"],
-    )
-    for topic, counts in states.items():
-        for word in _PENDING:
-            pending.add_metric([topic, word], counts[word])
-        for word in _FINISHED:
-            finished.add_metric([topic, word], counts[word])
-    yield pending
-    yield finished
-
-
-def _oldest(oldest: dict[str, int | None], named: set[str], now_us: int) -> Metric:
-    """0 where nothing is ready, so that an alarm has something to compare with."""
-    family = GaugeMetricFamily(
-        "fasti_oldest_ready_age_seconds",
-        "How long the oldest message that is ready has been due.",
-        labels=["topic"],
-    )
-    ages: dict[str, float] = {}
-    for topic, due_us in oldest.items():
-        series = series_of(topic)
-        series = series if series in named else OTHER
-        age = 0.0 if due_us is None else max(0, now_us - due_us) / 1e6
-        ages[series] = max(ages.get(series, 0.0), age)
-    for series, age in sorted(ages.items()):
-        family.add_metric([series], age)
-    return family
-
-
-def _consumers(counts: dict[str, int], named: set[str]) -> Metric:
-    family = GaugeMetricFamily(
-        "fasti_consumers", "Consumers' sessions that are open, by topic.", labels=["topic"]
-    )
-    shown = dict.fromkeys(sorted(named), 0)
-    for topic, count in counts.items():
-        series = topic if topic in named else OTHER
-        shown[series] = shown.get(series, 0) + count
-    for series, count in shown.items():
-        family.add_metric([series], count)
-    return family
-
-
-def _topics(topics: dict[str, TopicCounts]) -> Iterator[Metric]:
-    mutations = CounterMetricFamily(
-        "fasti_mutations",
-        "Rows of mutations, by what became of them.",
-        labels=["op", "topic", "status"],
-    )
-    delivered = CounterMetricFamily(
-        "fasti_delivered_messages", "Leased messages sent to consumers.", labels=["topic"]
-    )
-    lateness = HistogramMetricFamily(
-        "fasti_lateness_seconds",
-        "From max(due, produced) to user code, as consumers report it.",
-        labels=["topic"],
-    )
-    for topic, counts in topics.items():
+def _service(metrics: Metrics) -> Families:
+    families = Families(_OF_THE_SERVICE)
+    for topic, counts in metrics.topics().items():
         for op, by_status in sorted(counts.mutated.items()):
             for status, count in enumerate(by_status.tolist()):
                 if count:
-                    mutations.add_metric([op, topic, _WORDS[status]], count)
-        delivered.add_metric([topic], counts.delivered)
+                    families.add("fasti_mutations_total", op, topic, _WORDS[status], count)
+        families.add("fasti_delivered_messages_total", topic, counts.delivered)
         if any(counts.lateness.counts):
-            lateness.add_metric([topic], counts.lateness.cumulative(), counts.lateness.total)
-    yield mutations
-    yield delivered
-    yield lateness
-
-
-def _connections(metrics: Metrics) -> Iterator[Metric]:
-    connections, strangers, ended_by_reason = metrics.connections()
-    yield GaugeMetricFamily("fasti_connections", "Connections of clients.", connections)
-    yield GaugeMetricFamily(
-        "fasti_connections_waiting", "Those of which no call was let in yet.", strangers
-    )
-    ended = CounterMetricFamily(
-        "fasti_connections_ended", "Connections that the broker ended.", labels=["why"]
-    )
-    for why in ("bytes_before_call", "no_call_in_time", "too_many_waiting", "request_too_large"):
-        ended.add_metric([why], ended_by_reason.get(why, 0))
-    yield ended
-
-
-def _service(metrics: Metrics) -> Iterator[Metric]:
-    refusals = CounterMetricFamily(
-        "fasti_refusals", "Commands refused as a whole.", labels=["op", "code", "caller"]
-    )
+            families.add("fasti_lateness_seconds_bucket", topic, counts.lateness)
     for labels, count in metrics.refusals().items():
-        refusals.add_metric(list(labels), count)
-    yield refusals
-    yield CounterMetricFamily(
-        "fasti_unauthenticated_calls",
-        "Calls without a token that is known here.",
-        metrics.unauthenticated_calls(),
-    )
-    yield from _connections(metrics)
+        families.add("fasti_refusals_total", *labels, count)
+    families.add("fasti_unauthenticated_calls_total", metrics.unauthenticated_calls())
+    connections, strangers, ended = metrics.connections()
+    families.add("fasti_connections", connections)
+    families.add("fasti_connections_waiting", strangers)
+    families.add_all("fasti_connections_ended_total", {why: ended.get(why, 0) for why in _ENDINGS})
     opened, now_open = metrics.sessions()
-    yield CounterMetricFamily("fasti_sessions_opened", "Consumers' sessions ever opened.", opened)
-    yield GaugeMetricFamily("fasti_sessions", "Consumers' sessions that are open.", now_open)
-    yield CounterMetricFamily(
-        "fasti_sessions_ended_silent",
-        "Consumers' sessions that were ended because nothing came from them.",
-        metrics.silent_sessions(),
-    )
-    yield GaugeMetricFamily(
-        "fasti_start_recovery_seconds",
-        "How long opening the data directory took at the start.",
-        metrics.recovery_seconds,
-    )
+    families.add("fasti_sessions_opened_total", opened)
+    families.add("fasti_sessions", now_open)
+    families.add("fasti_sessions_ended_silent_total", metrics.silent_sessions())
+    families.add("fasti_start_recovery_seconds", metrics.recovery_seconds)
+    return families
 
 
-def _clock(clock: EngineClock) -> Iterator[Metric]:
-    stepped = CounterMetricFamily(
-        "fasti_clock_steps", "Leaps of the wall clock.", labels=["direction"]
-    )
-    for direction, count in clock.steps.items():
-        stepped.add_metric([direction], count)
-    yield stepped
-    yield GaugeMetricFamily(
-        "fasti_clock_last_step_seconds",
-        "The last leap: ahead, or back if negative.",
-        clock.last_step_us / 1e6,
-    )
-    reading = clock.read()
-    yield GaugeMetricFamily(
-        "fasti_clock_offset_seconds",
-        "The wall clock less the broker's clock.",
-        (reading.wall_us - reading.now_us) / 1e6,
-    )
-    state = GaugeMetricFamily(
-        "fasti_clock_state", "How the broker's clock goes: 1 for one of them.", labels=["state"]
-    )
-    for each in ClockState:
-        state.add_metric([each], reading.state is each)
-    yield state
-
-
-def _journal(shard: Shard) -> Iterator[Metric]:
-    committer = shard.committer
-    yield _histogram("fasti_journal_sync_seconds", "Syncs of the journal.", committer.sync_times)
-    yield GaugeMetricFamily(
-        "fasti_journal_waiting_commits", "Steps that wait to be written.", committer.waiting_steps
-    )
-    yield GaugeMetricFamily(
-        "fasti_journal_waiting_bytes", "Bytes of those steps.", committer.waiting_bytes
-    )
-    yield GaugeMetricFamily(
-        "fasti_journal_since_checkpoint_bytes",
-        "Journal since the last checkpoint began.",
-        committer.written_bytes,
-    )
-    yield GaugeMetricFamily(
-        "fasti_inbox_rows", "Rows that wait for the sequencer.", shard.inbox_rows
-    )
-    yield GaugeMetricFamily("fasti_inbox_rows_max", "How many may.", shard.settings.inbox_rows_max)
-    yield CounterMetricFamily(
-        "fasti_recoveries",
-        "Failed writes, syncs and steps that the shard got over.",
-        shard.recoveries,
-    )
-    faults = CounterMetricFamily(
-        "fasti_faults",
-        "Commands that the engine failed on, and whether it was kept (only the command is refused).",
-        labels=["command", "engine"],
-    )
-    for (command, engine), count in sorted(shard.faults.counts().items()):
-        faults.add_metric([command, engine], count)
-    yield faults
-
-
-def _checkpoints(shard: Shard) -> Iterator[Metric]:
-    keeper = shard.housekeeper
-    yield _histogram("fasti_checkpoint_seconds", "Checkpoints.", keeper.checkpoint_times)
-    yield GaugeMetricFamily(
-        "fasti_checkpoint_age_seconds",
-        "Since the last checkpoint, or the opening.",
-        keeper.checkpoint_age_s,
-    )
-    counters: list[tuple[str, str, Callable[[], float]]] = [
-        ("fasti_checkpoint_failures", "Given up; tried again later.", lambda: keeper.failures),
-        ("fasti_checkpoint_written_bytes", "Written by them.", lambda: keeper.written_bytes),
-        ("fasti_compacted_blocks", "Blocks put out of force.", lambda: keeper.compacted_blocks),
-        ("fasti_compacted_bytes", "Bytes of those blocks.", lambda: keeper.compacted_bytes),
-    ]
-    for name, text, value in counters:
-        yield CounterMetricFamily(name, text, value())
-
-
-def _memory(shard: Shard) -> Iterator[Metric]:
+def _shard(shard: Shard) -> Families:
+    families = Families(_OF_THE_SHARD)
+    _add_clock(families, shard.clock)
+    _add_writing(families, shard)
     memory = shard.engine.memory
     parts = memory.parts()
-    yield GaugeMetricFamily(
-        "fasti_memory_used_bytes", "What counts into the memory budget.", sum(parts.values())
-    )
-    by_part = GaugeMetricFamily(
-        "fasti_memory_bytes", "The same by what it is for.", labels=["part"]
-    )
-    for part, size in parts.items():
-        by_part.add_metric([part], size)
-    yield by_part
-    resident_bytes = anonymous_bytes()
-    if resident_bytes:
-        yield GaugeMetricFamily(
-            "fasti_memory_resident_bytes",
-            "Memory of the process that is its own: without mapped files.",
-            resident_bytes,
-        )
-    yield GaugeMetricFamily("fasti_memory_budget_bytes", "What it may be.", memory.budget_bytes)
-    yield GaugeMetricFamily("fasti_leases", "Leases that are out.", memory.leases.active)
-    yield GaugeMetricFamily("fasti_leases_max", "How many may be.", shard.settings.leases_max)
+    families.add("fasti_memory_used_bytes", sum(parts.values()))
+    families.add_all("fasti_memory_bytes", parts)
+    if resident_bytes := anonymous_bytes():
+        families.add("fasti_memory_resident_bytes", resident_bytes)
+    families.add("fasti_memory_budget_bytes", memory.budget_bytes)
+    families.add("fasti_leases", memory.leases.active)
+    families.add("fasti_leases_max", shard.settings.leases_max)
+    families.add_all("fasti_storage_bytes", shard.store.sizes())
+    families.add("fasti_disk_free_bytes", shard.free_bytes())
+    families.add("fasti_storage_full", shard.room.full)
+    families.add("fasti_directory_copied", shard.is_copy)
+    families.add_all("fasti_thread_stalled_seconds", shard.threads.stalls())
+    families.add_all("fasti_thread_deaths_total", shard.threads.deaths)
+    return families
 
 
-def _disk(shard: Shard) -> Iterator[Metric]:
-    sizes = GaugeMetricFamily(
-        "fasti_storage_bytes",
-        "On disk: the journal, what of it only the change feed needs, and blocks.",
-        labels=["part"],
-    )
-    for part, size in shard.store.sizes().items():
-        sizes.add_metric([part], size)
-    yield sizes
-    yield GaugeMetricFamily(
-        "fasti_disk_free_bytes", "What the data directory's disk has left.", shard.free_bytes()
-    )
-    yield GaugeMetricFamily(
-        "fasti_storage_full",
-        "Whether producing is refused because the disk is full.",
-        float(shard.room.full),
-    )
-    yield GaugeMetricFamily(
-        "fasti_directory_copied",
-        "Whether the data directory looked like a copy of another when it was opened.",
-        float(shard.is_copy),
-    )
+def _add_clock(families: Families, clock: EngineClock) -> None:
+    families.add_all("fasti_clock_steps_total", clock.steps)
+    families.add("fasti_clock_last_step_seconds", clock.last_step_us / 1e6)
+    reading = clock.read()
+    families.add("fasti_clock_offset_seconds", (reading.wall_us - reading.now_us) / 1e6)
+    for state in ClockState:
+        families.add("fasti_clock_state", state, reading.state is state)
 
 
-def _threads(shard: Shard) -> Iterator[Metric]:
-    stalled = GaugeMetricFamily(
-        "fasti_thread_stalled_seconds",
-        "For how long a thread has made no progress though it has work; 0: it works.",
-        labels=["thread"],
-    )
-    died = CounterMetricFamily(
-        "fasti_thread_deaths", "Faults of the program that ended a thread.", labels=["thread"]
-    )
-    for name, seconds in sorted(shard.threads.stalls().items()):
-        stalled.add_metric([name], seconds)
-    for name, count in sorted(shard.threads.deaths.items()):
-        died.add_metric([name], count)
-    yield stalled
-    yield died
-
-
-def _histogram(name: str, text: str, seen: Distribution) -> Metric:
-    made = HistogramMetricFamily(name, text)
-    made.add_metric([], seen.cumulative(), seen.total)
-    return made
+def _add_writing(families: Families, shard: Shard) -> None:
+    """The inbox, the journal and checkpoints."""
+    committer, keeper = shard.committer, shard.housekeeper
+    families.add("fasti_journal_sync_seconds_bucket", committer.sync_times)
+    families.add("fasti_journal_waiting_commits", committer.waiting_steps)
+    families.add("fasti_journal_waiting_bytes", committer.waiting_bytes)
+    families.add("fasti_journal_since_checkpoint_bytes", committer.written_bytes)
+    families.add("fasti_inbox_rows", shard.inbox_rows)
+    families.add("fasti_inbox_rows_max", shard.settings.inbox_rows_max)
+    families.add("fasti_recoveries_total", shard.recoveries)
+    for labels, count in sorted(shard.faults.counts().items()):
+        families.add("fasti_faults_total", *labels, count)
+    families.add("fasti_checkpoint_seconds_bucket", keeper.checkpoint_times)
+    families.add("fasti_checkpoint_age_seconds", keeper.checkpoint_age_s)
+    families.add("fasti_checkpoint_failures_total", keeper.failures)
+    families.add("fasti_checkpoint_written_bytes_total", keeper.written_bytes)
+    families.add("fasti_compacted_blocks_total", keeper.compacted_blocks)
+    families.add("fasti_compacted_bytes_total", keeper.compacted_bytes)

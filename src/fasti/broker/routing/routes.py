@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fasti.broker.placement import shard_for
+from fasti.broker.topics import read_topics
 from fasti.core.command import Command
-from fasti.core.queries import ReadTopics
 from fasti.core.routing.commands import ReadBindings
 from fasti.core.routing.matching import Matcher, routes_of
 from fasti.errors import FastiError, NotFound, Overloaded
@@ -52,7 +52,7 @@ class RouteBook:
         # If the engine can't be asked now, batches are refused, and what they lack is learnt.
         with suppress(FastiError):
             for shard in self._placement.shards():
-                for topic in shard.ask(ReadTopics()).result():
+                for topic in read_topics(shard):
                     if topic.bindings:
                         self.refresh(topic.name)
             self._is_read = True

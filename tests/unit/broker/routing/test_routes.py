@@ -122,7 +122,7 @@ class OneTopic:
 
     def ask(self, _: ReadTopics) -> Future[list[TopicView]]:
         topics: Future[list[TopicView]] = Future()
-        topics.set_result([TopicView(1, "s", TopicSettings(), False, ((">", "t"),), 0)])
+        topics.set_result([TopicView(1, "s", TopicSettings(), False, ((">", "t"),), 0, 0)])
         return topics
 
     def call(self, command: Any) -> Any:
