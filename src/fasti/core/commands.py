@@ -449,9 +449,13 @@ class Forecast(Command):
 
 @dataclass(slots=True)
 class TakeSnapshot(Command):
-    """Pins the state as it is now, until the deadline (on the clock that `now` comes from)."""
+    """Pins the state as it is now, until the deadline (on the clock that `now` comes from).
+
+    With a topic, only that topic's, for one listing of it: it doesn't count into `snapshots_max`.
+    """
 
     deadline_us: int
+    topic: str = ""
 
 
 @dataclass(slots=True)

@@ -435,24 +435,31 @@ class Engine:
         return reads.list_page(work, command, snapshot)
 
     def _take_snapshot(self, work: Work, command: commands.TakeSnapshot) -> Done:
-        # Those of checkpoints are no reader's.
-        readers = sum(each.deadline_us < FOREVER for each in self.snapshots.values())
-        if readers >= self.limits.snapshots_max:
-            raise Overloaded("too many snapshots are open")
         if command.deadline_us <= work.now_us:
             raise InvalidArgument("the deadline has passed", field="deadline")
+        if command.topic:
+            # Raises what a listing is refused with.
+            self._handler(work, commands.List(command.topic))
+            return Done(self.snapshot(work.now_us, command.deadline_us, command.topic))
+        # Those of checkpoints and of single listings are not counted.
+        readers = sum(
+            snapshot.deadline_us < FOREVER and not snapshot.topic
+            for snapshot in self.snapshots.values()
+        )
+        if readers >= self.limits.snapshots_max:
+            raise Overloaded("too many snapshots are open")
         return Done(self.snapshot(work.now_us, command.deadline_us))
 
-    def snapshot(self, now_us: int, deadline_us: int) -> Snapshot:
-        """The state between two commands (also called by the checkpoint)."""
+    def snapshot(self, now_us: int, deadline_us: int, topic: str = "") -> Snapshot:
+        """The state between two commands (also called by the checkpoint), or that of one topic."""
+        state = self.state
+        pinned = [state.by_name[topic]] if topic else list(state.topics.values())
         ledgers = {
-            (topic.number, partition.number): partition.ledger.view()
-            for topic in self.state.topics.values()
-            for partition in topic.partitions.made()
+            (owner.number, partition.number): partition.ledger.view()
+            for owner in pinned
+            for partition in owner.partitions.made()
         }
-        topics = {
-            topic.number: (topic.name, topic.settings) for topic in self.state.topics.values()
-        }
+        topics = {owner.number: (owner.name, owner.settings) for owner in pinned}
         number = self._next_snapshot
         self._next_snapshot += 1
         position = self.state.next_frame - 1
@@ -466,6 +473,7 @@ class Engine:
             deadline_us,
             self.memory.leases.view(self._ahead_us),
             self.memory.names(),
+            topic,
         )
         self.snapshots[number] = snapshot
         return snapshot

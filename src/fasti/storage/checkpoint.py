@@ -33,6 +33,7 @@ from fasti.core.log.commands import LogsInstalled
 from fasti.core.rows.arena import CHANGED, EXPIRES, STATE_MASK
 from fasti.core.rows.location import in_block, is_in_run, number_of
 from fasti.core.timeline.corrupt import GiveUp
+from fasti.core.traits import KINDS
 from fasti.errors import FastiError, StorageFull
 from fasti.model import SEQUENCE_BITS, State
 from fasti.storage.blocks import BlockStore
@@ -268,7 +269,7 @@ class CheckpointWriter:
         selected["lease"] = np.where(leased, 0, columns["lease"][rows]).astype(np.uint32)
         told = dead | (columns["flags"][rows] & EXPIRES != 0)
         selected["moment"] = np.where(told, columns["moment"][rows], 0)
-        if self._plan.snapshot.topics[topic][1].kind != "priority":
+        if not KINDS[self._plan.snapshot.topics[topic][1].kind].has_priorities:
             # Nobody wrote it.
             selected["priority"] = np.zeros(len(dead), dtype=np.uint16)
         selected["topic"] = np.full(len(dead), topic, dtype=np.int32)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.listing import READ_ROWS, check_prefix, only_rows, with_prefix
+from fasti.broker.calls.listing import check_prefix, only_rows, with_prefix
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, check_own, none
 from fasti.broker.calls.tally import Tally
 from fasti.core import commands as co
@@ -27,7 +27,7 @@ from fasti.model import DUE_MAX_US, State
 if TYPE_CHECKING:
     from fasti.broker.service import Service
 
-_PIECE_ROWS = READ_ROWS
+_PIECE_ROWS = 4096
 _STATES = ("scheduled", "ready", "leased")
 _FILTER: Header = {
     "topic": str,

@@ -1,4 +1,4 @@
-"""Reads that stream: pages of messages in id order, from the state as it is or from a snapshot."""
+"""Reads that stream: messages of a snapshot, one that a ticket names or one for this reader alone."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from fasti.broker.calls.snapshot_pages import (
     split_ranges,
 )
 from fasti.broker.calls.snapshots import KEEP_US
-from fasti.broker.reading import MOVED, PIECE_BYTES, fetch
-from fasti.core.commands import List, Target
+from fasti.broker.reading import MOVED, fetch
+from fasti.core.commands import Target
 from fasti.core.replies import Messages
 from fasti.errors import InvalidArgument
 from fasti.model import SEQUENCE_BITS, Outcome
 from fasti.protocol.schemas import (
-    CONTENT_NAMES,
     MESSAGES,
     METADATA,
     SOME_MOMENTS,
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 
 Header = dict[str, Any]
 
-# A page whose keys or payloads are read is small enough to be gathered in one go.
-READ_ROWS = 4096
-_ROWS = 65_536
 _FILTERS: Header = {
     "topic": str,
     "state": "",
@@ -99,104 +95,31 @@ class Listings:
     def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The schema and the pages. Refusals are raised here, before the first page."""
         fields = requests.checked(ticket, **_FILTERS, **SNAPSHOT_FIELDS)
-        limit = requests.integer(fields, "limit")
-        if limit is not None and limit < 0:
-            raise InvalidArgument("a limit can't be negative", field="limit", limit=0)
+        for name in ("limit", "after_id"):
+            if (requests.integer(fields, name) or 0) < 0:
+                raise InvalidArgument(f"{name} can't be negative", field=name, limit=0)
         check_prefix(self._service, fields["key_prefix"])
         if fields["snapshot"]:
-            return self._read_snapshot(fields)
-        settings = self._service.require_topic(fields["topic"])
-        checked_partitions(fields, settings.partitions)
+            snapshots = self._service.snapshots
+            held = snapshots.find(fields["snapshot"], requests.integer(fields, "position"))
+            listing = SnapshotListing(self._service, held, fields)
+            part = requests.integer(fields, "part")
+            pages = snapshots.reading(held, listing.batches(), fields["partition"], part)
+            return listing.schema, pages
         for name, default in SNAPSHOT_FIELDS.items():
             if fields[name] != default and name not in _EVERYWHERE:
                 raise InvalidArgument(f"{name!r} needs a snapshot", field=name)
-        schema = schema_of(fields)
-        pages = self._pages(fields, schema, requests.integer(fields, "partition"), limit)
-        first = next(pages)
-        return schema, _again(first, pages)
+        pages = self._pages(caller, fields)
+        # The snapshot is taken, and everything that can be refused is.
+        next(pages)
+        return schema_of(fields), pages
 
-    def _read_snapshot(self, fields: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        held = self._service.snapshots.find(
-            fields["snapshot"], requests.integer(fields, "position")
-        )
-        listing = SnapshotListing(self._service, held, fields)
-        checked_partitions(fields, listing.partitions)
-        part = requests.integer(fields, "part")
-        pages = self._service.snapshots.reading(held, listing.batches(), fields["partition"], part)
-        return listing.schema, pages
-
-    def _pages(
-        self, fields: Header, schema: pa.Schema, partition: int | None, left: int | None
-    ) -> Iterator[pa.RecordBatch]:
-        contents = tuple(name for name in schema.names if name in CONTENT_NAMES)
-        prefix = fields["key_prefix"]
-        rows = READ_ROWS if contents or prefix else _ROWS
-        after_id = requests.integer(fields, "after_id") or 0
-        if partition is not None and after_id >= 0:
-            after_id = max(after_id, partition << SEQUENCE_BITS)
-        while True:
-            # Which of a page have the prefix is seen when their keys are read.
-            messages = self._page(fields, after_id, rows if prefix or left is None else left, rows)
-            after_id = messages.next_after_id
-            if partition is not None and len(messages.ids):
-                messages = _within(messages, partition)
-            if prefix:
-                messages = with_prefix(self._service, fields["topic"], messages, prefix)
-            if left is not None:
-                messages = _rows_from(messages, 0, left)
-                left -= len(messages.ids)
-            yield from self._batches(messages, fields["topic"], schema, contents)
-            beyond = partition is not None and after_id >> SEQUENCE_BITS > partition
-            if not after_id or beyond or left == 0:
-                break
-
-    def _page(self, fields: Header, after_id: int, wanted: int, rows_max: int) -> Messages:
-        return self._service.command(
-            List(
-                fields["topic"],
-                after_id,
-                max(1, min(rows_max, wanted)),
-                requests.integer(fields, "due_from_us"),
-                requests.integer(fields, "due_to_us"),
-                fields["state"] or None,
-                fields["owner"] or None,
-                reason=fields["reason"] or None,
-                died_from_us=requests.integer(fields, "died_from_us"),
-                died_to_us=requests.integer(fields, "died_to_us"),
-                consumer=fields["consumer"] or None,
-            )
-        )
-
-    def _batches(
-        self, messages: Messages, topic: str, schema: pa.Schema, contents: tuple[str, ...]
-    ) -> Iterator[pa.RecordBatch]:
-        """A page as one batch; with contents, as many as it takes to keep each small enough."""
-        if not contents:
-            yield metadata(messages).select(schema.names)
-            return
-        begin = 0
-        while begin < len(messages.ids) or not begin:
-            part = _rows_from(messages, begin, len(messages.ids))
-            part = _rows_from(part, 0, self._fitting(topic, part))
-            more = gather(self._service, topic, part, contents)
-            facts = metadata(part)
-            arrays = [
-                more.column(name) if name in contents else facts.column(name)
-                for name in schema.names
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-            begin += max(1, len(part.ids))
-
-    def _fitting(self, topic: str, messages: Messages) -> int:
-        """How many of these may be gathered at once."""
-        if not messages.columns:
-            return 0
-        try:
-            return self._service.placement.shard_of(topic).store.payloads.fitting(
-                messages.columns["location"], PIECE_BYTES
-            )
-        except MOVED:
-            return max(1, PIECE_BYTES // self._service.limits.payload_bytes_max)
+    def _pages(self, caller: Caller, fields: Header) -> Iterator[Any]:
+        """Nothing at first, then the batches."""
+        with self._service.snapshots.for_one_listing(caller, fields["topic"]) as held:
+            listing = SnapshotListing(self._service, held, fields)
+            yield None
+            yield from listing.batches()
 
 
 def gather(
@@ -295,11 +218,6 @@ def _named(messages: Messages, name: str) -> pa.Array:
     return pa.array(messages.names[name]).take(pa.array(numbers, mask=numbers == 0))
 
 
-def _within(messages: Messages, partition: int) -> Messages:
-    """Only the messages of one partition."""
-    return only_rows(messages, messages.ids >> SEQUENCE_BITS == partition)
-
-
 def only_rows(messages: Messages, keep: NDArray[np.bool_]) -> Messages:
     """Some of the messages of a page."""
     if keep.all():
@@ -308,13 +226,3 @@ def only_rows(messages: Messages, keep: NDArray[np.bool_]) -> Messages:
     return Messages(
         messages.status[keep], messages.ids[keep], columns, messages.names, messages.next_after_id
     )
-
-
-def _rows_from(messages: Messages, begin: int, end: int) -> Messages:
-    columns = {name: values[begin:end] for name, values in messages.columns.items()}
-    return Messages(messages.status[begin:end], messages.ids[begin:end], columns, messages.names)
-
-
-def _again(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest

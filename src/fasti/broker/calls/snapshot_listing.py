@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from fasti.broker.calls import requests
 from fasti.broker.calls.listed import columns_of, words
-from fasti.broker.calls.snapshot_pages import IdRange, SnapshotTopic, by_place, is_there, only
+from fasti.broker.calls.snapshot_pages import (
+    IdRange,
+    SnapshotTopic,
+    by_place,
+    checked_partitions,
+    is_there,
+    only,
+)
 from fasti.core.rows.arena import EXPIRES, MOMENT, PRIORITY, STATE_MASK
 from fasti.core.rows.snapshot import Columns
 from fasti.core.timeline.reads import READY, STATE_WORDS
@@ -77,8 +84,9 @@ class SnapshotListing:
         self._range = IdRange(
             requests.integer(fields, "after_id") or 0, requests.integer(fields, "until_id")
         )
-        # Only whoever reads a range of ids doesn't mind the order in it.
-        self._any_order = fields["after_id"] is not None or fields["until_id"] is not None
+        # Readers of a range of a snapshot that others read too don't mind the order in it.
+        is_range = fields["after_id"] is not None or fields["until_id"] is not None
+        self._any_order = bool(fields["snapshot"]) and is_range
         self._states = self._wanted_states()
         self._owners = [*words(fields, "owners"), *([fields["owner"]] if fields["owner"] else [])]
         self._keys = words(fields, "keys")
@@ -91,12 +99,8 @@ class SnapshotListing:
             requests.integer(fields, "died_to_us"),
         )
         self._contents = tuple(name for name in self.schema.names if name in CONTENT_NAMES)
-        self._ranked = KINDS[self._topic.settings.kind].has_priorities
-
-    @property
-    def partitions(self) -> int:
-        """How many the topic has."""
-        return self._topic.settings.partitions
+        self._is_ranked = KINDS[self._topic.settings.kind].has_priorities
+        checked_partitions(fields, self._topic.settings.partitions)
 
     def _wanted_states(self) -> list[int] | None:
         given = words(self._fields, "states")
@@ -118,13 +122,13 @@ class SnapshotListing:
             wanted = IdRange(after, end if until is None else min(until, end))
         left = self._fields["limit"]
         for number, columns in self._topic.parts(wanted, self._engine_columns()):
-            for batch in self._made(number, self._filtered(columns)):
-                if left is not None:
-                    batch = batch.slice(0, left)
-                    left -= batch.num_rows
-                yield batch
-                if left == 0:
-                    return
+            columns = self._filtered(columns)
+            if left is not None:
+                columns = {name: values[:left] for name, values in columns.items()}
+                left -= len(columns["flags"])
+            yield from self._made(number, columns)
+            if left == 0:
+                return
 
     def _engine_columns(self) -> list[str]:
         """Those that filters and wanted columns need."""
@@ -139,7 +143,7 @@ class SnapshotListing:
             names.add(MOMENT)
         if self._contents or self._keys or self._fields["key_prefix"]:
             names.add("location")
-        if self._ranked and PRIORITY in self.schema.names:
+        if self._is_ranked and PRIORITY in self.schema.names:
             names.add(PRIORITY)
         return sorted(names)
 

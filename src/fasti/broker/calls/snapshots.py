@@ -18,6 +18,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -154,6 +155,17 @@ class Snapshots:
             self.drop(held.snapshot.number)
             raise
 
+    @contextmanager
+    def for_one_listing(self, caller: Caller, topic: str) -> Iterator[Held]:
+        """A snapshot of one topic that goes with its only reader. Raises what the engine refuses."""
+        shard = self._service.placement.shard_of(topic)
+        held = self._taken(caller, shard, KEEP_US, topic=topic)
+        try:
+            yield held
+        finally:
+            # Not waited for: a reader may be collected as garbage in any thread.
+            _ask_to_drop(shard, held.snapshot)
+
     def is_here(self, held: Held) -> bool:
         """Whether it can be read; after a recovery the engine is another one."""
         known = held.shard.engine.snapshots
@@ -227,11 +239,13 @@ class Snapshots:
             )
         return held
 
-    def _taken(self, caller: Caller, shard: Shard, keep_us: int, name: str) -> Held:
+    def _taken(
+        self, caller: Caller, shard: Shard, keep_us: int, name: str = "", topic: str = ""
+    ) -> Held:
         """Its position is told, like any reply, when all in it is durable."""
         if self._service.stopping:
             raise self._service.unavailable()
-        reply = shard.call(TakeSnapshot(shard.clock.now_us() + keep_us))
+        reply = shard.call(TakeSnapshot(shard.clock.now_us() + keep_us, topic))
         if reply.error is not None:
             raise reply.error
         return Held(reply.value, shard, keep_us, caller.name, name)
@@ -269,12 +283,21 @@ class Snapshots:
 
 
 def drop_snapshot(shard: Shard, snapshot: Snapshot) -> None:
-    """Lets a snapshot go, if the engine is still the one that took it."""
+    """Lets a snapshot go, and waits until it is gone."""
+    with suppress(Closed):
+        dropped = _ask_to_drop(shard, snapshot)
+        if dropped is not None:
+            dropped.result()
+
+
+def _ask_to_drop(shard: Shard, snapshot: Snapshot) -> Future[Any] | None:
+    """None if it is gone already."""
     engine = shard.engine
     # Another engine may have another snapshot under this number: a checkpoint's, at worst.
     if engine.snapshots.get(snapshot.number) is snapshot:
         with suppress(Closed):
-            shard.ask(DropSnapshot(snapshot.number), engine).result()
+            return shard.ask(DropSnapshot(snapshot.number), engine)
+    return None
 
 
 def gone(number: int) -> Gone:

@@ -21,7 +21,7 @@ from fasti.model import State
 
 Int64s = NDArray[np.int64]
 
-# Pages that are copied at once: about 65,000 rows.
+# Pages that are copied at once, at most: about 65,000 rows.
 _PAGES = 16
 _WEIGHED_PAGES = 256
 _FLAGS = "flags"
@@ -86,9 +86,12 @@ class Scan:
         return found
 
     def _page_groups(self) -> Iterator[list[int]]:
+        """One page at first, which is enough for many a reader, then twice as many each time."""
         pages = self._pages()
-        for begin in range(0, len(pages), _PAGES):
-            yield pages[begin : begin + _PAGES]
+        begin, count = 0, 1
+        while begin < len(pages):
+            yield pages[begin : begin + count]
+            begin, count = begin + count, min(2 * count, _PAGES)
 
     def _frames(self, pages: list[int]) -> list[int]:
         found: list[int] = self._view.frames[np.array(pages) - self._view.base_page].tolist()

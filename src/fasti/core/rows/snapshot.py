@@ -47,8 +47,10 @@ class Snapshot:
         deadline_us: int,
         leases: LeaseView,
         names: dict[str, list[str]],
+        topic: str = "",
     ) -> None:
-        self.number = number
+        # The only topic that it has; empty: it has all.
+        self.number, self.topic = number, topic
         # What the numbers in rows meant then: each lease, and everybody's name.
         self.leases, self.names = leases, names
         self.ledgers, self.topics = ledgers, topics

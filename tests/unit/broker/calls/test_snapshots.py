@@ -18,9 +18,10 @@ from fasti.client.embedded_transport import EmbeddedTransport
 from fasti.core.agenda import FOREVER
 from fasti.core.checkpoint import BeginCheckpoint
 from fasti.core.commands import DropSnapshot, KeepSnapshot, Tidy
+from fasti.core.queries import ReadPosition
 from fasti.core.rows import arena
 from fasti.core.rows.scan import Scan
-from fasti.errors import FastiError, Gone, StorageFailed
+from fasti.errors import FastiError, Gone, InvalidArgument, NotFound, StorageFailed
 
 FAR_US = 4_102_444_800_000_000
 
@@ -201,3 +202,59 @@ def test_a_read_that_is_collected_where_snapshots_are_locked_ends(client: Client
     threading.Thread(target=collect, daemon=True).start()
     assert collected.wait(10)
     assert held.readers == 0
+
+
+def test_a_listing_is_of_one_moment_and_leaves_no_snapshot(client: Client) -> None:
+    client.create_topic("t", partitions=2)
+    client.create_topic("other")
+    client.producer("t").send_batch([b"x"] * 20_000, due=[FAR_US] * 20_000)
+    service = transport_of(client).service
+    shard = service.placement.catalogue
+    ticket = {"version": 1, "call": "list", "topic": "t", "columns": ["id"]}
+    _, batches = service.read(EMBEDDED, ticket)
+    first = next(batches).column("id").to_pylist()
+    assert len(first) < 10_000
+    (snapshot,) = shard.engine.snapshots.values()
+    assert [name for name, _ in snapshot.topics.values()] == ["t"]
+    client.messages("t").cancel(id=list(range(1, 5_001)))
+    client.producer("t").send_batch([b"new"] * 1_000, due=[FAR_US] * 1_000)
+    ids = first + [id_ for batch in batches for id_ in batch.column("id").to_pylist()]
+    assert len(ids) == 20_000
+    assert ids == sorted(ids)
+    shard.ask(ReadPosition()).result()
+    assert not shard.engine.snapshots
+
+
+def test_a_listing_that_is_given_up_leaves_no_snapshot(client: Client) -> None:
+    client.create_topic("t")
+    client.producer("t").send_batch([b"x"] * 20_000, due=[FAR_US] * 20_000)
+    service = transport_of(client).service
+    shard = service.placement.catalogue
+    ticket = {"version": 1, "call": "list", "topic": "t"}
+    opened = [service.read(EMBEDDED, ticket)[1] for _ in range(100)]
+    # They don't count as snapshots that readers took.
+    assert len(shard.engine.snapshots) == 100 > service.limits.snapshots_max
+    service.snapshots.take(EMBEDDED, shard)
+    for batches in opened[:50]:
+        next(batches)
+    del batches
+    opened.clear()
+    shard.ask(ReadPosition()).result()
+    assert len(shard.engine.snapshots) == 1
+
+
+def test_a_refused_listing_leaves_no_snapshot(client: Client) -> None:
+    client.create_topic("t")
+    client.create_topic("entries", kind="kv")
+    service = transport_of(client).service
+    shard = service.placement.catalogue
+    for topic, partition, error in (
+        ("t", 1, InvalidArgument),
+        ("entries", 0, InvalidArgument),
+        ("none", 0, NotFound),
+    ):
+        ticket = {"version": 1, "call": "list", "topic": topic, "partition": partition}
+        with pytest.raises(error):
+            service.read(EMBEDDED, ticket)
+    shard.ask(ReadPosition()).result()
+    assert not shard.engine.snapshots
