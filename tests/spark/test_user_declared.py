@@ -40,11 +40,11 @@ def test_a_step_may_be_named() -> None:
     [
         ({"sink": topic("out")}, "same names"),
         ({"sink": topic("out"), "other": log("in")}, "takes rows, and its sources are other"),
-        ({"sink": messages("out"), "rows": log("in")}, "a sink can't be"),
+        ({"sink": messages("out"), "rows": log("in")}, "is not a sink: use topic"),
         ({"sink": {}, "rows": log("in")}, "needs a sink"),
         ({"sink": {"a b": topic("x")}, "rows": log("in")}, "'a b' is not a valid name"),
-        ({"sink": topic("out"), "rows": topic("in")}, r"source 'rows' can't be .* write changes\(\)"),
-        ({"sink": topic("out"), "rows": "in"}, "source 'rows' can't be 'in'"),
+        ({"sink": topic("out"), "rows": topic("in")}, r"source 'rows' is .* use changes\(\)"),
+        ({"sink": topic("out"), "rows": "in"}, "source 'rows' is 'in', which is not a source"),
         ({"sink": topic("out"), "rows": kv("in"), "stateful": True}, "needs a stream"),
         (
             {"sink": {"a": topic("x"), "b": topic("y")}, "rows": log("in"), "stateful": True},
@@ -78,7 +78,7 @@ def test_two_streams_need_state() -> None:
 def test_names_are_taken_once() -> None:
     pipeline = Pipeline("shop")
     pipeline.step(topic("out"), rows=log("in"))(same)
-    with pytest.raises(InvalidArgument, match="two steps 'same'"):
+    with pytest.raises(InvalidArgument, match="step 'same' is declared twice"):
         pipeline.step(topic("out"), rows=log("in"))(same)
     with pytest.raises(InvalidArgument, match="no step 'other': there are same"):
         pipeline.run(only=["other"])

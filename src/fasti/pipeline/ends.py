@@ -200,8 +200,8 @@ def source_of(given: Any, name: str) -> Source:
         return given
     if isinstance(given, Sink) or not callable(given):
         raise InvalidArgument(
-            f"source {name!r} can't be {given!r}: write changes(), log(), messages(), kv(), "
-            "table(), or a function from a SparkSession to a DataFrame",
+            f"source {name!r} is {given!r}, which is not a source: use changes(), log(), "
+            "messages(), kv(), table(), or a function from a SparkSession to a DataFrame",
             field=name,
         )
     return FunctionSource(given)

@@ -55,7 +55,7 @@ class Forecast:
 
 
 def ahead(lake: Lake, as_of_us: int) -> Forecast:
-    """Reads it."""
+    """Reads gold's `backlog`."""
     rows = {grain: periods(lake, "backlog", grain) for grain in LENGTHS}
     hours = rows["hour"]
     sums = {row["topic"]: row for row in added(hours, ["topic"], ["pending", "overdue"])}
@@ -123,7 +123,7 @@ def _stuck(minutes: pa.Table, as_of_us: int) -> tuple[int, int, int] | None:
 
 
 def _peak(hours: Iterable[Row], as_of_us: int) -> tuple[int, int] | None:
-    """From now on."""
+    """Of the hours that are not over; None if nothing falls due in them."""
     counts = {
         row["start"]: row["pending"] - row["overdue"]
         for row in hours

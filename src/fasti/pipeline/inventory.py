@@ -39,7 +39,7 @@ def _of_user(lake: Lake, name: str) -> Table:
 
 
 def inventory(lake: Lake) -> list[TableSize]:
-    """All of them, bronze first."""
+    """The sizes of all tables, bronze first."""
     sizes = []
     for name, table in tables(lake).items():
         files = table.files()

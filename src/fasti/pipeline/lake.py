@@ -125,7 +125,7 @@ def is_finished(file: DataFile) -> bool:
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"a table's name is made of letters, digits, '.', '_' and '-', not {name!r}",
+            f"{name!r} is not a valid table name: use letters, digits, '.', '_' and '-'",
             field="name",
         )
     return name

@@ -69,7 +69,7 @@ def lake_at(place: Path, new: bool = False) -> Lake:
     there = {entry.name for entry in place.iterdir()} if place.is_dir() else set()
     if there and not there & _OURS:
         what = "a broker's data" if "journal" in there else "other things"
-        raise InvalidArgument(f"{place} has {what} in it: a lake needs a directory of its own")
+        raise InvalidArgument(f"{place} contains {what}: a lake needs a directory of its own")
     if not there and not new:
         raise NotFound(
             f"there is no lake in {place}: make one with `fasti pipeline once --lake {place}`"
@@ -81,7 +81,9 @@ def checked_address(address: str) -> str:
     """An address that Spark's processes can connect to."""
     if address.startswith("embedded:"):
         raise InvalidArgument(
-            "Spark reads from a broker: `fasti serve --data DIR`, and its address", field="address"
+            "Spark can't read from an embedded broker: start one with `fasti serve --data DIR` and give "
+            "its address",
+            field="address",
         )
     return address
 
@@ -108,7 +110,7 @@ def session(
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FastiError(f"{log.parent} can't be made: {error.strerror}") from error
+        raise FastiError(f"can't create {log.parent}: {error.strerror}") from error
     with plainly(None if through_connect(master) else log):
         with _outputs_to(log):
             spark = _started(master, settings)

@@ -162,7 +162,7 @@ def run(
     was.
     """
     if once == (interval is not None):
-        raise InvalidArgument("either once, or an interval in seconds", field="interval")
+        raise InvalidArgument("give either once=True or an interval in seconds", field="interval")
     stop = threading.Event() if stop is None else stop
     rows = {stage.name: 0 for stage in workflow.stages}
     rounds = 0

@@ -111,8 +111,8 @@ def _ask_tasks(root: Path, place: Path, spark: Any, tasks: int) -> None:
             (place / str(answer.number) / "there").rename(place / f"seen-{answer.number}")
         except OSError as error:
             raise InvalidArgument(
-                f"what a task on {answer.host} writes into the lake {root} isn't this process's to "
-                f"see and to move ({error.strerror}). {_WHAT_TO_DO}",
+                f"this process can't see or move what a task on {answer.host} writes into the lake "
+                f"{root} ({error.strerror}). {_WHAT_TO_DO}",
                 field="lake",
             ) from error
 

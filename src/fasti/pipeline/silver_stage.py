@@ -85,7 +85,7 @@ class ShardSteps:
 
     @property
     def after(self) -> int:
-        """Where silver is."""
+        """The position up to which silver has this shard's feed."""
         position = self._lake.messages.position(self._name)
         return -1 if position is None else position
 
@@ -131,7 +131,7 @@ class SilverStep:
         self._open = [file for file in self._lake.messages.files() if is_open(file)]
 
     def commit(self, txn: tuple[str, int]) -> None:
-        """Does it, whole or not at all."""
+        """All of it or nothing."""
         self._topics.save()
         table = self._lake.messages
         near, far = divide(self._open, self.rows)

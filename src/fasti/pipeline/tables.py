@@ -127,8 +127,8 @@ class Table:
         lost = next((path for path in paths if not path.exists()), None)
         if lost is not None:
             raise NotFound(
-                f"a task wrote {lost}, and it isn't there: the lake must lie on a file system that "
-                "the driver and all executors share"
+                f"a task wrote {lost}, which this process doesn't see: the lake must be on a "
+                "file system that the driver and all executors share"
             )
         with ThreadPoolExecutor(4) as pool:
             files = list(pool.map(lambda path: self._adopt_one(staged, *path), enumerate(paths)))

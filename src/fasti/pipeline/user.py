@@ -138,7 +138,7 @@ class Pipeline:
         def declare(function: F) -> F:
             called = _checked(name or function.__name__, "name")
             if called in self._steps:
-                raise InvalidArgument(f"there are two steps {called!r}", field="name")
+                raise InvalidArgument(f"step {called!r} is declared twice", field="name")
             checked = {key: source_of(source, key) for key, source in sources.items()}
             sinks = _sinks(sink)
             every_s = duration_us(every, "every") / 1e6
@@ -204,7 +204,7 @@ def _sinks(given: Any) -> dict[str, Sink]:
     for name, sink in sinks.items():
         if not isinstance(sink, Sink):
             raise InvalidArgument(
-                f"a sink can't be {sink!r}: write topic(), log(), kv() or table()", field="sink"
+                f"{sink!r} is not a sink: use topic(), log(), kv() or table()", field="sink"
             )
         if name:
             _checked(name, "sink")

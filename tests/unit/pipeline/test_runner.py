@@ -78,5 +78,5 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 def test_once_and_an_interval_exclude_each_other(tmp_path: Path) -> None:
     made = workflow(tmp_path)
     for settings in ({"once": True, "interval": 1.0}, {"once": False}):
-        with pytest.raises(InvalidArgument, match="either once, or an interval"):
+        with pytest.raises(InvalidArgument, match="either once=True or an interval"):
             run(made, NO_SPARK, **settings)  # type: ignore[arg-type]

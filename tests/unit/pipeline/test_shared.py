@@ -67,7 +67,7 @@ def test_a_task_that_sees_nothing_or_something_else(tmp_path: Path) -> None:
 
 def test_what_a_task_writes_must_be_seen(tmp_path: Path) -> None:
     """As if it wrote into a directory of its own that has a copy of ours."""
-    with pytest.raises(InvalidArgument, match=r"on b writes into the lake .* to see and to move"):
+    with pytest.raises(InvalidArgument, match=r"can't see or move what a task on b writes"):
         check(tmp_path, number=7, host="b")
 
 
