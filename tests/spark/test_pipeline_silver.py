@@ -191,7 +191,7 @@ def test_names_are_found(seed: int) -> None:
     spans = (4, 30) if seed % 2 else (2**40, 2**62)
     sought, looked_in = ([rng.integers(0, span, 40) for span in spans] for _ in range(2))
     looked_in = [np.concatenate([a, b[:10]]) for a, b in zip(looked_in, sought, strict=True)]
-    found = silver_open.Names(*sought).among(
+    found = silver_open.MessageNames(*sought).among(
         pa.RecordBatch.from_arrays([pa.array(each) for each in looked_in], ["topic_no", "id"])
     )
     names = set(zip(*(each.tolist() for each in sought), strict=True))

@@ -91,10 +91,10 @@ def test_what_a_function_returns_must_fit_its_sinks() -> None:
     pipeline.step({"good": topic("a"), "bad": topic("b")}, rows=log("in"))(same)
     (step,) = pipeline.steps
     with pytest.raises(InvalidArgument, match="must return 'good', 'bad', and returned one"):
-        step.called({"rows": object()})  # type: ignore[dict-item]
+        step.call({"rows": object()})  # type: ignore[dict-item]
     pipeline.step(topic("a"), name="one", rows=log("in"))(same)
     with pytest.raises(InvalidArgument, match="must return a DataFrame, not object"):
-        pipeline.steps[1].called({"rows": object()})  # type: ignore[dict-item]
+        pipeline.steps[1].call({"rows": object()})  # type: ignore[dict-item]
 
 
 def test_ends_are_sinks_where_they_can_be() -> None:
