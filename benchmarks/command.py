@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fasti.cli.terminating import terminated_softly
+from fasti.cli.exits import terminated_softly
 from fasti.extras import required
 
 app = typer.Typer(help="Measure Fasti on this machine, beside the machine's own limits.")

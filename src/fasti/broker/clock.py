@@ -1,7 +1,7 @@
 """The broker's clock: the one time by which the engine decides, and that clients are told.
 
 It shows the machine's wall time as long as that is plausible, and never goes back. Between two
-looks at the wall it goes on by elapsed time, which nobody can set. What it makes of a wall that was
+looks at the wall it goes on by elapsed time, which can't be set. What it makes of a wall that was
 set:
 
 * **ahead, by at most `leap_max`:** believed at once. What was due meanwhile is due now.
@@ -123,7 +123,7 @@ class EngineClock:
         self._begin, self._begin_ns = elapsed, wall
         self._line = (wall - elapsed,)
 
-    # For everybody: any thread
+    # Any thread
 
     def now_us(self) -> int:
         """The time, UTC."""
@@ -194,7 +194,7 @@ class EngineClock:
                 raise _behind(last_us, wall // 1000)
             if last_us * 1000 > now:
                 self._line = None
-                # Nobody was promised anything yet.
+                # No client was promised anything yet.
                 self._begin, self._begin_ns, self._slow_from = elapsed, last_us * 1000, elapsed
                 self._state = ClockState.SLOWED
                 self._note(_BEHIND, ahead)
@@ -216,17 +216,17 @@ class EngineClock:
 
     def _read_both(self) -> tuple[int, int]:
         """Elapsed time and a wall time that is not later. The closest of a few readings."""
-        best, found = _NEVER_NS, (0, 0)
+        best, reading = _NEVER_NS, (0, 0)
         for _ in range(_READINGS):
             before = self._elapsed_ns()
             wall = self._wall_ns()
             after = self._elapsed_ns()
             if after - before < best:
-                best, found = after - before, (after, wall)
+                best, reading = after - before, (after, wall)
             if best < _CLOSE_NS // 2:
                 break
         self._reading_ns = best
-        return found
+        return reading
 
     def _look(self) -> tuple[int, int, int]:
         """Looks at the wall and decides how to go on: the time, elapsed time, the wall."""
@@ -236,7 +236,7 @@ class EngineClock:
         if self._reading_ns < _READING_NS:
             self._note_step(elapsed, wall)
             gap = wall - now
-            # While it was slowed and nobody looked, the wall caught up: that is no leap.
+            # While it was slowed and not read, the wall caught up: that is no leap.
             lost = elapsed - self._begin - (now - self._begin_ns)
             if gap < -_CLOSE_NS:
                 self._slow(elapsed, now)
@@ -311,7 +311,7 @@ class EngineClock:
         self._notes.append((text, round(ns / 1e9, 3)))
 
     def _log(self) -> None:
-        """Without the lock: whoever writes the log may take as long as it likes."""
+        """Without the lock: the handlers of the log may take as long as they like."""
         # Another thread may be at it too.
         with suppress(IndexError):
             while self._notes:

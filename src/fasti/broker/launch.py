@@ -1,7 +1,7 @@
 """A broker in a process of its own, started and ended from Python.
 
 For tests, `fasti demo` and `fasti bench`: it starts `fasti serve` on any free port, returns when
-the broker has said that it is ready (over a pipe: nobody polls), and lets the caller kill it, stop
+the broker has said that it is ready (over a pipe: nothing polls), and lets the caller kill it, stop
 it, pause it and start it again on the same data and the same port, which is kept for it meanwhile: no
 other process is given it. A broker whose starter is gone, however that ended, stops by itself.
 
@@ -32,7 +32,7 @@ from fasti.settings.values import Address, Switch, read_address
 
 _START_S = 60.0
 _STOP_S = 60.0
-_TOLD_BYTES = 8_192
+_LOG_TAIL_BYTES = 8_192
 
 
 class BrokerProcess:
@@ -54,8 +54,8 @@ class BrokerProcess:
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._kept_ports: list[socket.socket] = []
-        # What the broker told when it was ready.
+        self._reservations: list[socket.socket] = []
+        # What the broker reported when it was ready.
         self.recovery_seconds = 0.0
         self.start_seconds = 0.0
         if started:
@@ -106,7 +106,7 @@ class BrokerProcess:
     # Starting
 
     def start(self, timeout: float = _START_S) -> None:
-        """Returns when it is ready. Raises the error that it told, if it ended instead."""
+        """Returns when it is ready. Raises the error that it ended with instead."""
         assert not self.running, "it runs already"
         begin = time.monotonic()
         self._listen, self._http = self._with_port(self._listen), self._with_port(self._http)
@@ -119,41 +119,41 @@ class BrokerProcess:
                 stderr=self._log,
                 pass_fds=[writable],
                 env=self._environment(),
-                # Ctrl-C in a terminal is for whoever started it, which then ends it.
+                # Ctrl-C in a terminal is for the process that started it, which then ends it.
                 start_new_session=True,
             )
             os.close(writable)
             writable = -1
-            told = self._wait_ready(readable, timeout)
+            ready = self._wait_ready(readable, timeout)
         finally:
             os.close(readable)
             if writable >= 0:
                 os.close(writable)
         self.start_seconds = time.monotonic() - begin
-        self.recovery_seconds = told["recovery_seconds"]
-        self._listen, self._http = told["listen"], told["http"] or "off"
+        self.recovery_seconds = ready["recovery_seconds"]
+        self._listen, self._http = ready["listen"], ready["http"] or "off"
 
     def _with_port(self, place: str) -> str:
         """The same address; if any port will do, with one that is kept for this broker.
 
-        Bound, but not listened at: the system gives it to nobody else, also while the broker is
+        Bound, but not listened at: the system gives it to no other process, also while the broker is
         away, and the broker may listen there because both allow the address to be used again.
         """
         if place == "off" or (address := read_address(place)).port != 0:
             return place
         try:
-            found = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
-            kept = socket.socket(found[0][0], socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
+            reservation = socket.socket(addresses[0][0], socket.SOCK_STREAM)
         except OSError:
             return place  # The broker says what is wrong with it.
         try:
-            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            kept.bind(found[0][4])
+            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reservation.bind(addresses[0][4])
         except OSError:
-            kept.close()
+            reservation.close()
             return place
-        self._kept_ports.append(kept)
-        return str(Address(address.host, kept.getsockname()[1]))
+        self._reservations.append(reservation)
+        return str(Address(address.host, reservation.getsockname()[1]))
 
     def _command(self, ready_fd: int) -> list[str]:
         given = {**self._settings, "data": self.data, "listen": self._listen, "http": self._http}
@@ -168,10 +168,10 @@ class BrokerProcess:
         return command
 
     def _environment(self) -> dict[str, str]:
-        """Without settings that somebody has in their shell: they are not meant for this one."""
+        """Without settings of the user's shell: they are not meant for this one."""
         not_meant = {setting.variable for setting in SETTINGS} | {CONFIG_VARIABLE}
-        kept = {name: value for name, value in os.environ.items() if name not in not_meant}
-        return {**kept, **self._env}
+        rest = {name: value for name, value in os.environ.items() if name not in not_meant}
+        return {**rest, **self._env}
 
     def _wait_ready(self, readable: int, timeout: float) -> dict[str, Any]:
         line = b""
@@ -180,13 +180,13 @@ class BrokerProcess:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([readable], [], [], left)[0]:
                 self.kill()
-                raise TimedOut(f"the broker was not ready within {timeout:g} s\n{self._told()}")
+                raise TimedOut(f"the broker was not ready within {timeout:g} s\n{self._log_tail()}")
             piece = os.read(readable, 4096)
             if not piece:
                 raise self._why_it_ended()
             line += piece
-        told: dict[str, Any] = json.loads(line)
-        return told
+        ready: dict[str, Any] = json.loads(line)
+        return ready
 
     def _why_it_ended(self) -> FastiError:
         self._running().wait()
@@ -195,10 +195,10 @@ class BrokerProcess:
             if line.startswith("error "):
                 code, _, message = line.removeprefix("error ").partition(": ")
                 return error_from_code(code, message)
-        return Unavailable(f"the broker ended before it was ready\n{self._told()}")
+        return Unavailable(f"the broker ended before it was ready\n{self._log_tail()}")
 
-    def _told(self) -> str:
-        return self.log()[-_TOLD_BYTES:]
+    def _log_tail(self) -> str:
+        return self.log()[-_LOG_TAIL_BYTES:]
 
     # Ending
 
@@ -222,7 +222,9 @@ class BrokerProcess:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise TimedOut(f"the broker did not stop in {timeout:g} s\n{self._told()}") from None
+            raise TimedOut(
+                f"the broker did not stop in {timeout:g} s\n{self._log_tail()}"
+            ) from None
         self._forget()
         return code
 
@@ -249,7 +251,7 @@ class BrokerProcess:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise Unavailable(f"the broker does not run\n{self._told()}")
+            raise Unavailable(f"the broker does not run\n{self._log_tail()}")
         return self._process
 
     def _forget(self) -> None:
@@ -266,8 +268,8 @@ class BrokerProcess:
 
     def _let_go(self) -> None:
         self._log.close()
-        for kept in self._kept_ports:
-            kept.close()
+        for reservation in self._reservations:
+            reservation.close()
 
     def __enter__(self) -> BrokerProcess:
         return self

@@ -35,11 +35,9 @@ class OneShard:
         self.catalogue = shard
 
     def shard_of(self, topic: str, partition: int = 0) -> Shard:
-        """The one."""
         return self.catalogue
 
     def shards(self) -> Sequence[Shard]:
-        """The one."""
         return (self.catalogue,)
 
 

@@ -38,7 +38,7 @@ class Room:
         return self._since is not None
 
     def refuse(self, needed_bytes: int) -> bool:
-        """Something was refused. True if it is the first: somebody has to `look` from now on."""
+        """Something was refused. True if it is the first: the housekeeper must `look` from now on."""
         with self._lock:
             begins = self._since is None
             if begins:
@@ -58,7 +58,7 @@ class Room:
         return begins
 
     def look(self) -> None:
-        """Is there room again?"""
+        """Ends the refusals if there is room again."""
         if self._since is None or not self._has_room(self._needed_bytes):
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a broker does for whoever speaks its protocol, whatever wire the words came over.
+"""What a broker does for its clients, whatever wire their requests came over.
 
 A door hands over JSON objects and Arrow rows as docs/protocol.md has them and gets the same back.
 `call` carries out an action in the caller's thread; `intake` opens a producer's stream,
@@ -193,7 +193,7 @@ class Service:
         with self._sessions_lock:
             self._sessions.add(session)
         self.metrics.session_opened(_consumed(session))
-        # Whoever told all sessions of an end at this moment did not know of this one.
+        # A stop or a deletion at this moment told all sessions but this one.
         if self.stopping:
             session.stop(_STOPPING)
         elif session.topic and not self._has_topic(session.topic):
@@ -204,7 +204,7 @@ class Service:
         return topic in self.placement.shard_of(topic).engine.state.by_name
 
     def leave(self, session: Exchange) -> None:
-        """The session's wire is gone."""
+        """The session's connection is gone."""
         session.close()
         with self._sessions_lock:
             if session not in self._sessions:
@@ -223,7 +223,8 @@ class Service:
         """The consumers' sessions that are open, by number."""
         with self._sessions_lock:
             sessions = list(self._sessions)
-        return {each.number: each for each in sessions if isinstance(each, Subscription)}
+        consumers = [session for session in sessions if isinstance(session, Subscription)]
+        return {consumer.number: consumer for consumer in consumers}
 
     def read(self, caller: Caller, ticket: Header) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """A schema and the batches that a ticket stands for."""
@@ -248,7 +249,7 @@ class Service:
 
     @contextmanager
     def _counted(self, caller: Caller, descriptor: Header) -> Iterator[None]:
-        """A stream that is refused when it is opened is a refusal as any other."""
+        """Counts a stream that is refused when it is opened."""
         try:
             yield
         except FastiError as error:
@@ -263,11 +264,11 @@ class Service:
         if self.stopping:
             raise self.unavailable()
         rest = requests.check_version(descriptor)
-        found = rest.pop("call", None)
-        if found not in calls:
-            known = " or ".join(repr(call) for call in calls)
-            raise InvalidArgument(f"the call must be {known} here, not {found!r}", field="call")
-        return str(found), rest
+        call = rest.pop("call", None)
+        if call not in calls:
+            choices = " or ".join(map(repr, calls))
+            raise InvalidArgument(f"the call must be {choices} here, not {call!r}", field="call")
+        return str(call), rest
 
     def close(self) -> None:
         """Ends what works by itself here; before the shard is closed."""
@@ -284,7 +285,7 @@ class Service:
             session.stop(_STOPPING)
 
     def topic_gone(self, topic: str) -> None:
-        """The topic was deleted: whoever waits for its messages is told."""
+        """The topic was deleted: the sessions that wait for its messages are told."""
         self.routes.topic_gone(topic)
         self.kv.forget(topic)
         with self._sessions_lock:
@@ -370,7 +371,7 @@ class Service:
 
 
 def _consumed(session: Exchange) -> str:
-    """The topic whose messages go there; nothing of those who only follow."""
+    """The topic whose messages the session consumes; empty if it only follows."""
     return session.topic if isinstance(session, Subscription) else ""
 
 

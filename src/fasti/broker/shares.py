@@ -66,7 +66,7 @@ class Bound:
 
 
 class Share:
-    """One limit. Those below say how many each caller holds."""
+    """One limit. The classes below say how many each caller holds."""
 
     def __init__(self, bound: Bound) -> None:
         self.bound = bound
@@ -85,7 +85,7 @@ class Share:
             return dict(self._refused)
 
     def refuse(self, caller: Caller, held: int) -> Overloaded:
-        """What a caller is told that wants more, counted."""
+        """The error for a caller that wants more, counted."""
         with self._lock:
             return self._refuse(caller, held)
 
@@ -111,7 +111,7 @@ class Share:
 
 
 class CountedShare(Share):
-    """Of what is taken and given back."""
+    """A limit of what is taken and given back."""
 
     def __init__(self, bound: Bound) -> None:
         super().__init__(bound)
@@ -119,7 +119,7 @@ class CountedShare(Share):
         self._total = 0
 
     def take(self, caller: Caller, count: int = 1) -> None:
-        """So many more. Raises `overloaded`, but not to a caller that has none for what is large."""
+        """Raises `overloaded`, but a caller that has none gets one thing however large it is."""
         with self._lock:
             held = self._held[caller.name]
             beyond = held + count > self.bound.share_of(caller) and (held or count == 1)
@@ -129,7 +129,6 @@ class CountedShare(Share):
             self._total += count
 
     def give_back(self, caller: Caller, count: int = 1) -> None:
-        """So many fewer."""
         with self._lock:
             self._total -= count
             self._held[caller.name] -= count
@@ -152,7 +151,7 @@ class CountedShare(Share):
 
 
 class SeenShare(Share):
-    """Of what ends by itself: counted by a look at what is there."""
+    """A limit of what ends by itself: counted by a look at what is there."""
 
     def __init__(self, bound: Bound, look: Callable[[], dict[str, int]]) -> None:
         super().__init__(bound)
@@ -174,7 +173,7 @@ class SeenShare(Share):
 
 
 class NameShare(Share):
-    """Of what callers made, by name. The engine enforces the bound in all."""
+    """A limit of what callers made, by name. The engine enforces the bound in all."""
 
     def __init__(self, bound: Bound, existing: Callable[[], Container[str]]) -> None:
         super().__init__(bound)
@@ -204,8 +203,8 @@ class NameShare(Share):
                 return
             if len(names) >= share:
                 existing = self._existing()
-                names.intersection_update([each for each in names if each in existing])
-            # Whoever may have all is refused by the engine.
+                names.intersection_update([old for old in names if old in existing])
+            # A caller that may have all is refused by the engine.
             if share <= len(names) and share < self.bound.most:
                 raise self._refuse(caller, len(names))
             names.add(name)
@@ -223,7 +222,7 @@ class NameShare(Share):
 class Shares:
     """The limits of one broker that callers share."""
 
-    # Made by those who know what there is.
+    # Set by the parts of the service that know what there is.
     snapshots: SeenShare
     backups: SeenShare
     leases: Share
@@ -258,7 +257,7 @@ class Shares:
         return Bound(what, f"limits.{field}", getattr(limits, field), limits.caller_share)
 
     def named(self) -> dict[str, Share]:
-        """Of which there are metrics."""
+        """Those that the metrics show, by name."""
         return {name: share for name, share in vars(self).items() if isinstance(share, Share)}
 
 

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import Address, TlsCa, TlsClientCert, Token, client_of
-from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import JsonWithoutProgress
+from fasti.cli.connection import Place, with_place
+from fasti.cli.exits import fail_unless
+from fasti.cli.options import JsonWithoutProgress, size
 from fasti.cli.progress import progress
-from fasti.client.address import DEFAULT_ADDRESS
-from fasti.errors import InvalidArgument
 
 
+@with_place
 def backup(
+    place: Place,
     directory: Annotated[
         Path,
         typer.Argument(
@@ -33,17 +33,9 @@ def backup(
         ),
     ] = None,
     rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="At most so much per second, such as 20MiB; the broker has a limit.",
-        ),
+        int | None, size("At most so much per second, such as 20MiB; the broker has a limit.")
     ] = None,
     as_json: JsonWithoutProgress = False,
-    address: Address = DEFAULT_ADDRESS,
-    token: Token = None,
-    tls_ca: TlsCa = None,
-    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Copy all that a broker holds into a directory, while it runs.
 
@@ -57,8 +49,8 @@ def backup(
             with directory_source(data) as source:
                 done = back_up(source, directory, report)
         else:
-            with client_of(address, token, tls_ca, tls_client_cert) as client:
-                done = client.backup(directory, progress=report, rate=size_bytes(rate))
+            with place.client() as client:
+                done = client.backup(directory, progress=report, rate=rate or 0)
     text = (
         f"{done.path}: a backup of shard {done.shard} at position {output.number(done.position)}, "
         f"{output.number(done.files)} files with {output.size(done.size_bytes)}, of which "
@@ -68,16 +60,4 @@ def backup(
     if done.damaged:
         names = ", ".join(done.damaged)
         typer.echo(f"damaged at their source, and copied as they are: {names}", err=True)
-        raise typer.Exit(FOUND_SOMETHING)
-
-
-def size_bytes(text: str | None) -> int:
-    """A size such as 20MiB, 0 for none. Raises `invalid_argument`."""
-    if text is None:
-        return 0
-    from fasti.settings.values import Size
-
-    try:
-        return Size().read(text)
-    except ValueError as error:
-        raise InvalidArgument(str(error), field="rate") from error
+    fail_unless(not done.damaged)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import Topic, complete_topics, with_client
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Topic, complete_topics, with_client
 from fasti.cli.options import AsJson
 
-if TYPE_CHECKING:
-    from fasti.client.client import Client
-
-app = typer.Typer(
-    name="bindings",
-    help="Have what one topic gets go to others too, by the messages' subjects.",
-    no_args_is_help=True,
-)
+app = group("bindings")
 
 Pattern = Annotated[
     str,

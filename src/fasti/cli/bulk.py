@@ -14,11 +14,10 @@ from fasti.cli.connection import Owner
 from fasti.cli.options import From, Ids, KeyPrefix, Keys, Until, only_one
 from fasti.cli.outcomes import conclude_bulk
 from fasti.cli.progress import progress
-from fasti.cli.signatures import Command, option, parameters_of, presented
+from fasti.cli.signatures import option, with_options
 
 if TYPE_CHECKING:
     from fasti.client.bulk import BulkOutcomes
-    from fasti.client.client import Client
 
 All = Annotated[bool, typer.Option("--all", help="All pending messages of the topic.")]
 DryRun = Annotated[
@@ -59,29 +58,6 @@ class Choice:
         return {**self.filters, "everything": self.every}
 
 
-def with_choice(command: Command) -> Command:
-    """Makes `command(client, topic, choice, ...)` one with the options that choose messages."""
-    options = [
-        option("ids", Ids, None),
-        option("keys", Keys, None),
-        option("due_from", From, None),
-        option("due_to", Until, None),
-        option("key_prefix", KeyPrefix, None),
-        option(
-            "state", Annotated[Pending | None, typer.Option(help="Only those in this state.")], None
-        ),
-        option("every", All, False),
-        option("owner", Owner, ""),
-    ]
-    client, topic, _, *rest = parameters_of(command)
-
-    def run(client: Client, topic: str, **values: Any) -> None:
-        choice = _choice(**{parameter.name: values.pop(parameter.name) for parameter in options})
-        command(client, topic, choice, **values)
-
-    return presented(run, command, [client, topic, *options, *rest])
-
-
 def _choice(
     ids: list[int] | None, keys: list[str] | None, every: bool, owner: str, **values: Any
 ) -> Choice:
@@ -97,6 +73,23 @@ def _choice(
     if owner:
         filters["owner"] = owner
     return Choice(ids, keys, every, filters)
+
+
+_STATE = Annotated[Pending | None, typer.Option(help="Only those in this state.")]
+with_choice = with_options(
+    "choice",
+    [
+        option("ids", Ids),
+        option("keys", Keys),
+        option("due_from", From),
+        option("due_to", Until),
+        option("key_prefix", KeyPrefix),
+        option("state", _STATE),
+        option("every", All, False),
+        option("owner", Owner, ""),
+    ],
+    _choice,
+)
 
 
 def change(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fasti.cli import output, payloads
-from fasti.cli.connection import Owner, Topic, with_client
+from fasti.cli.connection import Client, Owner, Topic, with_client
 from fasti.cli.options import AsJson, ContentType, Headers, duration, headers_of
-
-if TYPE_CHECKING:
-    from fasti.client.client import Client
 
 
 @with_client

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fasti.cli import moments, options, payloads
-from fasti.cli.connection import with_client
-from fasti.cli.terminating import terminated_softly
+from fasti.cli.connection import Client, with_client
+from fasti.cli.exits import terminated_softly
 from fasti.client.changes import Position
 from fasti.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from fasti.client.client import Client
 
 _SHOWN = ("id", "offset", "key", "due_us", "version", "consumer", "group", "reason", "details")
 

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.connection import with_client
-from fasti.cli.default_command import with_default
-from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, with_client
+from fasti.cli.exits import fail_unless
 from fasti.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.clock_info import ClockInfo
 
-app = typer.Typer(
-    name="clock",
-    help="The broker's clock, and its machine's: compare them, accept a leap. `show` may be left out.",
-    cls=with_default("show"),
-)
+app = group("clock", default="show")
 _STATES = {
     "following": "it follows the wall clock",
     "slowed": "the wall clock was set back: it goes slower until that has caught up",
@@ -46,8 +41,7 @@ def show(client: Client, as_json: AsJson = False) -> None:
         typer.echo(f"broker's clock  {moments.shown_moment(now_us)}")
         typer.echo(f"wall clock      {moments.shown_moment(wall_us)} ({info.offset_s:+.3f} s)")
         typer.echo(_STATES.get(info.state, info.state) + _wait(info))
-    if info.state != "following":
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(info.state == "following")
 
 
 @app.command()
@@ -69,8 +63,7 @@ def accept(client: Client, as_json: AsJson = False) -> None:
         typer.echo(f"accepted: the broker's clock shows {now}")
     else:
         typer.echo("no leap of the wall clock is in doubt", err=True)
-    if not changed:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(changed)
 
 
 def _wait(info: ClockInfo) -> str:

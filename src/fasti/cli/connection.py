@@ -1,20 +1,23 @@
 """Where the broker is: the options of every command that talks to one, and the client they give.
 
-A command is written as a function whose first argument is the client; `with_client` makes it one
-for typer, with the options `--address`, `--token`, `--tls-ca` and `--tls-client-cert` added at its
-end. The SDK is loaded when a command runs, so that help and completion don't wait for it.
+A command is written as a function with an argument `client`, or `place` if it connects by itself;
+`with_client` and `with_place` put the options `--address`, `--token`, `--tls-ca` and
+`--tls-client-cert` in its stead. The SDK is loaded when a command runs, so that help and completion
+don't wait for it.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli.signatures import Command, option, parameters_of, presented
+from fasti.cli.signatures import Command, option, parameters_of, presented, with_options
 from fasti.client.address import (
     ADDRESS_VARIABLE,
     DEFAULT_ADDRESS,
@@ -27,98 +30,81 @@ from fasti.client.address import (
 from fasti.errors import Unavailable
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
+    from fasti.client.client import Client as Client
+else:
+    # The type of commands' first argument, without loading the SDK.
+    Client = Any
 
-PANEL = "Where the broker is"
 # Whether this process is a command and nothing else; a program may also call commands by itself.
 own_process = False
 # A person who presses Tab doesn't wait any longer. An address without a broker is noticed at once;
 # this is for a broker that hangs, and a busy machine needs some of it to connect.
 _COMPLETION_TIMEOUT = "3s"
-_PLACE = ("address", "token", "tls_ca", "tls_client_cert")
+_TOKEN_HELP = "The credentials, if it wants any."
+_CA_HELP = "The certificate that signed the broker's."
+_CERT_HELP = "Our certificate and its key, if it asks for one."
 
-Address = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        "-a",
-        envvar=ADDRESS_VARIABLE,
-        help="A broker, or embedded:DIR for a data directory that no broker has open.",
-        rich_help_panel=PANEL,
-    ),
-]
-# For what runs in several processes.
-BrokerAddress = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        "-a",
-        envvar=ADDRESS_VARIABLE,
-        help="A broker, as all of Spark's processes reach it.",
-        rich_help_panel=PANEL,
-    ),
-]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar=TOKEN_VARIABLE, help="The credentials, if it wants any.", rich_help_panel=PANEL
-    ),
-]
-TlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        envvar=TLS_CA_VARIABLE,
-        metavar="FILE",
-        help="The certificate that signed the broker's.",
-        rich_help_panel=PANEL,
-    ),
-]
-TlsClientCert = Annotated[
-    Path | None,
-    typer.Option(
-        envvar=TLS_CLIENT_CERT_VARIABLE,
-        metavar="FILE",
-        help="Our certificate and its key, if it asks for one.",
-        rich_help_panel=PANEL,
-    ),
-]
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the command line says about where the broker is, and how to be let in."""
+
+    # Empty: it is said elsewhere.
+    address: str
+    token: str | None = None
+    tls_ca: Path | None = None
+    tls_client_cert: Path | None = None
+
+    def files(self) -> list[str | None]:
+        """Both files, as processes in other directories find them."""
+        files = (self.tls_ca, self.tls_client_cert)
+        return [None if file is None else str(file.absolute()) for file in files]
+
+    @contextmanager
+    def client(self, owner: str = "") -> Iterator[Client]:
+        """A client for the time of a command."""
+        connect = _sdk()
+        trust = {"tls_ca": self.tls_ca, "tls_client_cert": self.tls_client_cert}
+        try:
+            with connect(self.address, token=self.token, owner=owner, **trust) as client:
+                yield client
+        except Unavailable as error:
+            if not error.message.startswith(NOBODY):
+                raise
+            hint = "`fasti serve --data DIR` starts a broker, --address says where one is"
+            raise Unavailable(f"{error.message}; {hint}") from error
+
+
+def _options(default: str, help: str, by_variables: bool = True) -> list[inspect.Parameter]:
+    """The four options. Without variables, the help names those that the SDK reads."""
+
+    def make(variable: str, kind: Any, help: str, *names: str, **how: Any) -> inspect.Parameter:
+        name = names[0].removeprefix("--").replace("-", "_")
+        how |= {"envvar": variable} if by_variables else {}
+        help = help if by_variables else f"{help}  [{variable}]"
+        declared = typer.Option(*names, help=help, rich_help_panel="Where the broker is", **how)
+        return option(name, Annotated[kind, declared], default if name == "address" else None)
+
+    file = Path | None
+    return [
+        make(ADDRESS_VARIABLE, str, help, "--address", "-a"),
+        make(TOKEN_VARIABLE, str | None, _TOKEN_HELP, "--token"),
+        make(TLS_CA_VARIABLE, file, _CA_HELP, "--tls-ca", metavar="FILE"),
+        make(TLS_CLIENT_CERT_VARIABLE, file, _CERT_HELP, "--tls-client-cert", metavar="FILE"),
+    ]
+
+
+_HELP = "A broker, or embedded:DIR for a data directory that no broker has open."
+_ANYWHERE = _options(DEFAULT_ADDRESS, _HELP)
+_IN_SPARK = _options(DEFAULT_ADDRESS, "A broker, as all of Spark's processes reach it.")
 # For commands that run something which may say itself where its broker is: flags win over that, and
 # that over the environment, which the SDK reads.
-OtherAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        "-a",
-        help=f"A broker other than its own.  [{ADDRESS_VARIABLE}]",
-        rich_help_panel=PANEL,
-    ),
-]
-OtherToken = Annotated[
-    str | None,
-    typer.Option(
-        "--token",
-        help=f"The credentials, if it wants any.  [{TOKEN_VARIABLE}]",
-        rich_help_panel=PANEL,
-    ),
-]
-OtherTlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca",
-        metavar="FILE",
-        help=f"The certificate that signed the broker's.  [{TLS_CA_VARIABLE}]",
-        rich_help_panel=PANEL,
-    ),
-]
-OtherTlsClientCert = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-client-cert",
-        metavar="FILE",
-        help=f"Our certificate and its key, if it asks for one.  [{TLS_CLIENT_CERT_VARIABLE}]",
-        rich_help_panel=PANEL,
-    ),
-]
+_INSTEAD = _options("", "A broker other than its own.", by_variables=False)
+
+with_place = with_options("place", _ANYWHERE, Place)
+with_place_in_spark = with_options("place", _IN_SPARK, Place)
+with_place_instead = with_options("place", _INSTEAD, Place)
+
 Owner = Annotated[
     str,
     typer.Option(
@@ -136,7 +122,8 @@ def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
     if not address.startswith("embedded:"):
         with suppress(Exception):
             connect = _sdk()
-            credentials = {name: ctx.params.get(name) for name in _PLACE[1:]}
+            names = ("token", "tls_ca", "tls_client_cert")
+            credentials = {name: ctx.params.get(name) for name in names}
             with connect(address, **credentials, timeout=_COMPLETION_TIMEOUT) as client:
                 topics = [topic.name for topic in client.topics()]
             # Internal ones, such as inboxes, only for those who begin to type one.
@@ -159,43 +146,15 @@ def _sdk() -> Callable[..., Client]:
     return connect
 
 
-@contextmanager
-def client_of(
-    address: str,
-    token: str | None = None,
-    tls_ca: Path | None = None,
-    tls_client_cert: Path | None = None,
-    owner: str = "",
-) -> Iterator[Client]:
-    """A client for the time of a command."""
-    connect = _sdk()
-    try:
-        trust = {"tls_ca": tls_ca, "tls_client_cert": tls_client_cert}
-        with connect(address, token=token, owner=owner, **trust) as client:
-            yield client
-    except Unavailable as error:
-        if not error.message.startswith(NOBODY):
-            raise
-        hint = "`fasti serve --data DIR` starts a broker, --address says where one is"
-        raise Unavailable(f"{error.message}; {hint}") from error
-
-
 def with_client(command: Command) -> Command:
     """Makes `command(client, ...)` a command with the options that say where the broker is.
 
     If it has an option `owner`, the client speaks in that name.
     """
-    own = parameters_of(command)[1:]
 
-    def run(**values: Any) -> None:
-        place = {name: values.pop(name) for name in _PLACE}
-        with client_of(**place, owner=values.get("owner", "")) as client:
-            command(client, **values)
+    def run(place: Place, **values: Any) -> None:
+        with place.client(values.get("owner", "")) as client:
+            command(client=client, **values)
 
-    where = [
-        option("address", Address, DEFAULT_ADDRESS),
-        option("token", Token, None),
-        option("tls_ca", TlsCa, None),
-        option("tls_client_cert", TlsClientCert, None),
-    ]
-    return presented(run, command, [*own, *where])
+    client, *own = parameters_of(command)
+    return with_place(presented(run, command, [*own, client.replace(name="place")]))

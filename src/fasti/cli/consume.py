@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from fasti.cli import options
-from fasti.cli.connection import Topic, with_client
+from fasti.cli.connection import Client, Topic, with_client
+from fasti.cli.exits import terminated_softly
 from fasti.cli.templates import FIELDS, Form, form, format_option
-from fasti.cli.terminating import terminated_softly
 from fasti.errors import NotFound
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.consumer import Consumer
     from fasti.client.message import Message
 

@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.connection import complete_topics, with_client
-from fasti.cli.default_command import with_default
-from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import AsJson, Yes
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, complete_topics, with_client
+from fasti.cli.exits import fail_unless
+from fasti.cli.options import AsJson, Yes, confirm
 from fasti.cli.payloads import as_cell
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.consumers import ConsumerInfo
 
-app = typer.Typer(
-    name="consumers",
-    help="Who takes messages, and what each has; take it back. `list` may be left out.",
-    cls=with_default("list"),
-)
+app = group("consumers", default="list")
 
 OfTopic = Annotated[
     str | None,
@@ -85,8 +80,8 @@ def release(
         for consumer in client.consumers(topic)
         if consumer.consumer == name and consumer.leases and group in (None, consumer.group)
     ]
-    if holders and not yes:
-        typer.confirm(_question(name, holders), abort=True, err=True)
+    if holders:
+        confirm(_question(name, holders), yes)
     released = client.release_consumer(name, topic, group) if holders else 0
     if as_json:
         output.print_json({"consumer": name, "released": released})
@@ -94,8 +89,7 @@ def release(
         typer.echo(f"{name}: {output.number(released)} released")
     else:
         typer.echo(f"{name} has no leases", err=True)
-    if not released:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(released > 0)
 
 
 def _question(name: str, holders: list[ConsumerInfo]) -> str:

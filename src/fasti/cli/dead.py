@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import Topic, with_client
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Topic, with_client
 from fasti.cli.listing import columns, print_dead_rows, print_messages
 from fasti.cli.options import (
     After,
@@ -28,20 +29,14 @@ from fasti.cli.options import (
     Until,
     WithPayload,
     Yes,
+    confirm,
     only_one,
 )
 from fasti.cli.outcomes import conclude_bulk
 from fasti.cli.progress import LITTLE, progress
-from fasti.cli.signatures import Command, option, parameters_of, presented
+from fasti.cli.signatures import option, with_options
 
-if TYPE_CHECKING:
-    from fasti.client.client import Client
-
-app = typer.Typer(
-    name="dead",
-    help="Messages that failed for good: list, count, redrive, purge.",
-    no_args_is_help=True,
-)
+app = group("dead")
 
 All = Annotated[bool, typer.Option("--all", help="All dead messages of the topic.")]
 Group = Annotated[str | None, typer.Option(help="Of a log: the dead rows of this group.")]
@@ -90,27 +85,26 @@ class DeadMessages:
                 raise typer.BadParameter("not for the rows of a log", param_hint=hint)
 
 
-def of_dead(command: Command) -> Command:
-    """Makes `command(dead, ...)` one with a client, a topic and the options that choose messages."""
-    filters = [
-        option("reason", Reason, None),
-        option("group", Group, None),
-        option("owner", OfOwner, None),
-        option("due_from", From, None),
-        option("due_to", Until, None),
-        option("died_from", DiedFrom, None),
-        option("died_to", DiedTo, None),
-    ]
+def _dead(client: Client, topic: str, group: str | None, **filters: Any) -> DeadMessages:
+    chosen = {name: value for name, value in filters.items() if value is not None}
+    return DeadMessages(client, topic, group, chosen)
 
-    def run(client: Client, topic: str, **values: Any) -> None:
-        group = values.pop("group")
-        names = [parameter.name for parameter in filters if parameter.name != "group"]
-        given = {name: values.pop(name) for name in names}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        command(DeadMessages(client, topic, group, chosen), **values)
 
-    of_topic = [option("client", Any, None), option("topic", Topic, inspect.Parameter.empty)]
-    return presented(run, command, [*of_topic, *filters, *parameters_of(command)[1:]])
+of_dead = with_options(
+    "dead",
+    [
+        option("client", Any),
+        option("topic", Topic, inspect.Parameter.empty),
+        option("reason", Reason),
+        option("group", Group),
+        option("owner", OfOwner),
+        option("due_from", From),
+        option("due_to", Until),
+        option("died_from", DiedFrom),
+        option("died_to", DiedTo),
+    ],
+    _dead,
+)
 
 
 @app.command("list")
@@ -195,9 +189,9 @@ def purge(
         _print_counts(dead.counts_of(ids) if ids else dead.counts(), as_json)
         return
     total = len(ids) if ids else sum(dead.counts().values())
-    if total and not yes:
+    if total:
         messages = output.count_of(total, "dead message")
-        typer.confirm(f"Drop {messages} of {dead.topic} for good?", abort=True, err=True)
+        confirm(f"Drop {messages} of {dead.topic} for good?", yes)
     conclude_bulk("purge", dead.change("purge", total, ids), as_json)
 
 

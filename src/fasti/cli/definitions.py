@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import with_client
-from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.connection import Client, with_client
+from fasti.cli.exits import fail_unless
 from fasti.cli.options import AsJson
 from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.definitions import Change
 
 _WRITTEN = Annotated[
@@ -77,8 +76,7 @@ def apply(
     changes = definitions.difference(client, document, prune)
     applied = 0 if dry_run else definitions.apply(client, changes)
     _print(changes, applied, dry_run, as_json)
-    if dry_run and any(change.action != "keep" for change in changes):
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(not dry_run or all(change.action == "keep" for change in changes))
 
 
 def _text_of(file: Path) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""Exit codes of the `fasti` command: one for each error code, and never changed.
+"""How commands end: exit codes, one for each error code and never changed, and soft ends by signals.
 
 0 means that all is well, 1 that the command ran and found something wrong, 2 that the command line
 was not understood. The codes of errors begin at 10; a new error takes a new number. As with other
@@ -8,7 +8,11 @@ commands, 130 means Ctrl-C, 143 SIGTERM, and 141 that the reader of the output h
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import typer
@@ -51,16 +55,40 @@ ERROR_EXITS: dict[str, int] = {
 }
 
 
+def print_error(error: FastiError) -> int:
+    """Prints it in one line; its exit code."""
+    typer.echo(f"error {error.code}: {error.message}", err=True)
+    return ERROR_EXITS.get(error.code, ERROR_EXITS["error"])
+
+
+def fail_unless(good: bool) -> None:
+    """For the end of a command that has printed what is wrong."""
+    if not good:
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+@contextmanager
+def terminated_softly() -> Iterator[None]:
+    """SIGTERM ends a command that goes on and on as Ctrl-C does: what is unfinished is given back."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class ErrorsAsExits(TyperGroup):
-    """The root of all commands: an error of Fasti's is told in one line, with its exit code."""
+    """Prints an error of Fasti's as one line, and ends with its exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
         try:
             return super().invoke(ctx)
         except FastiError as error:
-            typer.echo(f"error {error.code}: {error.message}", err=True)
-            raise typer.Exit(ERROR_EXITS.get(error.code, ERROR_EXITS["error"])) from error
+            raise typer.Exit(print_error(error)) from error
         except BrokenPipeError as error:
             # What is still buffered goes nowhere, or else Python would complain at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fasti.cli import moments, output
 from fasti.cli.bars import print_bars
-from fasti.cli.connection import Topic, with_client
+from fasti.cli.connection import Client, Topic, with_client
 from fasti.cli.options import AsJson, duration, moment
 from fasti.model import DAY_US, MINUTE_US
-
-if TYPE_CHECKING:
-    from fasti.client.client import Client
 
 _BARS = 24
 # With more lines than this a picture is not readable.

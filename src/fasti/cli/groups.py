@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import log_places, output
-from fasti.cli.connection import Topic, with_client
+from fasti.cli import moments, output
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Topic, with_client
 from fasti.cli.listing import print_dead_rows
 from fasti.cli.options import (
     After,
@@ -18,18 +19,14 @@ from fasti.cli.options import (
     Reason,
     WithPayload,
     Yes,
+    confirm,
 )
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.groups import Group as GroupState
     from fasti.client.groups import GroupPartition
 
-app = typer.Typer(
-    name="groups",
-    help="Consumer groups of logs: list, create, reset and delete them.",
-    no_args_is_help=True,
-)
+app = group("groups")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Where = typer.Option(
@@ -79,7 +76,7 @@ def create(
 
     [dim]fasti groups create events billing --start latest[/dim]
     """
-    place = log_places.place(start, "--start")
+    place = moments.log_place(start, "--start")
     if isinstance(place, int):
         raise typer.BadParameter(
             "a new group begins in all partitions: earliest, latest or a time; then reset one",
@@ -105,9 +102,8 @@ def reset(
 
     [dim]fasti groups reset events billing --to 1000 --partition 0[/dim]
     """
-    place = log_places.place(to, "--to")
-    if not yes:
-        typer.confirm(f"Set the group {group} of {topic} to {to}?", abort=True, err=True)
+    place = moments.log_place(to, "--to")
+    confirm(f"Set the group {group} of {topic} to {to}?", yes)
     _print(client.groups(topic).reset(group, place, partition=partition), as_json)
 
 
@@ -117,8 +113,7 @@ def delete(
     client: Client, topic: Topic, group: Group, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Forget a group: its offsets and what is dead in it. The log keeps its rows."""
-    if not yes:
-        typer.confirm(f"Delete the group {group} of {topic}?", abort=True, err=True)
+    confirm(f"Delete the group {group} of {topic}?", yes)
     client.groups(topic).delete(group)
     result = {"topic": topic, "group": group, "deleted": True}
     output.print_result(result, f"{group}: deleted", as_json)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import moments, options, output, payloads
-from fasti.cli.connection import Topic, with_client
-from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Topic, with_client
+from fasti.cli.exits import fail_unless, terminated_softly
 from fasti.cli.options import (
     AsJson,
     AsJsonLines,
@@ -22,17 +23,13 @@ from fasti.cli.options import (
     headers_of,
     only_one,
 )
-from fasti.cli.terminating import terminated_softly
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.kv import Entry
     from fasti.client.outcomes import Outcome
     from fasti.client.watch import Change
 
-app = typer.Typer(
-    name="kv", help="Key-value topics: the latest value of each key.", no_args_is_help=True
-)
+app = group("kv")
 
 Key = Annotated[str, typer.Argument(help="The key.")]
 Clustering = Annotated[
@@ -65,8 +62,7 @@ def get(client: Client, topic: Topic, key: Key, clustering: Clustering = None,
         payloads.print_whole(entry.value)
     else:
         typer.echo(f"{topic} has no entry {_name(key, clustering)}", err=True)
-    if entry is None:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(entry is not None)
 
 
 @app.command()
@@ -203,8 +199,7 @@ def _conclude(outcome: Outcome, key: str, clustering: str | None, as_json: bool)
         f"{_name(key, clustering)}: {outcome.status}{version}{meaning}",
         as_json,
     )
-    if not outcome.ok:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(outcome.ok)
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:

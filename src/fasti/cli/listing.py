@@ -13,26 +13,21 @@ from fasti.cli import moments, output, payloads
 if TYPE_CHECKING:
     from fasti.client.client import Client
 
-# How each column is printed for people, in the order of a table.
+
+def _short(text: str) -> str:
+    return payloads.as_cell(text.encode())
+
+
+# The columns in the order of a table, and how those are printed that are more than their text.
+_ORDER = (
+    *("id", "key", "status", "state", "priority", "due_us", "version", "attempts", "owner"),
+    *("consumer", "leased_us", "lease_until_us", "died_us", "expires_us", "reason", "created_us"),
+    *("content_type", "subject", "headers", "payload"),
+)
 _FORMATS: dict[str, Callable[[Any], str]] = {
-    "id": str,
-    "key": str,
-    "status": str,
-    "state": str,
-    "priority": str,
-    "due_us": moments.shown_moment,
-    "version": str,
-    "attempts": str,
-    "owner": str,
-    "consumer": str,
-    "leased_us": moments.shown_moment,
-    "lease_until_us": moments.shown_moment,
-    "died_us": moments.shown_moment,
-    "expires_us": moments.shown_moment,
-    "reason": lambda reason: payloads.as_cell(reason.encode()),
-    "created_us": moments.shown_moment,
-    "content_type": str,
-    "subject": lambda subject: payloads.as_cell(subject.encode()),
+    **{name: moments.shown_moment for name in _ORDER if name.endswith("_us")},
+    "reason": _short,
+    "subject": _short,
     "headers": lambda headers: ", ".join(f"{name}={value}" for name, value in headers),
     "payload": payloads.as_cell,
 }
@@ -101,7 +96,7 @@ def print_dead_rows(
 
 
 def _print_table(messages: pa.Table) -> None:
-    names = [n for n in _FORMATS if n in messages.column_names and _in_table(messages, n)]
+    names = [n for n in _ORDER if n in messages.column_names and _in_table(messages, n)]
     rows = [[_cell(name, row[name]) for name in names] for row in messages.to_pylist()]
     heads = [name.removesuffix("_us") + (">" if name in _NUMBERS else "") for name in names]
     output.print_table(*heads, rows=rows)
@@ -118,7 +113,7 @@ def print_one(row: dict[str, Any]) -> None:
     """One message, a line for each of its fields, its payload at the end and in full."""
     fields = [
         (name.removesuffix("_us"), _cell(name, row[name]))
-        for name in _FORMATS
+        for name in _ORDER
         if name in row and name not in ("payload", "status") and _says_something(name, row[name])
     ]
     output.print_table("field", "value", rows=fields)
@@ -153,4 +148,4 @@ def _in_table(messages: pa.Table, name: str) -> bool:
 
 
 def _cell(name: str, value: Any) -> str:
-    return "" if value is None else _FORMATS[name](value)
+    return "" if value is None else _FORMATS.get(name, str)(value)

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli import log_places, options, output
-from fasti.cli.connection import Topic, with_client
-from fasti.cli.options import AsJson, Partition, Yes
+from fasti.cli import moments, options, output
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Topic, with_client
+from fasti.cli.exits import terminated_softly
+from fasti.cli.options import AsJson, Partition, Yes, confirm
 from fasti.cli.templates import LOG_FIELDS, format_option, log_form
-from fasti.cli.terminating import terminated_softly
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.log import LogPartition
 
-app = typer.Typer(
-    name="log", help="Logs: where they begin and end, their rows.", no_args_is_help=True
-)
+app = group("log")
 
 
 @app.command()
@@ -59,7 +57,7 @@ def read(
 
     [dim]fasti log read events -p 0 --from 1000 -n 10 --format '{offset} {key}: {payload}'[/dim]
     """
-    place = log_places.place(start, "--from")
+    place = moments.log_place(start, "--from")
     line_of = log_form("json" if as_json else template, terminal=sys.stdout.isatty())
     out = sys.stdout.buffer
     with (
@@ -95,12 +93,11 @@ def truncate(
 
     [dim]fasti log truncate events --before -7d[/dim]
     """
-    below = log_places.place(before, "--before")
+    below = moments.log_place(before, "--before")
     if below == "earliest":
         raise typer.BadParameter("nothing lies before the earliest row", param_hint="--before")
-    if not yes:
-        where = "partition " + str(partition) if partition is not None else "all partitions"
-        typer.confirm(f"Drop rows of {topic} ({where}) for good?", abort=True, err=True)
+    where = "all partitions" if partition is None else f"partition {partition}"
+    confirm(f"Drop rows of {topic} ({where}) for good?", yes)
     place: Any = "end" if below == "latest" else below
     _print_partitions(topic, client.log(topic).truncate(place, partition=partition), as_json)
 

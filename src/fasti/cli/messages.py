@@ -6,14 +6,15 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fasti.cli import output, payloads
 from fasti.cli.bulk import Choice, DryRun, change, with_choice
-from fasti.cli.connection import Owner, Topic, with_client
-from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Owner, Topic, with_client
+from fasti.cli.exits import fail_unless
 from fasti.cli.listing import as_dict, columns, print_messages, print_one
 from fasti.cli.options import (
     After,
@@ -39,12 +40,7 @@ from fasti.cli.options import (
 )
 from fasti.cli.outcomes import MessageOutcome, conclude, outcomes_of
 
-if TYPE_CHECKING:
-    from fasti.client.client import Client
-
-app = typer.Typer(
-    name="messages", help="Look at what is pending, and change it.", no_args_is_help=True
-)
+app = group("messages")
 
 
 class ListedState(StrEnum):
@@ -120,8 +116,7 @@ def get(
                     typer.echo(f"{name}: corruption: its payload can't be read", err=True)
             else:
                 typer.echo(f"{name}: {row['status']}", err=True)
-    if any(row["status"] != "ok" or row["payload"] is None for row in rows):
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(all(row["status"] == "ok" and row["payload"] is not None for row in rows))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Times and lengths of time as people write them on a command line, and as they like to read them.
+"""Times and lengths of time as people write them on a command line, and as they are shown.
 
 Times are read in ISO 8601 with a zone, lengths as `5m` or `1h30m`; both become microseconds. They
 are shown in local time with its zone, and in JSON in UTC.
@@ -16,18 +16,13 @@ from fasti.client.durations import duration_us, moment_us
 from fasti.errors import InvalidArgument
 from fasti.model import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 
-_SHOWN_UNITS = (
-    ("d", DAY_US),
-    ("h", HOUR_US),
-    ("m", MINUTE_US),
-    ("s", SECOND_US),
-    ("ms", 1_000),
-    ("us", 1),
-)
+_UNITS_US = {"d": DAY_US, "h": HOUR_US, "m": MINUTE_US, "s": SECOND_US, "ms": 1_000, "us": 1}
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 # A time in ISO 8601 has a dash behind its year.
 _LENGTH = re.compile(r"[\d.]+\s*([a-z]|$)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Of an aware datetime, since the epoch.
+microseconds = moment_us
 
 
 def length_us(text: str) -> int:
@@ -77,6 +72,25 @@ def moment_or_distance(text: str) -> datetime:
     return moment(text)
 
 
+def log_place(text: str, option: str) -> str | int | datetime:
+    """`earliest`, `latest` (or `end`), an offset, or a time as above."""
+    written = text.strip()
+    if written in ("earliest", "start"):
+        return "earliest"
+    if written in ("latest", "end"):
+        return "latest"
+    if written.isdecimal():
+        return int(written)
+    try:
+        return moment_or_distance(written)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(
+            f"{text!r} is not a place in a log: write earliest, latest, an offset such as 1000, or a "
+            f"time such as 2026-12-24T18:00+01:00 or -1h ({error.message})",
+            param_hint=option,
+        ) from None
+
+
 def expiry(text: str) -> tuple[str, int]:
     """By when a message must be begun, a time or a length of time: the wire's column, its value."""
     if _LENGTH.match(text.strip()):
@@ -84,17 +98,12 @@ def expiry(text: str) -> tuple[str, int]:
     return "expires_us", microseconds(moment(text))
 
 
-def microseconds(at: datetime) -> int:
-    """Since the epoch."""
-    return moment_us(at)
-
-
 def shown_length(us: int) -> str:
     """As one would write it: `30s`, `1h30m`, `50ms`."""
     if us == 0:
         return "0s"
     text, left = "-" if us < 0 else "", abs(us)
-    for unit, size_us in _SHOWN_UNITS:
+    for unit, size_us in _UNITS_US.items():
         count, left = divmod(left, size_us)
         text += f"{count}{unit}" if count else ""
     return text

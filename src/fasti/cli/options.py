@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fasti.cli import moments
+from fasti.settings.values import Size
 
 
 def duration(what: str, *names: str) -> Any:
@@ -18,6 +19,18 @@ def duration(what: str, *names: str) -> Any:
 def moment(what: str, *names: str) -> Any:
     """An option that takes a time in ISO 8601, or how far it is from now."""
     return typer.Option(*names, parser=moments.moment_or_distance, metavar="WHEN", help=what)
+
+
+def size(what: str, *names: str, **how: Any) -> Any:
+    """An option that takes a number of bytes, such as `20MiB`."""
+    return typer.Option(*names, parser=_size_bytes, metavar="SIZE", help=what, **how)
+
+
+def _size_bytes(text: str) -> int:
+    try:
+        return Size(least=0).read(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def follow(what: str) -> Any:
@@ -87,6 +100,12 @@ AsJsonLines = Annotated[
 ]
 JsonWithoutProgress = Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")]
 ContentType = Annotated[str | None, typer.Option(help="What the payload is: application/json.")]
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Asks, unless `--yes` is given; a no ends the command."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
 
 
 def only_one(**values: object) -> None:

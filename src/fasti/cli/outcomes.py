@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.exits import fail_unless
 
 if TYPE_CHECKING:
     from fasti.client.outcomes import Outcome, Outcomes
@@ -88,8 +88,7 @@ def conclude(outcomes: Sequence[MessageOutcome], as_json: bool) -> None:
         output.print_json([outcome.to_dict() for outcome in outcomes])
     else:
         print_outcomes(outcomes)
-    if not all(outcome.ok for outcome in outcomes):
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(all(outcome.ok for outcome in outcomes))
 
 
 def print_outcomes(outcomes: Sequence[MessageOutcome]) -> None:
@@ -130,8 +129,7 @@ def conclude_bulk(verb: str, outcomes: Any, as_json: bool, dry_run: bool = False
         output.print_json(result | ({"dry_run": True} if dry_run else {}))
     else:
         _print_counts(f"{verb} (dry run)" if dry_run else verb, counts, failed)
-    if counts.get("ok", 0) != sum(counts.values()):
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(counts.get("ok", 0) == sum(counts.values()))
 
 
 def _print_counts(verb: str, counts: dict[str, int], failed: list[dict[str, Any]]) -> None:

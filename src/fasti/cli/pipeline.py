@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -12,24 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import BrokerAddress, TlsCa, TlsClientCert, Token
-from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.commands import group
+from fasti.cli.connection import Place, with_place_in_spark
+from fasti.cli.exits import fail_unless
 from fasti.cli.options import AsJson, JsonLines, duration, headers_of
 from fasti.cli.pipeline_user import user
 from fasti.cli.stages import print_figures, print_findings, print_rows, shown_stages
-from fasti.client.address import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from fasti.pipeline.lake import Lake
     from fasti.pipeline.runner import RunResult
+    from fasti.pipeline.tables import Table
 
-app = typer.Typer(
-    name="pipeline",
-    help="Tables, figures, an audit and a page of everything that happened.",
-    no_args_is_help=True,
-)
+app = group("pipeline")
 tables_app = typer.Typer(name="tables", help="The tables of a lake, and their rows.")
 
 LakeDir = Annotated[
@@ -70,7 +67,9 @@ LAKE = Path("fasti-lake")
 
 
 @app.command()
+@with_place_in_spark
 def once(
+    place: Place,
     lake: LakeDir = LAKE,
     master: Master = "local[*]",
     conf: Conf = None,
@@ -78,10 +77,6 @@ def once(
     audit: Check = True,
     skip_gap: Skip = False,
     as_json: AsJson = False,
-    address: BrokerAddress = DEFAULT_ADDRESS,
-    token: Token = None,
-    tls_ca: TlsCa = None,
-    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Bring all tables up to now, write the report, and end.
 
@@ -90,14 +85,16 @@ def once(
     [dim]fasti pipeline once --lake ./lake[/dim]
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
-    broker = _broker(address, tls_ca, tls_client_cert)
-    with _lake_and_session(lake, master, conf, broker, new=True) as (place, spark):
-        done = _run(place, spark, broker, token, options)
-    _print_done(place, done, as_json)
+    broker = _broker(place)
+    with _lake_and_session(lake, master, conf, broker, new=True) as (tables, spark):
+        done = _run(tables, spark, broker, place.token, options)
+    _print_done(tables, done, as_json)
 
 
 @app.command()
+@with_place_in_spark
 def run(
+    place: Place,
     lake: LakeDir = LAKE,
     interval: Annotated[timedelta, duration("A round so often: 30s, 5m.")] = "1m",  # type: ignore[assignment]
     master: Master = "local[*]",
@@ -106,25 +103,22 @@ def run(
     audit: Check = True,
     skip_gap: Skip = False,
     as_json: AsJson = False,
-    address: BrokerAddress = DEFAULT_ADDRESS,
-    token: Token = None,
-    tls_ca: TlsCa = None,
-    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Keep all tables and the report up to date until Ctrl-C.
 
     Ctrl-C and SIGTERM end it after the step that is under way. The page loads itself again.
     """
     options = {"payload": payload, "audit": audit, "on_gap": "skip" if skip_gap else "fail"}
-    every_s = interval.total_seconds()
-    broker = _broker(address, tls_ca, tls_client_cert)
-    with _lake_and_session(lake, master, conf, new=True) as (place, spark):
-        done = _run(place, spark, broker, token, options, every_s)
-    _print_done(place, done, as_json)
+    broker = _broker(place)
+    with _lake_and_session(lake, master, conf, new=True) as (tables, spark):
+        done = _run(tables, spark, broker, place.token, options, interval.total_seconds())
+    _print_done(tables, done, as_json)
 
 
 @app.command()
+@with_place_in_spark
 def audit(
+    place: Place,
     lake: LakeDir = LAKE,
     fail_on_findings: Annotated[
         bool, typer.Option("--fail-on-findings", help="Exit with 1 if there are any.")
@@ -139,10 +133,6 @@ def audit(
     conf: Conf = None,
     limit: Annotated[int, typer.Option(min=1, help="Print at most so many.")] = 100,
     as_json: AsJson = False,
-    address: BrokerAddress = DEFAULT_ADDRESS,
-    token: Token = None,
-    tls_ca: TlsCa = None,
-    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Bring the tables up to now, and look whether everything that was promised was kept.
 
@@ -151,17 +141,16 @@ def audit(
     """
     from fasti.pipeline.inventory import first_rows
 
-    broker = None if tables_only else _broker(address, tls_ca, tls_client_cert)
-    with _lake_and_session(lake, master, conf, broker, new=not tables_only) as (place, spark):
+    broker = None if tables_only else _broker(place)
+    with _lake_and_session(lake, master, conf, broker, new=not tables_only) as (tables, spark):
         if broker is None:
-            _run_offline(place, spark, full)
+            _run_offline(tables, spark, full)
         else:
-            _run(place, spark, broker, token, {"full": full})
-        findings = first_rows(place, "audit", limit).to_pylist()
-        count = place.gold("audit").rows()
-    print_findings(place, findings, count, as_json)
-    if count and fail_on_findings:
-        raise typer.Exit(FOUND_SOMETHING)
+            _run(tables, spark, broker, place.token, {"full": full})
+        findings = first_rows(tables, "audit", limit).to_pylist()
+        count = tables.gold("audit").rows()
+    print_findings(tables, findings, count, as_json)
+    fail_unless(not (count and fail_on_findings))
 
 
 @app.command()
@@ -177,11 +166,9 @@ def report(
 
     The page is whole in itself: it fetches nothing. Spark isn't needed.
     """
-    from fasti.pipeline import local
     from fasti.pipeline.report import write
 
-    local.require(spark=False)
-    path, figures = write(local.lake_at(lake), out, refresh)
+    path, figures = write(_lake_at(lake), out, refresh)
     if as_json:
         output.print_json({"path": str(path), **figures.headlines()})
     else:
@@ -195,12 +182,10 @@ def tables(context: typer.Context, lake: LakeDir = LAKE, as_json: AsJson = False
     context.obj = lake
     if context.invoked_subcommand is not None:
         return
-    from fasti.pipeline import local
     from fasti.pipeline.inventory import inventory
 
-    local.require(spark=False)
     output.print_list(
-        inventory(local.lake_at(lake)),
+        inventory(_lake_at(lake)),
         as_json,
         to_dict=asdict,
         columns=("table", "rows>", "version>", "files>", "size>"),
@@ -218,24 +203,15 @@ def show(
     as_json: JsonLines = False,
 ) -> None:
     """Print rows of a table."""
-    from fasti.pipeline import local
     from fasti.pipeline.inventory import first_rows
 
-    local.require(spark=False)
-    print_rows(first_rows(local.lake_at(lake or context.obj), name, limit), as_json)
+    print_rows(first_rows(_lake_at(lake or context.obj), name, limit), as_json)
 
 
 @app.command()
 def compact(lake: LakeDir = LAKE, as_json: AsJson = False) -> None:
     """Write small files of all tables again as large ones."""
-    from fasti.pipeline import local
-    from fasti.pipeline.inventory import tables as known
-
-    local.require(spark=False)
-    place = local.lake_at(lake)
-    with place.lock():
-        counts = {name: table.compact() for name, table in known(place).items()}
-    _print_files(counts, "files put together", as_json)
+    _print_files(lake, lambda table: table.compact(), "files put together", as_json)
 
 
 @app.command()
@@ -245,28 +221,19 @@ def vacuum(
     as_json: AsJson = False,
 ) -> None:
     """Delete files that no table has any more, and that no reader may still be reading."""
-    from fasti.pipeline import local
-    from fasti.pipeline.inventory import tables as known
-
-    local.require(spark=False)
-    place = local.lake_at(lake)
-    with place.lock():
-        hours = keep.total_seconds() / 3600
-        counts = {name: table.vacuum(hours) for name, table in known(place).items()}
-    _print_files(counts, "files deleted", as_json)
+    hours = keep.total_seconds() / 3600
+    _print_files(lake, lambda table: table.vacuum(hours), "files deleted", as_json)
 
 
 # What they have in common
 
 
-def _broker(address: str, tls_ca: Path | None, tls_client_cert: Path | None) -> str:
-    """Where it is, looked at before Spark is started."""
+def _broker(place: Place) -> str:
+    """Where it is, checked before Spark is started."""
     from fasti.pipeline.local import checked_address
     from fasti.spark.connection import located
 
-    address = checked_address(address)
-    files = [None if file is None else str(file.absolute()) for file in (tls_ca, tls_client_cert)]
-    return located(address, *files)
+    return located(checked_address(place.address), *place.files())
 
 
 @contextmanager
@@ -329,7 +296,21 @@ def _print_done(lake: Lake, done: RunResult, as_json: bool) -> None:
         typer.echo(page)
 
 
-def _print_files(counts: dict[str, int], what: str, as_json: bool) -> None:
+def _lake_at(directory: Path) -> Lake:
+    """A lake to look at without Spark."""
+    from fasti.pipeline import local
+
+    local.require(spark=False)
+    return local.lake_at(directory)
+
+
+def _print_files(directory: Path, work: Callable[[Table], int], what: str, as_json: bool) -> None:
+    """Works on the files of every table, and prints how many of each were touched."""
+    from fasti.pipeline.inventory import tables as tables_of
+
+    lake = _lake_at(directory)
+    with lake.lock():
+        counts = {name: work(table) for name, table in tables_of(lake).items()}
     if as_json:
         output.print_json(counts)
         return

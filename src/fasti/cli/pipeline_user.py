@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fasti.cli import output
-from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherTlsClientCert, OtherToken
+from fasti.cli.connection import Place, with_place_instead
 from fasti.cli.options import AsJson
 from fasti.errors import InvalidArgument
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from fasti.pipeline.user_stage import StepRun
 
 
+@with_place_instead
 def user(
+    place: Place,
     reference: Annotated[
         str,
         typer.Argument(
@@ -54,10 +56,6 @@ def user(
         ),
     ] = "local[*]",
     as_json: AsJson = False,
-    address: OtherAddress = None,
-    token: OtherToken = None,
-    tls_ca: OtherTlsCa = None,
-    tls_client_cert: OtherTlsClientCert = None,
 ) -> None:
     """Run the steps of a pipeline of your own until Ctrl-C, or once.
 
@@ -75,16 +73,15 @@ def user(
     from fasti.pipeline.user import Pipeline
 
     pipeline = load_object(reference, Pipeline, "pipeline", "fasti.pipeline.Pipeline")
-    if token is not None:
-        pipeline.token = token
-    if tls_ca is not None:
-        pipeline.tls_ca = str(tls_ca.absolute())
-    if tls_client_cert is not None:
-        pipeline.tls_client_cert = str(tls_client_cert.absolute())
-    place = pipeline.place(address, directory)
-    local.checked_address(place.address)
+    trust = zip(("tls_ca", "tls_client_cert"), place.files(), strict=True)
+    for name, value in (("token", place.token), *trust):
+        if value is not None:
+            setattr(pipeline, name, value)
+    address = place.address or None
+    settled = pipeline.place(address, directory)
+    local.checked_address(settled.address)
     # Spark's own words go to a file beside the checkpoints.
-    with local.session(Lake(place.directory / pipeline.name), master) as spark:
+    with local.session(Lake(settled.directory / pipeline.name), master) as spark:
         with _bars([step.name for step in pipeline.steps]) as report:
             steps = pipeline.run(
                 spark,

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
 
 from fasti.cli import moments, output, sources
-from fasti.cli.connection import Owner, Topic, with_client
-from fasti.cli.exits import FOUND_SOMETHING
+from fasti.cli.connection import Client, Owner, Topic, with_client
+from fasti.cli.exits import fail_unless
 from fasti.cli.options import (
     AsJson,
     At,
@@ -29,10 +29,10 @@ from fasti.cli.options import (
 from fasti.cli.outcomes import print_outcomes
 from fasti.cli.progress import LITTLE, progress
 from fasti.cli.sending import Common, Sent, send_all
+from fasti.cli.signatures import option, with_options
 from fasti.errors import NotFound
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.outcomes import Outcomes
 
 
@@ -54,10 +54,48 @@ class OnConflict(StrEnum):
     KEEP = "keep"
 
 
+def _common(
+    delay: timedelta | None,
+    at: datetime | None,
+    expires: str | None,
+    headers: list[str] | None,
+    **rest: Any,
+) -> Common:
+    only_one(delay=delay is not None, at=at is not None)
+    return Common(
+        due_us=None if at is None else moments.microseconds(at),
+        delay_us=None if delay is None else delay // timedelta(microseconds=1),
+        headers=headers_of(headers),
+        expires=None if expires is None else moments.expiry(expires),
+        **rest,
+    )
+
+
+_EXPIRES = "Dead unless begun by then: 10m after it is due, or a time in ISO 8601."
+_KEY = "Your own name for the message; at most one pending message has it."
+_SUBJECT = "What it is about, for bound topics: orders.eu.created."
+with_common = with_options(
+    "common",
+    [
+        option("delay", Delay),
+        option("at", At),
+        option("expires", Annotated[str | None, typer.Option(metavar="TIME", help=_EXPIRES)]),
+        option("key", Annotated[str | None, typer.Option(help=_KEY)]),
+        option("headers", Headers),
+        option("content_type", ContentType),
+        option("priority", Priority),
+        option("subject", Annotated[str | None, typer.Option(help=_SUBJECT)]),
+    ],
+    _common,
+)
+
+
 @with_client
+@with_common
 def produce(
     client: Client,
     topic: Topic,
+    common: Common,
     payloads: Annotated[
         list[str] | None,
         typer.Argument(metavar="PAYLOAD", help="Messages; none or `-`: the lines of stdin."),
@@ -75,29 +113,9 @@ def produce(
     copies: Annotated[
         int, typer.Option("-n", "--copies", min=1, help="Send the payloads so many times.")
     ] = 1,
-    delay: Delay = None,
-    at: At = None,
-    expires: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Dead unless begun by then: 10m after it is due, or a time in ISO 8601.",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(help="Your own name for the message; at most one pending message has it."),
-    ] = None,
     key_field: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Each line is JSON, and this field of it is the key."),
-    ] = None,
-    headers: Headers = None,
-    content_type: ContentType = None,
-    priority: Priority = None,
-    subject: Annotated[
-        str | None,
-        typer.Option(help="What it is about, for bound topics: orders.eu.created."),
     ] = None,
     partition: Annotated[
         int | None,
@@ -121,17 +139,15 @@ def produce(
 
     [dim]fasti produce emails --file newsletter.parquet --at 2026-12-24T18:00+01:00[/dim]
     """
-    only_one(delay=delay is not None, at=at is not None)
-    only_one(key=key is not None, key_field=key_field is not None)
+    only_one(key=common.key is not None, key_field=key_field is not None)
     only_one(whole=whole, format=form is not None)
     texts = [] if payloads == ["-"] else payloads or []
     only_one(file=file is not None, PAYLOAD=texts)
-    if key is not None and (copies > 1 or len(texts) > 1):
+    if common.key is not None and (copies > 1 or len(texts) > 1):
         raise typer.BadParameter("--key names one message: see --key-field for many")
     if copies > 1 and not texts:
         raise typer.BadParameter("-n repeats payloads that are given as arguments")
     format = Format.WHOLE if whole else form
-    common = _common(delay, at, key, headers, content_type, priority, subject, expires)
     tables = _tables(texts, file, format, copies, key_field)
     if create:
         _create_if_missing(client, topic)
@@ -150,8 +166,7 @@ def produce(
             rows = (common.added_to(table) for table in tables)
             send_all(producer, rows, on_conflict.value, on_outcomes, partition)
     _print(sent, quiet, as_json)
-    if sent.failed:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(not sent.failed)
 
 
 def _tables(
@@ -162,28 +177,6 @@ def _tables(
     if file is None:
         return sources.from_stream(sys.stdin.buffer, form or "lines", key_field)
     return sources.from_file(file, sources.format_of(file, form), key_field)
-
-
-def _common(
-    delay: timedelta | None,
-    at: datetime | None,
-    key: str | None,
-    headers: list[str] | None,
-    content_type: str | None,
-    priority: int | None,
-    subject: str | None,
-    expires: str | None,
-) -> Common:
-    return Common(
-        due_us=None if at is None else moments.microseconds(at),
-        delay_us=None if delay is None else delay // timedelta(microseconds=1),
-        key=key,
-        headers=headers_of(headers),
-        content_type=content_type,
-        priority=priority,
-        subject=subject,
-        expires=None if expires is None else moments.expiry(expires),
-    )
 
 
 def _create_if_missing(client: Client, topic: str) -> None:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fasti.cli.connection import OtherAddress, OtherTlsCa, OtherTlsClientCert, OtherToken
+from fasti.cli.connection import Place, with_place_instead
 from fasti.cli.options import duration
 
 if TYPE_CHECKING:
     from fasti.app.app import App
 
 
+@with_place_instead
 def run(
+    place: Place,
     reference: Annotated[
         str,
         typer.Argument(
@@ -36,10 +38,6 @@ def run(
         timedelta | None,
         duration("How long running handlers may go on after SIGTERM.  [default: the app's, 30s]"),
     ] = None,
-    address: OtherAddress = None,
-    token: OtherToken = None,
-    tls_ca: OtherTlsCa = None,
-    tls_client_cert: OtherTlsClientCert = None,
     log_level: Annotated[
         str, typer.Option(envvar="FASTI_LOG_LEVEL", help="What is logged, to stderr.")
     ] = "info",
@@ -62,8 +60,7 @@ def run(
 
     set_up(log_level, log_format)
     app = load(reference)
-    files = [None if file is None else str(file.absolute()) for file in (tls_ca, tls_client_cert)]
-    reach = Reach(address, token, *files)
+    reach = Reach(place.address or None, place.token, *place.files())
     app.use(reach)
     if grace is not None:
         app.grace_s = grace.total_seconds()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from fasti.cli import moments, output, payloads
-from fasti.cli.connection import Topic, with_client
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Topic, with_client
 from fasti.cli.exits import FOUND_SOMETHING
 from fasti.cli.options import (
     AsJson,
@@ -22,34 +23,56 @@ from fasti.cli.options import (
     moment,
     only_one,
 )
+from fasti.cli.signatures import option, with_options
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.outcomes import Outcome
     from fasti.client.schedules import Occurrence, Schedule
 
-app = typer.Typer(
-    name="schedules",
-    help="Schedules of cron topics: list, create, preview, pause, run and delete them.",
-    no_args_is_help=True,
-)
+app = group("schedules")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.")]
-Cron = Annotated[
-    str | None,
-    typer.Option(
-        help="When: minute hour day month weekday, or with seconds before them; or @daily."
-    ),
-]
-Every = Annotated[timedelta | None, duration("Or how often: 30s, 15m, 1h.")]
-Zone = Annotated[
-    str, typer.Option("--timezone", "-z", help="Where: Europe/Paris, America/New_York.")
-]
-Start = Annotated[datetime | None, moment("Not before then.")]
-End = Annotated[datetime | None, moment("Not after then.")]
-Gap = Annotated[str, typer.Option(help="A local time that the clock leaps over: shift or skip.")]
-Fold = Annotated[str, typer.Option(help="One that comes twice: first, second or both.")]
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="So many.")]
+_CRON = "When: minute hour day month weekday, or with seconds before them; or @daily."
+_ZONE = typer.Option("--timezone", "-z", help="Where: Europe/Paris, America/New_York.")
+_GAP = typer.Option(help="A local time that the clock leaps over: shift or skip.")
+_FOLD = typer.Option(help="One that comes twice: first, second or both.")
+_TEMPLATE = "Fill in {{occurrence}}, {{local}}, {{date}} and {{schedule}}."
+_MISFIRE = "What was missed while no broker ran: once, skip or all."
+_OVERLAP = "The last message is not finished: allow, skip the next, cancel it."
+_URGENCY = typer.Option(min=0, max=65_535, help="In a priority topic: how urgent, 0 first.")
+_TIMES = [
+    option("cron", Annotated[str | None, typer.Option(help=_CRON)]),
+    option("every", Annotated[timedelta | None, duration("Or how often: 30s, 15m, 1h.")]),
+    option("timezone", Annotated[str, _ZONE], "UTC"),
+    option("start", Annotated[datetime | None, moment("Not before then.")]),
+    option("end", Annotated[datetime | None, moment("Not after then.")]),
+]
+_CLOCK_CHANGES = [
+    option("gap", Annotated[str, _GAP], "shift"),
+    option("fold", Annotated[str, _FOLD], "first"),
+]
+# The broker refuses words that it doesn't know.
+_DEFINITION = [
+    *_TIMES,
+    option("jitter", Annotated[timedelta | None, duration("Each later by up to so much.")]),
+    option("template", Annotated[bool, typer.Option("--template", help=_TEMPLATE)], False),
+    option("headers", Headers),
+    option("content_type", ContentType),
+    option("subject", Annotated[str | None, typer.Option(help="What its messages are about.")]),
+    option("priority", Annotated[int, _URGENCY], 0),
+    option(
+        "expires",
+        Annotated[timedelta | None, duration("Dead unless begun so long after it is due.")],
+    ),
+    *_CLOCK_CHANGES,
+    option("misfire", Annotated[str, typer.Option(help=_MISFIRE)], "once"),
+    option("misfire_max", Annotated[int, typer.Option(min=1, help="At most so many of all.")], 100),
+    option(
+        "misfire_grace", Annotated[timedelta, duration("Up to so late it is not missed.")], "10s"
+    ),
+    option("overlap", Annotated[str, typer.Option(help=_OVERLAP)], "allow"),
+]
 
 
 @app.command("list")
@@ -82,50 +105,19 @@ def _row(schedule: Schedule) -> tuple[object, ...]:
 
 @app.command()
 @with_client
+@with_options("definition", _DEFINITION)
 def put(
     client: Client,
     topic: Topic,
     name: Name,
     target: Annotated[str, typer.Option(help="The topic that its messages go to.")],
+    definition: dict[str, Any],
     payload: Annotated[
         str | None, typer.Argument(help="What each message has; `-`: standard input.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="Take the payload from a file.")
     ] = None,
-    cron: Cron = None,
-    every: Every = None,
-    timezone: Zone = "UTC",
-    start: Start = None,
-    end: End = None,
-    jitter: Annotated[timedelta | None, duration("Each later by up to so much.")] = None,
-    template: Annotated[
-        bool,
-        typer.Option(
-            "--template",
-            help="Fill in {{occurrence}}, {{local}}, {{date}} and {{schedule}}.",
-        ),
-    ] = False,
-    headers: Headers = None,
-    content_type: ContentType = None,
-    subject: Annotated[str | None, typer.Option(help="What its messages are about.")] = None,
-    priority: Annotated[
-        int, typer.Option(min=0, max=65_535, help="In a priority topic: how urgent, 0 first.")
-    ] = 0,
-    expires: Annotated[
-        timedelta | None, duration("Dead unless begun so long after it is due.")
-    ] = None,
-    gap: Gap = "shift",
-    fold: Fold = "first",
-    misfire: Annotated[
-        str, typer.Option(help="What was missed while no broker ran: once, skip or all.")
-    ] = "once",
-    misfire_max: Annotated[int, typer.Option(min=1, help="At most so many of all.")] = 100,
-    misfire_grace: Annotated[timedelta, duration("Up to so late it is not missed.")] = "10s",  # type: ignore[assignment]
-    overlap: Annotated[
-        str,
-        typer.Option(help="The last message is not finished: allow, skip the next, cancel it."),
-    ] = "allow",
     version: Annotated[
         int | None,
         typer.Option(min=0, help="Only if this is its version (0: if there is none)."),
@@ -140,29 +132,9 @@ def put(
     """
     only_one(payload=payload is not None, file=file is not None)
     schedules = client.schedules(topic)
-    # The broker refuses words that it doesn't know.
-    policies: dict[str, Any] = {"gap": gap, "fold": fold, "misfire": misfire, "overlap": overlap}
-    outcome = schedules.put(
-        name,
-        target=target,
-        payload=payloads.read(payload or "", file),
-        version=version,
-        cron=cron,
-        every=every,
-        timezone=timezone,
-        start=start,
-        end=end,
-        jitter=jitter,
-        template=template,
-        headers=headers_of(headers),
-        content_type=content_type,
-        subject=subject,
-        priority=priority,
-        expires=expires,
-        misfire_max=misfire_max,
-        misfire_grace=misfire_grace,
-        **policies,
-    )
+    definition["headers"] = headers_of(definition["headers"])
+    content = payloads.read(payload or "", file)
+    outcome = schedules.put(name, target=target, payload=content, version=version, **definition)
     if not outcome.ok:
         _refuse(outcome, f"{name} has version {outcome.version}, not {version}", as_json)
     _show(schedules.get(name), as_json)
@@ -177,19 +149,14 @@ def show(client: Client, topic: Topic, name: Name, as_json: AsJson = False) -> N
 
 @app.command()
 @with_client
+@with_options("timing", [*_TIMES, *_CLOCK_CHANGES])
 def preview(
     client: Client,
+    timing: dict[str, Any],
     topic: Annotated[str | None, typer.Argument(help="The topic.")] = None,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The schedule.")] = None,
     count: Count = 10,
     after: Annotated[datetime | None, moment("Those after then.")] = None,
-    cron: Cron = None,
-    every: Every = None,
-    timezone: Zone = "UTC",
-    start: Start = None,
-    end: End = None,
-    gap: Gap = "shift",
-    fold: Fold = "first",
     as_json: AsJson = False,
 ) -> None:
     """The next times of a schedule, or of an expression that is none yet.
@@ -201,12 +168,10 @@ def preview(
     schedules = client.schedules(topic or "-")
     if name is not None:
         occurrences = schedules.preview(name, count, after=after)
-    elif cron is None and every is None:
+    elif timing["cron"] is None and timing["every"] is None:
         raise typer.BadParameter("name a topic and a schedule, or give --cron or --every")
     else:
-        how: dict[str, Any] = {"timezone": timezone, "gap": gap, "fold": fold}
-        how |= {"cron": cron, "every": every, "start": start, "end": end}
-        occurrences = schedules.preview(None, count, after=after, **how)
+        occurrences = schedules.preview(None, count, after=after, **timing)
     if as_json:
         output.print_json([_moment_json(occurrence) for occurrence in occurrences])
         return
@@ -262,7 +227,7 @@ def delete(
 # How they are shown
 
 
-def _refuse(outcome: Outcome, words: str, as_json: bool) -> None:
+def _refuse(outcome: Outcome, words: str, as_json: bool) -> NoReturn:
     if as_json:
         output.print_json(outcome.to_dict())
     else:

@@ -24,7 +24,7 @@ UNDER_WAY = 4
 _HEADERS = pa.map_(pa.string(), pa.string())
 _EXPIRES = {"expires", "expires_us", "expires_after_us"}
 # Of how many rows the outcomes are kept for people to see.
-KEPT_ROWS = 20
+SHOWN_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,15 @@ class Common:
             value = getattr(self, name)
             if value is not None:
                 table = _timed(table, name, value)
-        if self.headers and "headers" not in table.column_names:
-            table = _with(table, "headers", list(self.headers.items()), _HEADERS)
-        if self.content_type is not None and "content_type" not in table.column_names:
-            table = _with(table, "content_type", self.content_type, pa.string())
-        if self.priority is not None and "priority" not in table.column_names:
-            table = _with(table, "priority", self.priority, pa.int32())
-        if self.subject is not None and "subject" not in table.column_names:
-            table = _with(table, "subject", self.subject, pa.string())
+        columns = {
+            "headers": (list(self.headers.items()) or None, _HEADERS),
+            "content_type": (self.content_type, pa.string()),
+            "priority": (self.priority, pa.int32()),
+            "subject": (self.subject, pa.string()),
+        }
+        for name, (content, kind) in columns.items():
+            if content is not None and name not in table.column_names:
+                table = _with(table, name, content, kind)
         if self.expires is not None and not _EXPIRES & set(table.column_names):
             table = _with(table, *self.expires, pa.int64())
         return table
@@ -93,10 +94,10 @@ class Sent:
 
     def take(self, outcomes: Outcomes, keys: list[str | None] | None) -> None:
         """The outcomes of the next rows."""
-        if self.keep_all or self.rows + len(outcomes) <= KEPT_ROWS:
+        if self.keep_all or self.rows + len(outcomes) <= SHOWN_ROWS:
             self.outcomes += self._numbered(outcomes, keys, range(len(outcomes)))
-        if len(self.failures) < KEPT_ROWS:
-            self.failures += self._numbered(outcomes, keys, outcomes.failed.tolist()[:KEPT_ROWS])
+        if len(self.failures) < SHOWN_ROWS:
+            self.failures += self._numbered(outcomes, keys, outcomes.failed.tolist()[:SHOWN_ROWS])
         self.rows += len(outcomes)
         self.failed += len(outcomes.failed)
 

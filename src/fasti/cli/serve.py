@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasti.cli.exits import ERROR_EXITS
-from fasti.cli.signatures import option
+from fasti.cli.exits import print_error
+from fasti.cli.signatures import option, presented
 from fasti.errors import FastiError
 from fasti.extras import required
 from fasti.settings.declared import BROKER, GUARD, LIMITS, SETTINGS, SHARD, Setting
@@ -72,8 +72,7 @@ def _serve(settings: ServeSettings, ready_fd: int | None, until_stdin_ends: bool
     try:
         serve(settings, ready, until_stdin_ends)
     except FastiError as error:
-        typer.echo(f"error {error.code}: {error.message}", err=True)
-        end(ERROR_EXITS.get(error.code, ERROR_EXITS["error"]))
+        end(print_error(error))
     end(0)
 
 
@@ -89,7 +88,7 @@ def _option(setting: Setting, panel: str) -> inspect.Parameter:
         show_default=default,
     )
     kind: Any = bool | None if switch else str | None
-    return option(setting.name, Annotated[kind, declaration], None)
+    return option(setting.name, Annotated[kind, declaration])
 
 
 def _plain(meaning: str) -> str:
@@ -103,29 +102,16 @@ def _parameters() -> list[inspect.Parameter]:
         "--print-config", help="Print the settings in force as TOML, and exit."
     )
     check = typer.Option("--check", help="Look whether the settings are good, and exit.")
-    hidden = {
-        "ready_fd": Annotated[int | None, typer.Option("--ready-fd", hidden=True)],
-        "until_stdin_ends": Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)],
-    }
-    parameters = [
-        option("config", Annotated[Path | None, config], None),
+    until_stdin_ends = typer.Option("--until-stdin-ends", hidden=True)
+    panels = {"Broker": BROKER, "Shard": SHARD, "Guard": GUARD, "Limits": LIMITS}
+    return [
+        option("config", Annotated[Path | None, config]),
         option("print_config", Annotated[bool, print_config], False),
         option("check", Annotated[bool, check], False),
-        option("ready_fd", hidden["ready_fd"], None),
-        option("until_stdin_ends", hidden["until_stdin_ends"], False),
+        option("ready_fd", Annotated[int | None, typer.Option("--ready-fd", hidden=True)]),
+        option("until_stdin_ends", Annotated[bool, until_stdin_ends], False),
+        *(_option(setting, panel) for panel, group in panels.items() for setting in group),
     ]
-    panels = {"Broker": BROKER, "Shard": SHARD, "Guard": GUARD, "Limits": LIMITS}
-    for panel, settings in panels.items():
-        parameters += [_option(setting, panel) for setting in settings]
-    return parameters
 
 
-def _with_flags(command: Any) -> Any:
-    """Gives the command a parameter for each setting, as if they stood in its definition."""
-    parameters = _parameters()
-    command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command
-
-
-serve = _with_flags(run)
+serve = presented(run, run, _parameters())

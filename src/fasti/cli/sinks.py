@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import output
-from fasti.cli.connection import with_client
-from fasti.cli.options import AsJson, Yes
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, with_client
+from fasti.cli.options import AsJson, Yes, confirm
 from fasti.errors import NotFound
 
 if TYPE_CHECKING:
-    from fasti.client.client import Client
     from fasti.client.sinks import SinkState
 
-app = typer.Typer(
-    name="sinks",
-    help="Sinks: who writes batches that happen once, and how far they are.",
-    no_args_is_help=True,
-)
+app = group("sinks")
 
 Name = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name.")]
 
@@ -85,12 +81,7 @@ def show(client: Client, sink: Name, as_json: AsJson = False) -> None:
 @with_client
 def forget(client: Client, sink: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Forget a sink and drop what it has staged. Its batches could happen again from then on."""
-    if not yes:
-        typer.confirm(
-            f"Forget {sink}? If it writes its last batch again, it will happen again.",
-            abort=True,
-            err=True,
-        )
+    confirm(f"Forget {sink}? If it writes its last batch again, it will happen again.", yes)
     forgotten = client.sink("", sink).forget()
     text = f"{sink}: {'forgotten' if forgotten else 'not known'}"
     output.print_result({"sink": sink, "forgotten": forgotten}, text, as_json)

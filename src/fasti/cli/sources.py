@@ -1,33 +1,29 @@
 """Where the messages of `fasti produce` come from: arguments, lines, whole files, tables.
 
 Every source gives Arrow tables of up to `ROWS` messages and about `BYTES` of payload, with the
-columns that `Producer.send_batch` takes; so a file of any size is never in memory as a whole. Lines
+columns that `Producer.send_batch` takes, which refuses others; so a file of any size is never in memory as a whole. Lines
 from a pipe are given as soon as they come.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
+import typer
 
-from fasti.cli.columns import with_times
+from fasti.cli import moments
 from fasti.errors import InvalidArgument, NotFound, PermissionDenied
 
 ROWS = 5_000
 BYTES = 8 << 20
 FORMATS = ("lines", "whole", "jsonl", "csv", "parquet")
-_FORMAT_OF_ENDING = {
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-}
+_FORMAT_OF_ENDING = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 def format_of(path: Path, requested: str | None) -> str:
@@ -72,7 +68,7 @@ def from_stream(
                 yield table if key_field is None else _keyed(table, key_field)
     else:
         for table in _READERS[form](stream):
-            yield from _cut(with_times(table))
+            yield from _cut(_with_times(table))
 
 
 def _lines(stream: BinaryIO) -> Iterator[list[bytes]]:
@@ -164,6 +160,23 @@ def _table_of(rows: list[dict[str, Any]]) -> pa.Table:
     types = {"payload": pa.binary(), "headers": pa.map_(pa.string(), pa.string())}
     columns = {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
     return pa.table(columns)
+
+
+def _with_times(table: pa.Table) -> pa.Table:
+    """Times that CSV and JSON have as texts, as on a command line, in the microseconds of the SDK."""
+    parsers: dict[str, Callable[[str], int]] = {
+        "due": lambda text: moments.microseconds(moments.moment(text)),
+        "delay": moments.length_us,
+    }
+    for name, parse in parsers.items():
+        if name in table.column_names and pa.types.is_string(table.column(name).type):
+            place, texts = table.column_names.index(name), table.column(name).to_pylist()
+            try:
+                values = [None if text is None else parse(text) for text in texts]
+            except typer.BadParameter as error:
+                raise InvalidArgument(f"{name}: {error.message}", field=name) from None
+            table = table.set_column(place, f"{name}_us", pa.array(values, pa.int64()))
+    return table
 
 
 _READERS = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": _read_jsonl}

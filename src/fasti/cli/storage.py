@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.backup import size_bytes
-from fasti.cli.connection import Address, TlsCa, TlsClientCert, Token, client_of
-from fasti.cli.exits import FOUND_SOMETHING
-from fasti.cli.options import AsJson, JsonWithoutProgress
+from fasti.cli.commands import group
+from fasti.cli.connection import Place, with_place
+from fasti.cli.exits import fail_unless
+from fasti.cli.options import AsJson, JsonWithoutProgress, size
 from fasti.cli.progress import progress
-from fasti.client.address import DEFAULT_ADDRESS
 from fasti.storage.tools.clock_reset import reset_clock
 from fasti.storage.tools.inspect import Stats, existing_files, holder, inspect
 from fasti.storage.tools.inspect import stats as read_stats
@@ -27,11 +26,12 @@ from fasti.storage.tools.verify import Action, Report
 # How many ranges of ids a table shows; `--json` has all.
 _RANGES = 8
 
-app = typer.Typer(
-    name="storage", help="Look into a data directory, and repair it.", no_args_is_help=True
-)
+app = group("storage")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")]
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Do it. Without this, only print what would be done.")
+]
 
 
 @app.command()
@@ -50,25 +50,19 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
         if user is not None:
             typer.echo(f"{user.message}: the end of the journal may be a write under way")
         _print_report(report)
-    if not report.ok:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(report.ok)
 
 
 @app.command()
+@with_place
 def scrub(
+    place: Place,
     directory: Annotated[
         Path | None,
         typer.Argument(metavar="[DIR]", help="A data directory; without one a broker is asked."),
     ] = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Read a directory at most so fast, such as 20MiB."),
-    ] = None,
+    rate: Annotated[int | None, size("Read a directory at most so fast, such as 20MiB.")] = None,
     as_json: JsonWithoutProgress = False,
-    address: Address = DEFAULT_ADDRESS,
-    token: Token = None,
-    tls_ca: TlsCa = None,
-    tls_client_cert: TlsClientCert = None,
 ) -> None:
     """Read all blocks and the journal, and tell which files are damaged and whose messages they held.
 
@@ -80,16 +74,15 @@ def scrub(
     """
     with progress("scrub", wanted=not as_json, in_bytes=True) as report:
         if directory is not None:
-            done = scrub_directory(existing_files(directory), report, size_bytes(rate))
+            done = scrub_directory(existing_files(directory), report, rate or 0)
         else:
-            with client_of(address, token, tls_ca, tls_client_cert) as client:
+            with place.client() as client:
                 done = client.scrub(report)
     if as_json:
         output.print_json(done)
     else:
         _print_findings(done)
-    if done["findings"]:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(not done["findings"])
 
 
 def _print_findings(done: dict[str, Any]) -> None:
@@ -109,9 +102,7 @@ def _print_findings(done: dict[str, Any]) -> None:
 @app.command()
 def repair(
     directory: Directory,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this, only print what would be done.")
-    ] = False,
+    apply: Apply = False,
     allow_gap: Annotated[
         bool,
         typer.Option(
@@ -143,8 +134,7 @@ def repair(
             _print_losses(losses, apply)
         if left is not None:
             _print_report(left)
-    if (actions and not apply) or (left is not None and not left.ok):
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless((apply or not actions) and (left is None or left.ok))
 
 
 @app.command("stats")
@@ -163,9 +153,7 @@ def print_stats(directory: Directory, as_json: AsJson = False) -> None:
 @app.command("reset-clock")
 def reset(
     directory: Directory,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this, only print what would be done.")
-    ] = False,
+    apply: Apply = False,
     as_json: AsJson = False,
 ) -> None:
     """Set the time of a data directory back to the present, if a clock that was ahead was believed.
@@ -183,8 +171,7 @@ def reset(
         last, now = (moments.shown_moment(us) for us in (done.last_us, done.now_us))
         would = "was" if apply else "would be (run again with --apply)"
         typer.echo(f"The last event, of {last}, {would} set back to {now}.")
-    if done.needed and not apply:
-        raise typer.Exit(FOUND_SOMETHING)
+    fail_unless(apply or not done.needed)
 
 
 def _print_report(report: Report) -> None:

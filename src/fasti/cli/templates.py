@@ -12,24 +12,12 @@ import typer
 from fasti.cli import moments, payloads
 
 FIELDS = (
-    "id",
-    "key",
-    "due",
-    "priority",
-    "attempts",
-    "version",
-    "created",
-    "content_type",
-    "subject",
-    "partition",
-    "offset",
-    "payload",
+    *("id", "key", "due", "priority", "attempts", "version", "created", "content_type", "subject"),
+    *("partition", "offset", "payload"),
 )
 # Of a row that is read from a log, without a lease.
 LOG_FIELDS = ("partition", "offset", "key", "created", "content_type", "subject", "payload")
 FORMS = ("text", "raw", "json")
-
-
 # The bytes to write for a message.
 Form = Callable[[Any], bytes]
 
@@ -106,26 +94,20 @@ def _template(template: str, terminal: bool, fields: tuple[str, ...]) -> Form:
         raise typer.BadParameter(
             f"{template!r}: {problem}; write {', '.join(FORMS)}, or a template of {choice}"
         )
-    readers = {name: _READERS[name] for name in names}
 
     def lines(message: Any) -> bytes:
-        text = written.format_map({name: read(message) for name, read in readers.items()}) + "\n"
+        text = written.format_map({name: _field(message, name) for name in names}) + "\n"
         return (payloads.harmless(text) if terminal else text).encode()
 
     return lines
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "id": lambda message: message.id,
-    "key": lambda message: message.key or "",
-    "due": lambda message: moments.shown_moment(message.due_us),
-    "priority": lambda message: message.priority,
-    "attempts": lambda message: message.attempts,
-    "version": lambda message: message.version,
-    "created": lambda message: moments.shown_moment(moments.microseconds(message.created)),
-    "content_type": lambda message: message.content_type or "",
-    "subject": lambda message: message.subject or "",
-    "partition": lambda message: message.partition,
-    "offset": lambda message: message.offset,
-    "payload": lambda message: payloads.as_text(message.payload),
-}
+def _field(message: Any, name: str) -> Any:
+    if name == "payload":
+        return payloads.as_text(message.payload)
+    if name == "due":
+        return moments.shown_moment(message.due_us)
+    value = getattr(message, name)
+    if name == "created":
+        return moments.shown_moment(moments.microseconds(value))
+    return "" if value is None else value

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from fasti.cli import output
+from fasti.cli.commands import group
 from fasti.cli.options import AsJson
 from fasti.doors import credentials
 
-app = typer.Typer(
-    name="token", help="Create, list and revoke the tokens of a broker.", no_args_is_help=True
-)
+app = group("token")
 
 Name = Annotated[str, typer.Argument(help="Whose token it is.")]
 File = Annotated[

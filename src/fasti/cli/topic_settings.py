@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from fasti.cli import moments, output
-from fasti.cli.signatures import Command, option, parameters_of, presented
+from fasti.cli.options import size
+from fasti.cli.signatures import Command, option, with_options
 from fasti.model import RetryPolicy, TopicSettings
 from fasti.settings.values import Size
 
@@ -75,33 +76,18 @@ class TopicOption:
     def parameter(self) -> inspect.Parameter:
         """For typer; not given is None, so that only what was given is sent."""
         meaning = f"{_MEANINGS[self.name]} Default: {self.shown(self.default)}."
-        parser: Callable[[str], int] | None = None
-        metavar: str | None = None
+        name = "--" + self.name.replace("_", "-")
+        how: dict[str, Any] = {"rich_help_panel": _PANEL, "show_default": False}
         if self.is_length:
-            parser, metavar = moments.length_us, "TIME"
-        elif self.is_size:
-            parser, metavar = _size_bytes, _SIZE.metavar
-        declaration: Any = typer.Option(
-            "--" + self.name.replace("_", "-"),
-            parser=parser,
-            metavar=metavar,
-            help=meaning,
-            rich_help_panel=_PANEL,
-            show_default=False,
+            how |= {"parser": moments.length_us, "metavar": "TIME"}
+        declared = (
+            size(meaning, name, **how) if self.is_size else typer.Option(name, help=meaning, **how)
         )
-        kind: Any = Annotated[type(self.default) | None, declaration]
-        return option(self.name, kind, None)
+        return option(self.name, Annotated[type(self.default) | None, declared])
 
     def of(self, settings: TopicSettings) -> Any:
         """Its value in those settings."""
         return getattr(settings.retry if self.in_retry else settings, self.field)
-
-
-def _size_bytes(text: str) -> int:
-    try:
-        return _SIZE.read(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _all() -> list[TopicOption]:
@@ -124,26 +110,15 @@ SETTINGS = _all()
 CHANGEABLE = [setting for setting in SETTINGS if setting.name not in _FIXED]
 
 
-def _as_fields(settings: list[TopicOption], given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, by the names of the fields; those of the retry policy together."""
-    values: dict[str, Any] = {}
-    for setting in settings:
-        if given[setting.name] is not None:
-            place = values.setdefault("retry", {}) if setting.in_retry else values
-            place[setting.field] = given[setting.name]
-    return values
-
-
 def with_settings(settings: list[TopicOption]) -> Callable[[Command], Command]:
-    """Gives `command(..., given)` an option for each; `given` has the values that were given."""
+    """Gives `command(..., given)` an option for each; `given` has the fields that were given."""
 
-    def make(command: Command) -> Command:
-        own = [p for p in parameters_of(command) if p.name != "given"]
+    def fields_of(**given: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for setting in settings:
+            if given[setting.name] is not None:
+                place = values.setdefault("retry", {}) if setting.in_retry else values
+                place[setting.field] = given[setting.name]
+        return values
 
-        def run(*args: Any, **values: Any) -> None:
-            given = {setting.name: values.pop(setting.name) for setting in settings}
-            command(*args, given=_as_fields(settings, given), **values)
-
-        return presented(run, command, [*own, *(setting.parameter() for setting in settings)])
-
-    return make
+    return with_options("given", [setting.parameter() for setting in settings], fields_of)

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasti.cli import definitions, output
-from fasti.cli.connection import Topic, with_client
-from fasti.cli.options import AsJson, Yes
+from fasti.cli.commands import group
+from fasti.cli.connection import Client, Topic, with_client
+from fasti.cli.options import AsJson, Yes, confirm
 from fasti.cli.topic_settings import CHANGEABLE, SETTINGS, with_settings
 
 if TYPE_CHECKING:
     from fasti.client import topics as sdk
-    from fasti.client.client import Client
 
-app = typer.Typer(
-    name="topics", help="Create topics, look at them, change and delete them.", no_args_is_help=True
-)
+app = group("topics")
 
 app.command("export")(definitions.export)
 app.command("apply")(definitions.apply)
@@ -150,9 +148,7 @@ def delete(client: Client, name: Topic, yes: Yes = False, as_json: AsJson = Fals
     schedules, bindings = references.schedules, references.bindings
     _warn(name, "schedule", "wait for a topic of its name", references.schedules_count, schedules)
     _warn(name, "binding", "end with it", references.bindings_count, bindings)
-    if not yes:
-        messages = output.count_of(count, "message")
-        typer.confirm(f"Delete the topic {name} with {messages}?", abort=True, err=True)
+    confirm(f"Delete the topic {name} with {output.count_of(count, 'message')}?", yes)
     client.delete_topic(name)
     result = {
         "topic": name,

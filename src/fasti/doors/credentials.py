@@ -36,7 +36,7 @@ Stamp = tuple[int, int, int, int]
 
 
 def hash_token(token: str) -> str:
-    """As it is stored."""
+    """The hash of a token, as the file has it."""
     return _PREFIX + hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -84,7 +84,7 @@ class FlightDoor(fl.FlightServerBase):
             tls_certificates=[tls] if tls else None,
             verify_client=client_ca is not None,
             root_certificates=client_ca,
-            middleware={_CREDENTIALS: _Guard(credentials, service)} if credentials else None,
+            middleware={_CREDENTIALS: _Tokens(credentials, service)} if credentials else None,
         )
         self._service = service
         self._guard = guard
@@ -113,9 +113,9 @@ class FlightDoor(fl.FlightServerBase):
 
     def _let_in(self, context: Any) -> Caller:
         """Who calls. Raises `unauthenticated` for a call that the middleware left to be refused."""
-        found = context.get_middleware(_CREDENTIALS)
-        if isinstance(found, _Refused):
-            found.guard.note(found.why, "do_action", _peer(context))
+        known = context.get_middleware(_CREDENTIALS)
+        if isinstance(known, _Refused):
+            known.tokens.note(known.why, "do_action", _peer(context))
             raise _unknown_token()
         return _caller(context)
 
@@ -128,8 +128,8 @@ class FlightDoor(fl.FlightServerBase):
             self._heard(context)
             try:
                 header, parts = unpack(action.body, of_request=True)
-                reply, found = self._service.call(caller, action.type, header, parts)
-                body = pack(reply, found)
+                reply, rows = self._service.call(caller, action.type, header, parts)
+                body = pack(reply, rows)
             except FastiError as error:
                 body = pack({"error": error_to_json(error)})
             return iter([fl.Result(pa.py_buffer(body))])
@@ -224,12 +224,12 @@ class _Known(fl.ServerMiddleware):
 class _Refused(fl.ServerMiddleware):
     """Of an action that has no token: refused by the door, which knows where it comes from."""
 
-    def __init__(self, guard: _Guard, why: str) -> None:
+    def __init__(self, tokens: _Tokens, why: str) -> None:
         super().__init__()
-        self.guard, self.why = guard, why
+        self.tokens, self.why = tokens, why
 
 
-class _Guard(fl.ServerMiddlewareFactory):
+class _Tokens(fl.ServerMiddlewareFactory):
     """Lets in only calls with a token that is known.
 
     Middleware isn't told who calls, and the log should say it. An action is one message, which is here
@@ -257,14 +257,14 @@ class _Guard(fl.ServerMiddlewareFactory):
         raise _as_flight(_unknown_token())
 
     def note(self, why: str, call: str, peer: str = "-") -> None:
-        """Counted each time, logged now and then: somebody may try for hours. Never the token."""
+        """Counted each time, logged now and then: a stranger may try for hours. Never the token."""
         metrics = self._service.metrics
         metrics.unauthenticated()
         now = time.monotonic()
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
-            told = fields(call=call, peer=peer, total=metrics.unauthenticated_calls())
-            _log.warning("a call was refused: %s", why, extra=told)
+            facts = fields(call=call, peer=peer, total=metrics.unauthenticated_calls())
+            _log.warning("a call was refused: %s", why, extra=facts)
 
 
 def _token(headers: Any) -> str:
@@ -354,7 +354,7 @@ def _guarded(
 ) -> Iterator[pa.RecordBatch]:
     with _refusals(service):
         for batch in batches:
-            # Whoever reads much sends much as well: word of what has arrived.
+            # A connection that reads much sends much as well: word of what has arrived.
             line.heard += 1
             yield batch
 
@@ -378,10 +378,8 @@ def _refusals(service: Service) -> Iterator[None]:
 
 
 def _as_flight(error: FastiError) -> Exception:
-    kind = next((made for ours, made in _FLIGHT_ERRORS.items() if isinstance(error, ours)), None)
+    kinds = (theirs for ours, theirs in _FLIGHT_ERRORS.items() if isinstance(error, ours))
     problem = error_to_json(error)
-    made = (kind or fl.FlightServerError)(
-        f"{error.code}: {problem['message']}", extra_info=dump(problem)
-    )
-    assert isinstance(made, Exception)
-    return made
+    text = f"{error.code}: {problem['message']}"
+    refusal: Exception = next(kinds, fl.FlightServerError)(text, extra_info=dump(problem))
+    return refusal

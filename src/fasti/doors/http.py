@@ -93,11 +93,8 @@ def _why(health: dict[str, Any]) -> str:
     if health.get("reason") in _REASONS:
         why += f", and {_REASONS[health['reason']]}"
     for thread in health.get("threads", ()):
-        since = (
-            f"{thread['seconds']:g} s ago"
-            if thread["state"] == "died"
-            else (f"for {thread['seconds']:g} s")
-        )
+        seconds = f"{thread['seconds']:g} s"
+        since = f"{seconds} ago" if thread["state"] == "died" else f"for {seconds}"
         why += f"; the thread {thread['name']} {thread['state']} {since}"
     return why
 

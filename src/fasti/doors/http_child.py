@@ -57,7 +57,6 @@ class HttpChild:
         return None if process is None else process.pid
 
     def start(self) -> None:
-        """Begins."""
         self._worker.start()
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.flight as fl
 
-from fasti.errors import FastiError, TimedOut, Unauthenticated, Unavailable
+from fasti.errors import TimedOut, Unauthenticated, Unavailable
 from fasti.protocol.envelope import pack, unpack
 from fasti.protocol.problems import error_from_json
 from fasti.protocol.quiet_grpc import quiet_grpc
@@ -22,7 +22,10 @@ REPLY_BYTES_MAX = 32 << 20
 
 
 class BrokerLink:
-    """A broker on the same machine, by address or by the path of a Unix socket. `token` is this process's own, if the broker asks for any."""
+    """A broker on the same machine, by address or by the path of a Unix socket.
+
+    `token` is this process's own, if the broker asks for any.
+    """
 
     def __init__(
         self,
@@ -64,16 +67,13 @@ class BrokerLink:
             raise Unavailable(f"the broker does not answer: {_first_line(error)}") from error
         header, _ = unpack(result.body)
         if "error" in header:
-            raise _broker_said(header["error"])
+            problem = header["error"]
+            raise error_from_json(problem if isinstance(problem, dict) else {})
         return header
 
     def close(self) -> None:
         """Lets the connection go."""
         self._client.close()
-
-
-def _broker_said(problem: Any) -> FastiError:
-    return error_from_json(problem if isinstance(problem, dict) else {})
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """The broker as a process: one shard behind its doors, from the first line of the log to the last.
 
-It starts in an order in which nobody is told anything that isn't so: what can be wrong with
+It starts in an order in which nothing is said that isn't so: what can be wrong with
 addresses, certificates and credentials is looked at first; then the directory is opened and
 recovered, every path is run once, and only then do the ports answer and `ready` is said.
 
@@ -74,10 +74,10 @@ class Ready:
     recovery_seconds: float
 
     def to_json(self) -> str:
-        """For whoever started this process and waits."""
+        """For the process that started this one and waits."""
         http = None if self.http is None else str(self.http)
-        made = {"listen": str(self.listen), "http": http, "pid": self.pid}
-        return json.dumps({**made, "recovery_seconds": self.recovery_seconds})
+        facts = {"listen": str(self.listen), "http": http, "pid": self.pid}
+        return json.dumps({**facts, "recovery_seconds": self.recovery_seconds})
 
 
 class Broker:
@@ -140,24 +140,25 @@ class Broker:
     def _open_door(
         self,
         tls: tuple[bytes, bytes] | None,
-        known: Credentials | None,
+        credentials: Credentials | None,
         client_ca: bytes | None,
     ) -> FlightDoor:
         address = self._settings.listen
-        guard = Guard(self._settings.guard, self.metrics, known is not None, self._give_memory_back)
+        guarded = credentials is not None
+        guard = Guard(self._settings.guard, self.metrics, guarded, self._give_memory_back)
         try:
             door = FlightDoor(
                 self.service,
                 address.host,
                 address.port,
                 tls,
-                known,
+                credentials,
                 guard,
                 client_ca,
                 str(self._settings.advertise or ""),
             )
         except Exception as error:
-            # It was free a moment ago: somebody was faster, or gRPC wants something else.
+            # It was free a moment ago: another process was faster, or gRPC wants something else.
             check_free(address)
             reason = (str(error).splitlines() or [repr(error)])[0]
             raise AlreadyExists(f"{address}: gRPC could not listen: {reason}") from error
@@ -191,7 +192,7 @@ class Broker:
         self._end_http()
 
     def abandon(self) -> None:
-        """The shard has failed: whoever is connected is told, and nothing is written."""
+        """The shard has failed: clients that are connected are told, and nothing is written."""
         self.service.begin_stopping()
         self.service.close()
         self._liveness.stop()
@@ -213,12 +214,12 @@ def serve(
 ) -> None:
     """Runs a broker until a signal ends it. Raises what kept it from starting or ended it.
 
-    For the main thread. `until_stdin_ends`: as if by a signal, when whoever started it is gone.
+    For the main thread. `until_stdin_ends`: as if by a signal, when the process that started it is gone.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _raise_file_limit()
-    told = fields(version=version("fasti"), pid=os.getpid(), data=settings.data)
-    _log.info("starting", extra=told)
+    facts = fields(version=version("fasti"), pid=os.getpid(), data=settings.data)
+    _log.info("starting", extra=facts)
     asks = Asks()
     broker = Broker(settings, lambda: asks.put(_GIVE_BACK))
     started = broker.start()
@@ -339,7 +340,7 @@ def end(code: int) -> None:
 
 
 def _spare_the_collector() -> None:
-    """What is there by now stays: a full collection would walk it, and hold everybody up for 10 ms."""
+    """What is there by now stays: a full collection would walk it, and hold all threads up for 10 ms."""
     gc.collect()
     gc.freeze()
 

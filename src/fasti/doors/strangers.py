@@ -111,7 +111,7 @@ class Connections:
         return None
 
     def forget_closed(self, present: Iterable[Accepted]) -> None:
-        """These are all that there are: what is known of others goes."""
+        """These are all open connections: what is known of others goes."""
         inodes = {accepted.inode for accepted in present}
         peers = {accepted.peer for accepted in present}
         for inode in self._connections.keys() - inodes:

@@ -1,4 +1,4 @@
-"""What the broker was told, gathered: flags before environment before file before defaults.
+"""The broker's settings, gathered: flags before environment before file before defaults.
 
 Everything that is wrong is found before anything is said: unknown keys, values that can't be read
 (also where another source overrides them), settings that contradict each other, files that can't

@@ -14,9 +14,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fasti.cli import lazy
+from fasti.cli import commands as all_commands
+from fasti.cli.commands import COMMANDS, load
 from fasti.cli.exits import ERROR_EXITS
-from fasti.cli.main import Commands, app
+from fasti.cli.main import app
 
 
 def test_it_tells_its_version() -> None:
@@ -55,16 +56,15 @@ def test_a_command_line_that_makes_no_sense_is_code_2() -> None:
     assert CliRunner().invoke(app, ["no-such-thing"]).exit_code == 2
 
 
-@pytest.mark.parametrize("name", list(Commands.known))
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_the_list_says_what_the_command_says(name: str) -> None:
-    lazy = Commands.known[name]
-    assert lazy.load(name).get_short_help_str(200) == lazy.help
+    assert load(name).get_short_help_str(200) == COMMANDS[name]
     listed = CliRunner().invoke(app, ["--help"]).stdout
     assert name in listed
 
 
 def test_the_list_of_commands_loads_none_of_them() -> None:
-    told = (
+    program = (
         "import sys\n"
         "sys.argv = ['fasti', '--help']\n"
         "from fasti.cli.main import app\n"
@@ -75,7 +75,9 @@ def test_the_list_of_commands_loads_none_of_them() -> None:
         "assert 'pyarrow' not in sys.modules and 'numpy' not in sys.modules\n"
         "assert 'fasti.cli.topics' not in sys.modules\n"
     )
-    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert "redrive" in ran.stdout
 
@@ -86,7 +88,7 @@ def test_the_list_of_commands_loads_none_of_them() -> None:
 def test_without_a_checkout_one_line_says_how_to_get_it(
     command: str, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lazy, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(all_commands, "CHECKOUT", tmp_path)
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == ERROR_EXITS["error"]
     assert result.stderr.splitlines() == [

@@ -6,21 +6,20 @@ the zone, and that the message which they make is one that the broker takes.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
 from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none
 from fasti.broker.cron.emission import Chunk, Member, one_row
-from fasti.broker.cron.occurrences import Occurrences, Timing, bounded_after, local_text
+from fasti.broker.cron.occurrences import Occurrences, Timing, local_text, preview
 from fasti.core.cron import commands as cc
 from fasti.core.cron.schedule import Schedule, check_schedule
 from fasti.core.keys import Rows
 from fasti.core.routing.subjects import check_subjects
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US, Limits
-from fasti.protocol import outcomes
+from fasti.protocol.outcomes import encode
 
 if TYPE_CHECKING:
     from fasti.broker.service import Service
@@ -39,16 +38,16 @@ def _put_schedules(service: Service, caller: Caller, header: Header, parts: Part
             f"1 to {PUT_MAX} schedules at a time", field="schedules", limit=PUT_MAX
         )
     named: list[tuple[str, Schedule]] = []
-    for each in listed:
-        if not isinstance(each, dict):
+    for item in listed:
+        if not isinstance(item, dict):
             raise InvalidArgument("a schedule must be an object", field="schedules")
-        given = requests.checked(each, name=str, schedule=dict)
-        named.append((given["name"], Schedule.from_dict(given["schedule"])))
+        item = requests.checked(item, name=str, schedule=dict)
+        named.append((item["name"], Schedule.from_dict(item["schedule"])))
     _check(named, service.limits)
     texts = [(name, schedule.to_json()) for name, schedule in named]
-    made = service.command(cc.PutSchedules(fields["topic"], texts, fields["expected"])).value
-    told = [{"status": outcome.word, "version": version} for outcome, version in made]
-    return {"outcomes": told}, []
+    results = service.command(cc.PutSchedules(fields["topic"], texts, fields["expected"])).value
+    outcomes = [{"status": outcome.word, "version": version} for outcome, version in results]
+    return {"outcomes": outcomes}, []
 
 
 def _check(named: list[tuple[str, Schedule]], limits: Limits) -> None:
@@ -78,9 +77,9 @@ def _schedules(service: Service, caller: Caller, header: Header, parts: Parts) -
     command = cc.ReadSchedules(fields["topic"], fields["name"], after, limit=limit)
     page: cc.SchedulesPage = service.command(command).value
     described = _Described(service.clock.now_us(), frozenset(service.topics()))
-    told = [described.row(page, row) for row in range(len(page.numbers))]
+    schedules = [described.row(page, row) for row in range(len(page.numbers))]
     more = int(page.numbers[-1]) if page.more else None
-    return {"schedules": told, "next_after_number": more}, []
+    return {"schedules": schedules, "next_after_number": more}, []
 
 
 class _Described:
@@ -91,7 +90,6 @@ class _Described:
         self._known: dict[Timing, Occurrences] = {}
 
     def row(self, page: cc.SchedulesPage, row: int) -> Header:
-        """One of them."""
         definition = page.definitions[row]
         assert definition is not None
         schedule, paused = Schedule.from_json(definition), bool(page.paused[row])
@@ -137,17 +135,11 @@ def _preview(service: Service, caller: Caller, header: Header, parts: Parts) -> 
         schedule = Schedule.from_json(service.command(command).value.definitions[0])
     else:
         # Where it goes to makes no difference.
-        given = {"target": "-", **fields["schedule"]}
-        schedule = Schedule.from_dict(given)
+        schedule = Schedule.from_dict({"target": "-", **fields["schedule"]})
         _check([("-", schedule)], service.limits)
-    occurrences = Occurrences(Timing.of(schedule))
     after_us = service.clock.now_us() if after_us is None else max(after_us, 0)
-    found = bounded_after(occurrences, schedule, after_us)
-    told: list[Header] = [
-        {"at_us": at_us, "local": local_text(at_us, occurrences.zone)}
-        for at_us in islice(found, count)
-    ]
-    return {"occurrences": told}, []
+    occurrences = preview(schedule, after_us, count)
+    return {"occurrences": [{"at_us": at_us, "local": local} for at_us, local in occurrences]}, []
 
 
 def _pause_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
@@ -164,7 +156,7 @@ def _run_schedule(service: Service, caller: Caller, header: Header, parts: Parts
     schedule = Schedule.from_json(page.definitions[0])
     rows = one_row(name, schedule, service.clock.now_us())
     reply: Any = service.command(cc.RunSchedule(topic, name, rows))
-    return outcomes.encode(service.mutation("run_schedule", topic, reply)), []
+    return encode(service.mutation("run_schedule", topic, reply)), []
 
 
 def _delete_schedule(service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:

@@ -79,12 +79,10 @@ class Chunk:
         return len(self._members)
 
     def add(self, member: Member) -> None:
-        """One more."""
         self._keep_last()
         self._members[member.number] = member
 
     def remove(self, number: int) -> None:
-        """One fewer."""
         self._keep_last()
         del self._members[number]
 
@@ -115,10 +113,10 @@ class Chunk:
         headers = [
             {**m.schedule.headers, NAME_HEADER: m.name, OCCURRENCE_HEADER: ""} for m in members
         ]
-        ends = [0, *accumulate(len(each) for each in headers)]
+        ends = [0, *accumulate(map(len, headers))]
         self._offsets = pa.array(ends, type=pa.int32())
         self._names = pa.array(list(chain.from_iterable(headers)), type=pa.string())
-        values = list(chain.from_iterable(each.values() for each in headers))
+        values = list(chain.from_iterable(named.values() for named in headers))
         self._values = pa.array(values, type=pa.string())
         self._is_occurrence = pc.equal(self._names, OCCURRENCE_HEADER)
 

@@ -82,17 +82,14 @@ class Group:
         return len(self._where)
 
     def add(self, member: Member) -> None:
-        """One more."""
-        chunk = next((each for each in self.chunks[-1:] if len(each) < CHUNK_ROWS), None)
-        if chunk is None:
-            chunk = Chunk()
-            self.chunks.append(chunk)
+        if not self.chunks or len(self.chunks[-1]) >= CHUNK_ROWS:
+            self.chunks.append(Chunk())
+        chunk = self.chunks[-1]
         chunk.add(member)
         self._floor_us = min(self._floor_us, member.last_us)
         self._where[member.number] = chunk
 
     def remove(self, number: int) -> None:
-        """One fewer."""
         chunk = self._where.pop(number)
         chunk.remove(number)
         if not len(chunk):
@@ -110,16 +107,16 @@ class Group:
         return self._after(self.last_us())
 
     def _after(self, us: int) -> int | None:
-        found = self.occurrences.first_after(max(us, self.key.start_us - 1))
-        return None if found is None or found > self.key.end_us else found
+        at_us = self.occurrences.first_after(max(us, self.key.start_us - 1))
+        return None if at_us is None or at_us > self.key.end_us else at_us
 
     def acts_us(self) -> int | None:
         """When something is to be done next, or looked at: columns are not made for this."""
-        found = self._after(self._floor_us)
-        return None if found is None else max(found - self.key.ahead_us, self.not_before_us)
+        at_us = self._after(self._floor_us)
+        return None if at_us is None else max(at_us - self.key.ahead_us, self.not_before_us)
 
     def due(self, now_us: int) -> Iterator[Due]:
-        """What is to be emitted now, in order. Whoever asks for the next has seen to the last."""
+        """What is to be emitted now, in order. The caller has emitted one before it asks for the next."""
         while (at_us := self.next_us()) is not None and at_us <= now_us + self.key.ahead_us:
             if at_us < now_us - self.key.grace_us:
                 yield from self._missed(now_us - self.key.grace_us - 1)
@@ -127,13 +124,13 @@ class Group:
                 yield Due(at_us)
 
     def _missed(self, until_us: int) -> list[Due]:
-        """What becomes of those that nobody was there for: by the misfire policy."""
+        """What becomes of those that no broker was there for: by the misfire policy."""
         begin_us = max(self.last_us(), self.key.start_us - 1)
         latest = self.occurrences.until(min(until_us, self.key.end_us))
         wanted = self.key.misfire_max if self.key.misfire == "all" else 1
-        found = list(takewhile(lambda at_us: at_us > begin_us, islice(latest, wanted)))
+        missed = list(takewhile(lambda at_us: at_us > begin_us, islice(latest, wanted)))
         emitted = self.key.misfire != "skip"
-        return [Due(at_us, emitted, missed=True) for at_us in reversed(found)]
+        return [Due(at_us, emitted, missed=True) for at_us in reversed(missed)]
 
 
 def waiting_for(chunk: Chunk, at_us: int) -> np.ndarray[tuple[int], np.dtype[np.intp]] | None:

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice, takewhile
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -103,11 +104,11 @@ def _expression(text: str) -> str:
     squeezed = " ".join(text.split())
     if not squeezed.startswith("@"):
         return squeezed.upper()
-    found = _MACROS.get(squeezed.lower())
-    if found is None:
-        known = ", ".join(sorted(_MACROS))
-        raise InvalidArgument(f"{text!r} is not a cron macro: use one of {known}", field="cron")
-    return found
+    expression = _MACROS.get(squeezed.lower())
+    if expression is None:
+        macros = ", ".join(sorted(_MACROS))
+        raise InvalidArgument(f"{text!r} is not a cron macro: use one of {macros}", field="cron")
+    return expression
 
 
 @lru_cache(4096)
@@ -151,18 +152,18 @@ class Occurrences:
     def first_after(self, us: int) -> int | None:
         """The next one after a moment; None if there is none any more. Remembered."""
         known_us = self._moments[-1] if self._moments else self._from_us
-        # After a long downtime nobody walks through all that was missed.
+        # After a long downtime not all that was missed is walked through.
         if self._coming is None or us < self._from_us or us - known_us > _WALKED_US_MAX:
             self._from_us, self._moments, self._coming = us, [], self.after(us)
         while not self._moments or self._moments[-1] <= us:
-            found = next(self._coming, None)
-            if found is None:
+            coming = next(self._coming, None)
+            if coming is None:
                 return None
-            self._moments.append(found)
+            self._moments.append(coming)
         return self._moments[bisect_right(self._moments, us)]
 
     def forget(self, us: int) -> None:
-        """Nobody asks for what lies before this moment any more."""
+        """What lies before this moment is not asked for any more."""
         known = bisect_right(self._moments, us)
         if known > 16:
             self._from_us = max(self._from_us, us)
@@ -180,21 +181,20 @@ class Occurrences:
         """Local times in order give moments almost in order: the second one of a fold waits."""
         sign = 1 if forward else -1
         waiting: list[int] = []
-        told: int | None = None
-        for local in self._local_times(us, forward):
-            moments, bound = self._moments_of(local, forward)
-            for at_us in moments:
-                heapq.heappush(waiting, sign * at_us)
-            while waiting and waiting[0] <= sign * bound:
+        last: int | None = None
+        for local in chain(self._local_times(us, forward), [None]):
+            # After the last one nothing is waited for.
+            limit = math.inf
+            if local is not None:
+                moments, bound = self._moments_of(local, forward)
+                for at_us in moments:
+                    heapq.heappush(waiting, sign * at_us)
+                limit = sign * bound
+            while waiting and waiting[0] <= limit:
                 at_us = sign * heapq.heappop(waiting)
-                if at_us != told and ((us < at_us <= _LAST_US) if forward else (at_us <= us)):
+                if at_us != last and ((us < at_us <= _LAST_US) if forward else (at_us <= us)):
                     yield at_us
-                    told = at_us
-        while waiting:
-            at_us = sign * heapq.heappop(waiting)
-            if at_us != told and ((us < at_us <= _LAST_US) if forward else (at_us <= us)):
-                yield at_us
-                told = at_us
+                    last = at_us
 
     def _local_times(self, us: int, forward: bool) -> Iterator[datetime]:
         if not 0 <= us <= _LAST_US:
@@ -208,10 +208,10 @@ class Occurrences:
         else:
             begin = _local(us) + here + max(there - here, timedelta(0)) + _SECOND
         begin = begin.replace(microsecond=0)
-        found = CronSim(self.timing.cron, begin, reverse=not forward)
+        times = CronSim(self.timing.cron, begin, reverse=not forward)
         while True:
             try:
-                local = next(found)
+                local = next(times)
             except (StopIteration, OverflowError, ValueError):
                 return
             if not _FIRST_LOCAL < local < _LAST_LOCAL:
@@ -270,16 +270,10 @@ def _local(us: int) -> datetime:
 def preview(schedule: Schedule, after_us: int, count: int) -> list[tuple[int, str]]:
     """The next occurrences after a moment: in UTC microseconds, and as the local clock shows it."""
     occurrences = Occurrences(Timing.of(schedule))
-    found = bounded_after(occurrences, schedule, after_us)
-    return [(at_us, local_text(at_us, occurrences.zone)) for at_us in islice(found, count)]
-
-
-def bounded_after(occurrences: Occurrences, schedule: Schedule, after_us: int) -> Iterator[int]:
-    """Those after a moment, within the schedule's start and end."""
-    for at_us in occurrences.after(max(after_us, schedule.start_us - 1)):
-        if schedule.end_us and at_us > schedule.end_us:
-            return
-        yield at_us
+    coming = occurrences.after(max(after_us, schedule.start_us - 1))
+    end_us = schedule.end_us or _LAST_US
+    within = islice(takewhile(lambda at_us: at_us <= end_us, coming), count)
+    return [(at_us, local_text(at_us, occurrences.zone)) for at_us in within]
 
 
 def local_text(at_us: int, zone: tzinfo | timezone) -> str:

@@ -53,13 +53,11 @@ class Parcel:
         return room and id(piece.chunk) not in self._chunks
 
     def add(self, piece: Piece) -> None:
-        """One more."""
         self.pieces.append(piece)
         self._chunks.add(id(piece.chunk))
         self._rows += len(piece.due_us)
 
     def command(self) -> Fire:
-        """All of them."""
         pieces = self.pieces
         batches = [piece.batch for piece in pieces]
         sizes = [len(piece.due_us) for piece in pieces]

@@ -168,7 +168,7 @@ class Scheduler:
                 for schedule in list(self._topics[number].groups):
                     self._remove(self._topics[number], schedule)
                 gone = self._topics.pop(number).name
-                self._awaited = {each for each in self._awaited if each[0] != gone}
+                self._awaited = {place for place in self._awaited if place[0] != gone}
             for number, name in known.items():
                 self._read(self._topics.setdefault(number, _Topic(name)))
         except BaseException:
