@@ -115,11 +115,16 @@ class Listings:
         return schema_of(fields), pages
 
     def _pages(self, caller: Caller, fields: Header) -> Iterator[Any]:
-        """Nothing at first, then the batches."""
+        """Nothing at first, then the batches: at least one, which tells the schema."""
         with self._service.snapshots.for_one_listing(caller, fields["topic"]) as held:
             listing = SnapshotListing(self._service, held, fields)
             yield None
-            yield from listing.batches()
+            is_empty = True
+            for batch in listing.batches():
+                is_empty = False
+                yield batch
+            if is_empty:
+                yield pa.RecordBatch.from_pylist([], schema=listing.schema)
 
 
 def gather(

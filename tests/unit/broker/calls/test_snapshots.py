@@ -258,3 +258,11 @@ def test_a_refused_listing_leaves_no_snapshot(client: Client) -> None:
             service.read(EMBEDDED, ticket)
     shard.ask(ReadPosition()).result()
     assert not shard.engine.snapshots
+
+
+def test_a_listing_of_nothing_is_one_empty_batch(client: Client) -> None:
+    client.create_topic("t")
+    service = transport_of(client).service
+    schema, batches = service.read(EMBEDDED, {"version": 1, "call": "list", "topic": "t"})
+    (batch,) = batches
+    assert (batch.num_rows, batch.schema) == (0, schema)
