@@ -15,13 +15,14 @@ from fasti.cli.connection import Place, with_place
 from fasti.cli.exits import fail_unless
 from fasti.cli.options import AsJson, JsonWithoutProgress, size
 from fasti.cli.progress import progress
+from fasti.storage.tools.at_rest import existing_files, holder
 from fasti.storage.tools.clock_reset import reset_clock
-from fasti.storage.tools.inspect import Stats, existing_files, holder, inspect
+from fasti.storage.tools.inspect import Report, Stats, inspect
 from fasti.storage.tools.inspect import stats as read_stats
+from fasti.storage.tools.journal_repair import Action
 from fasti.storage.tools.losses import IdRange, Losses
 from fasti.storage.tools.repair import repair_directory
 from fasti.storage.tools.scrub_directory import scrub_directory
-from fasti.storage.tools.verify import Action, Report
 
 # How many ranges of ids a table shows; `--json` has all.
 _RANGES = 8

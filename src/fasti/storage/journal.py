@@ -25,12 +25,8 @@ from typing import Protocol
 from fasti.storage.frames import Frame, Sealed, StoredFrame
 
 
-class Journal(Protocol):
-    """An append-only sequence of frames."""
-
-    @property
-    def incarnation(self) -> int:
-        """Drawn once per journal; a position from another incarnation is gone."""
+class JournalReader(Protocol):
+    """What is read of a journal; also of one that is not open for appending."""
 
     @property
     def epoch(self) -> int:
@@ -43,6 +39,28 @@ class Journal(Protocol):
     @property
     def last_sequence(self) -> int:
         """The last frame appended, 0 in a new journal."""
+
+    @property
+    def finished_sequence(self) -> int:
+        """The last durable frame that ends a group: `replay` shows all up to it."""
+
+    def replay(self, after: int) -> Iterator[StoredFrame]:
+        """The durable frames with a sequence above ``after``, whole groups only, in order.
+
+        Raises `Gone` if some of them were trimmed away, `NotFound` if the journal doesn't reach
+        as far as ``after``, `Corruption` when it comes to a damaged frame.
+        """
+
+    def body(self, sequence: int) -> memoryview:
+        """The body of one frame, whether synced or not; `Gone` if trimmed, `NotFound` if new."""
+
+
+class Journal(JournalReader, Protocol):
+    """An append-only sequence of frames."""
+
+    @property
+    def incarnation(self) -> int:
+        """Drawn once per journal; a position from another incarnation is gone."""
 
     @property
     def synced_sequence(self) -> int:
@@ -76,25 +94,11 @@ class Journal(Protocol):
         enough.  False when there was nothing to record.
         """
 
-    def replay(self, after: int) -> Iterator[StoredFrame]:
-        """The durable frames with a sequence above ``after``, whole groups only, in order.
-
-        Raises `Gone` if some of them were trimmed away, `NotFound` if the journal doesn't reach
-        as far as ``after``, `Corruption` when it comes to a damaged frame.
-        """
-
-    def body(self, sequence: int) -> memoryview:
-        """The body of one frame, whether synced or not; `Gone` if trimmed, `NotFound` if new."""
-
     def trim(self, through: int) -> None:
         """Frames up to ``through`` may go; whole segments do."""
 
     def sealed(self) -> list[Sealed]:
         """What `trim` could take, oldest first: pieces that go as a whole."""
-
-    @property
-    def finished_sequence(self) -> int:
-        """The last durable frame that ends a group: `replay` shows all up to it."""
 
     def at_us(self, sequence: int) -> int:
         """When a frame was decided; `Gone` if trimmed, `NotFound` if new."""

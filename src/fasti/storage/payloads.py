@@ -31,7 +31,7 @@ from fasti.storage.blocks import BlockStore
 from fasti.storage.damaged_rows import Salvaged, nothing_left, salvage
 from fasti.storage.damages import DamagedFile, Damages
 from fasti.storage.event_codec import decode_rows
-from fasti.storage.journal import Journal
+from fasti.storage.journal import JournalReader
 from fasti.storage.runs import PAYLOAD_SCHEMA, number_in
 from fasti.storage.seals import unseal
 
@@ -113,7 +113,7 @@ class Payloads:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: JournalReader,
         blocks: BlockStore,
         names: dict[int, str] | None = None,
         kept_bytes: int = 32 << 20,

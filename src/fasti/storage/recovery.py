@@ -25,14 +25,11 @@ from fasti.storage import log_blocks
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode
 from fasti.storage.frames import StoredFrame
-from fasti.storage.journal import Journal
+from fasti.storage.journal import JournalReader
 from fasti.storage.manifest import Manifest
 from fasti.storage.runs import Block, Columns, epoch_in, rows_columns
 from fasti.storage.seals import unseal
 from fasti.storage.state_block import decode_state
-
-# For tools that read a directory of whatever budget: address space, taken as it is needed.
-TOOL_MEMORY_BYTES = 64 << 30
 
 Places = dict[tuple[int, int], NDArray[np.intp] | slice]
 
@@ -79,7 +76,7 @@ def _restore_logs(engine: Engine, blocks: BlockStore, manifest: Manifest) -> Non
 
 def replay(
     engine: Engine,
-    journal: Journal,
+    journal: JournalReader,
     manifest: Manifest,
     seen: Callable[[StoredFrame], None] = lambda _: None,
 ) -> int:
@@ -100,7 +97,7 @@ def replay(
     return frames
 
 
-def _tail(journal: Journal, position: int) -> Iterator[StoredFrame]:
+def _tail(journal: JournalReader, position: int) -> Iterator[StoredFrame]:
     try:
         return journal.replay(position)
     except (Gone, NotFound) as error:

@@ -34,7 +34,7 @@ from fasti.errors import (
     StorageFailed,
 )
 from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, checked_block_name
-from fasti.storage.files import Files, folder_of
+from fasti.storage.files import Files, folder_of, read_whole, size_of
 from fasti.storage.formats import check_format
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class FileBlocks:
         self._read: set[str] = set()
         for name in files.list(f"{directory}/"):
             if name.endswith(TEMPORARY):
-                files.delete(name)
+                # One that a running broker has just finished is gone, where a tool reads beside it.
+                with suppress(NotFound):
+                    files.delete(name)
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{checked_block_name(name)}"
@@ -176,11 +178,7 @@ class FileBlocks:
 
     def size(self, name: str) -> int:
         # Not by its map: that would be read.
-        file = self._files.open(self._path(name), writable=False)
-        try:
-            return file.size
-        finally:
-            file.close()
+        return size_of(self._files, self._path(name))
 
     def list(self, prefix: str = "") -> list[str]:
         start = len(self._directory) + 1
@@ -223,13 +221,10 @@ class FileBlocks:
 
     def read_manifest(self) -> tuple[int, bytes] | None:
         try:
-            file = self._files.open(self._manifest, writable=False)
+            content = read_whole(self._files, self._manifest)
         except NotFound:
             return None
-        try:
-            return decode_manifest(file.read_at(0, file.size), self._manifest)
-        finally:
-            file.close()
+        return decode_manifest(content, self._manifest)
 
     def switch_manifest(self, expected_version: int, data: bytes) -> int:
         with self._switching:

@@ -98,6 +98,11 @@ def segment_name(directory: str, first_sequence: int) -> str:
     return f"{directory}/{first_sequence:020d}{SEGMENT_SUFFIX}"
 
 
+def first_sequence_in(name: str) -> int:
+    """The sequence with which a segment begins, by its file name."""
+    return int(name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX))
+
+
 def encode_segment_header(header: SegmentHeader) -> bytes:
     """The first 64 bytes of a segment file."""
     fields = _FIELDS.pack(

@@ -21,22 +21,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from xxhash import xxh3_64_intdigest
 
 from fasti.errors import Corruption, InvalidArgument
-from fasti.storage.blocks import MANIFEST_NAME, BlockStore
+from fasti.storage.blocks import BlockStore
 from fasti.storage.files import File, Files, LocalFiles, read_whole
-from fasti.storage.files.blocks import FileBlocks, encode_manifest
-from fasti.storage.files.journal_recovery import Chain, close_chain, read_chain
+from fasti.storage.files.blocks import MANIFEST_PATH, encode_manifest
 from fasti.storage.files.journal_segment import (
     SegmentHeader,
     encode_segment_header,
     segment_name,
     walk,
 )
-from fasti.storage.files.journal_table import SegmentTable
+from fasti.storage.files.overlay_files import OverlayFiles
 from fasti.storage.files.rebase import BACKUP_NAME, refuse_unfinished
 from fasti.storage.formats import check_format
 from fasti.storage.frames import (
@@ -49,16 +48,15 @@ from fasti.storage.frames import (
     encode_header,
     padding,
 )
-from fasti.storage.journal import Journal
+from fasti.storage.journal import JournalReader
 from fasti.storage.manifest import Manifest
 from fasti.storage.seals import open_seal
-from fasti.storage.tools.inspect import ReadOnlyFiles, existing_files
+from fasti.storage.tools.at_rest import existing_files, open_directory
 
 BACKUP_FORMAT_VERSION = 1
 PARTIAL_NAME = f"{BACKUP_NAME}.partial"
 CHUNK_BYTES = 1 << 20
 JOURNAL = "journal"
-_MANIFEST = f"blocks/{MANIFEST_NAME}"
 _NEW = ".new"
 _TEMPORARY = ".tmp"
 _NONCE = 1
@@ -155,7 +153,7 @@ class StoredSource:
     def __init__(
         self,
         blocks: BlockStore,
-        journal: Journal,
+        journal: JournalReader,
         manifest: Manifest,
         version: int,
         at_us: int,
@@ -225,37 +223,17 @@ def _encoded(frame: StoredFrame, incarnation: int) -> bytes:
 def directory_source(path: Path) -> Iterator[StoredSource]:
     """A data directory that no broker has open; it is locked meanwhile, and not changed.
 
-    Raises `DataDirLocked` beside a broker, `Corruption` if it can't be read.
+    Raises `DataDirLocked` beside a broker, `NotFound` where none ever ran, `Corruption` if it can't be read.
     """
     files = existing_files(path)
     lock = files.lock()
     try:
         refuse_unfinished(files)
-        found = FileBlocks(ReadOnlyFiles(files)).read_manifest()
-        if found is None:
-            raise Corruption("there is no manifest", file=_MANIFEST, offset=0)
-        manifest = Manifest.decode(found[1])
-        chain = read_chain(files, "journal", None)
-        try:
-            journal = cast(Journal, _ClosedJournal(files, chain))
-            blocks, now_us = FileBlocks(ReadOnlyFiles(files)), time.time_ns() // 1000
-            size = sum(len(segment.view) for segment in chain.segments)
-            yield StoredSource(blocks, journal, manifest, found[0], now_us, size)
-        finally:
-            close_chain(chain)
+        with open_directory(OverlayFiles(files)) as stored:
+            place = (stored.manifest, stored.version, time.time_ns() // 1000)
+            yield StoredSource(stored.blocks, stored.journal, *place, stored.journal.size_bytes)
     finally:
         lock.release()
-
-
-class _ClosedJournal:
-    """As much of a journal as a source needs."""
-
-    def __init__(self, files: Files, chain: Chain) -> None:
-        self._table = SegmentTable(files, chain.segments, chain.last_sequence)
-        self.finished_sequence = chain.last_sequence
-
-    def replay(self, after: int) -> Iterator[StoredFrame]:
-        return self._table.replay(after, self.finished_sequence)
 
 
 # Targets
@@ -368,9 +346,9 @@ class _Target:
         files, listing = self._files, self._listing
         self._end_file()
         self._check_segment(listing.segment + _NEW)
-        files.replace(_MANIFEST + _NEW, listing.manifest)
+        files.replace(MANIFEST_PATH + _NEW, listing.manifest)
         digest = xxh3_64_intdigest(listing.manifest)
-        self._checksums[_MANIFEST] = (len(listing.manifest), digest)
+        self._checksums[MANIFEST_PATH] = (len(listing.manifest), digest)
         for folder in ("blocks", "journal"):
             files.sync_directory(folder)
         if files.exists(BACKUP_NAME):
@@ -418,7 +396,7 @@ class _Target:
             if name != self._listing.segment + _NEW:
                 files.delete(name)
         files.rename(self._listing.segment + _NEW, self._listing.segment)
-        files.rename(_MANIFEST + _NEW, _MANIFEST)
+        files.rename(MANIFEST_PATH + _NEW, MANIFEST_PATH)
         for folder in ("blocks", "journal"):
             files.sync_directory(folder)
 

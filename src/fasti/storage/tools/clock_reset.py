@@ -25,17 +25,16 @@ import numpy as np
 from fasti.config import ShardSettings
 from fasti.core.cron.commands import PauseSchedule
 from fasti.core.engine import Engine
-from fasti.errors import NotFound
 from fasti.storage.file_storage import FileStorage
-from fasti.storage.files import Files, rebase
-from fasti.storage.files.blocks import FileBlocks
-from fasti.storage.files.journal_recovery import close_chain, read_chain
+from fasti.storage.files import Files, read_whole, rebase
 from fasti.storage.files.rebase import MARKER
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.manifest import Manifest
-from fasti.storage.payloads import Payloads
-from fasti.storage.recovery import TOOL_MEMORY_BYTES, delete_leftovers, recover, replay
-from fasti.storage.tools.salvage import GappedJournal
+from fasti.storage.tools.at_rest import (
+    TOOL_MEMORY_BYTES,
+    existing_manifest,
+    open_directory,
+    rebase_directory,
+)
 
 # A small segment is enough for what schedules take back.
 _SETTINGS = ShardSettings(segment_bytes=1 << 20, memory_bytes=TOOL_MEMORY_BYTES)
@@ -80,31 +79,18 @@ def _read(files: Files, now_us: int, dry_run: bool) -> int:
     interrupted = _is_interrupted(files)
     if not interrupted:
         rebase.refuse_unfinished(files)
-    blocks = FileBlocks(files)
-    found = blocks.read_manifest()
-    if found is None:
-        raise NotFound("no shard was ever opened here")
-    version, manifest = found[0], Manifest.decode(found[1])
     if interrupted and not dry_run:
         # If all was decided, this is what was left to do.
-        rebase.finish(files, manifest)
-    chain = read_chain(files, "journal", None)
-    try:
-        journal: Any = GappedJournal(files, chain)
-        engine = Engine(TOOL_MEMORY_BYTES)
-        recover(engine, blocks, manifest, version)
-        replay(engine, journal, manifest)
+        rebase.finish(files, existing_manifest(files)[1])
+    with open_directory(files) as stored:
+        engine, _ = stored.load()
         last_us = engine.state.last_at_us
         if last_us > now_us and not dry_run:
-            marker = {"incarnation": str(manifest.incarnation), "cut_frames": None, "clock": True}
+            incarnation = str(stored.manifest.incarnation)
+            marker = {"incarnation": incarnation, "cut_frames": None, "clock": True}
             files.replace(MARKER, json.dumps(marker).encode())
-            epoch = manifest.next_epoch(journal.epoch)
-            delete_leftovers(blocks, manifest, epoch)
             _set_back(engine, now_us)
-            payloads = Payloads(journal, blocks, manifest.payload_names)
-            rebase.rebase(files, engine, payloads, manifest, version, epoch)
-    finally:
-        close_chain(chain)
+            rebase_directory(files, stored, engine)
     if not dry_run and files.exists(MARKER):
         files.delete(MARKER)
         files.sync_directory("")
@@ -113,13 +99,7 @@ def _read(files: Files, now_us: int, dry_run: bool) -> int:
 
 def _is_interrupted(files: Files) -> bool:
     """Whether the marker is one of ours."""
-    if not files.exists(MARKER):
-        return False
-    file = files.open(MARKER, writable=False)
-    try:
-        return bool(json.loads(file.read_at(0, file.size)).get("clock"))
-    finally:
-        file.close()
+    return files.exists(MARKER) and bool(json.loads(read_whole(files, MARKER)).get("clock"))
 
 
 def _set_back(engine: Engine, now_us: int) -> None:

@@ -1,11 +1,10 @@
 """Looking into a data directory without changing it: is everything there, and what does it hold?
 
-`inspect` checks the journal and the manifest (verify.py), and beyond them every object that the
-manifest names: that it is there, that its checksum holds, that it has as many rows as the manifest
+`verify` reads the journal, the manifest and the sizes of blocks. `inspect` goes on to every object that
+the manifest names: that it is there, that its checksum holds, that it has as many rows as the manifest
 says, that the journal reaches from where the manifest ends, and that an engine can be brought up
-to date from it all, as an opening would. `stats` does the latter too, and counts. Both read through
-`ReadOnlyFiles`, so that nothing is written; what needs an engine takes the directory's lock for
-that time, because a running shard would change files under it.
+to date from it all, as an opening would. `stats` does the latter too, and counts. What needs an engine
+takes the directory's lock for that time, because a running shard would change files under it.
 
 Called by tools for people, rarely; reads everything, so it takes as long as the data is large.
 """
@@ -15,38 +14,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any
 
 from fasti.core.commands import Count
 from fasti.core.engine import Engine
-from fasti.errors import Corruption, DataDirLocked, FastiError, NotFound, PermissionDenied
-from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY
-from fasti.storage.files import File, Files, LocalFiles, Lock
-from fasti.storage.files.blocks import FileBlocks
+from fasti.errors import Corruption, DataDirLocked, FastiError
+from fasti.storage.blocks import TEMPORARY
+from fasti.storage.files import Files, read_whole, size_of
+from fasti.storage.files.blocks import MANIFEST_PATH, FileBlocks, decode_manifest
 from fasti.storage.files.copies import OPEN_NAME, copied_from
 from fasti.storage.files.copies import warning as copy_warning
-from fasti.storage.files.journal_recovery import Chain, close_chain, read_chain, segment_names
+from fasti.storage.files.journal_recovery import segment_names
 from fasti.storage.files.journal_segment import (
     SEGMENT_HEADER_BYTES,
-    SEGMENT_SUFFIX,
     decode_segment_header,
+    first_sequence_in,
 )
-from fasti.storage.files.journal_survey import Finding
-from fasti.storage.files.journal_table import SegmentTable
+from fasti.storage.files.journal_survey import Finding, survey
+from fasti.storage.files.overlay_files import OverlayFiles
 from fasti.storage.files.rebase import MARKER
-from fasti.storage.journal import Journal
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.manifest import Manifest
-from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover, replay
 from fasti.storage.runs import Block
 from fasti.storage.seals import unseal
 from fasti.storage.state_block import decode_state
-from fasti.storage.tools.verify import Report, verify
+from fasti.storage.tools.at_rest import DirectoryAtRest, existing_manifest, open_directory
 
-_MANIFEST = f"blocks/{MANIFEST_NAME}"
 _REACH = "restore the segments that had them, or repair the directory without them"
 _RESTORE = "restore the directory from a copy: what the journal had of it is trimmed"
+_NOTHING = "nothing: it is removed at the next opening"
+
+
+@dataclass(slots=True)
+class Report:
+    """What `verify` or `inspect` saw. ``ok`` when nothing that was acknowledged is lost."""
+
+    findings: list[Finding] = field(default_factory=list)
+    segments: int = 0
+    frames: int = 0
+    journal_bytes: int = 0
+    blocks: int = 0
+    block_bytes: int = 0
+    manifest_version: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.harmless for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,72 +110,33 @@ class Stats:
         return {**asdict(self), "frames": self.frames, "live_share": self.live_share}
 
 
-class ReadOnlyFiles:
-    """`Files` that can only be read; what an unfinished write left doesn't show."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-
-    def open(self, name: str, writable: bool) -> File:
-        if writable:
-            self._refuse(name)
-        return self._files.open(name, writable=False)
-
-    def exists(self, name: str) -> bool:
-        return self._files.exists(name)
-
-    def list(self, prefix: str) -> list[str]:
-        return [name for name in self._files.list(prefix) if not name.endswith(TEMPORARY)]
-
-    @property
-    def place(self) -> str | None:
-        return self._files.place
-
-    def identity(self, name: str) -> int:
-        return self._files.identity(name)
-
-    def free_bytes(self) -> int:
-        return self._files.free_bytes()
-
-    def lock(self) -> Lock:
-        return self._files.lock()
-
-    def create(self, name: str, size_bytes: int) -> File:
-        self._refuse(name)
-
-    def delete(self, name: str) -> None:
-        self._refuse(name)
-
-    def rename(self, old: str, new: str) -> None:
-        self._refuse(old)
-
-    def replace(self, name: str, data: bytes) -> None:
-        self._refuse(name)
-
-    def sync_directory(self, name: str) -> None:
-        self._refuse(name)
-
-    def _refuse(self, name: str) -> NoReturn:
-        raise PermissionDenied(f"{name}: opened for reading only")
-
-
-def existing_files(path: Path) -> LocalFiles:
-    """The files of a data directory that must be there already; `NotFound` if it isn't."""
-    if not (path / "journal").is_dir() and not (path / "blocks").is_dir():
-        raise NotFound(f"{path} is not a data directory: it has neither journal nor blocks")
-    return LocalFiles(path)
-
-
-def holder(files: Files) -> DataDirLocked | None:
-    """Who has the directory open; None if nobody does."""
-    try:
-        files.lock().release()
-    except DataDirLocked as error:
-        return error
-    return None
-
-
 # Checking
+
+
+def verify(files: Files) -> Report:
+    """Reads the whole journal, the manifest and the sizes of all blocks; changes nothing."""
+    seen = survey(files, "journal")
+    report = Report(findings=list(seen.findings), segments=len(seen.segments))
+    report.frames = sum(segment.frames for segment in seen.segments)
+    report.journal_bytes = sum(segment.size for segment in seen.segments)
+    for name in files.list("blocks/"):
+        try:
+            _verify_block(files, name, report)
+        except FastiError as error:
+            remedy = "restore it, or rebuild from the journal if that reaches back to its beginning"
+            report.findings.append(Finding(name, 0, error.code, error.message, remedy))
+    return report
+
+
+def _verify_block(files: Files, name: str, report: Report) -> None:
+    if name.endswith(TEMPORARY):
+        message = "left by a write that was never finished"
+        report.findings.append(Finding(name, 0, "leftover", message, _NOTHING, harmless=True))
+    elif name == MANIFEST_PATH:
+        report.manifest_version = decode_manifest(read_whole(files, name), name)[0]
+    else:
+        report.block_bytes += size_of(files, name)
+        report.blocks += 1
 
 
 def inspect(files: Files) -> Report:
@@ -182,22 +156,19 @@ def inspect(files: Files) -> Report:
             OPEN_NAME, 0, "copy", copy_warning(origin), "nothing, if no other is bad", harmless=True
         )
         report.findings.append(finding)
-    blocks = FileBlocks(ReadOnlyFiles(files))
     if report.manifest_version is None:
-        if report.segments and not files.exists(_MANIFEST):
+        if report.segments and not files.exists(MANIFEST_PATH):
             message = "there is a journal but no manifest"
-            report.findings.append(Finding(_MANIFEST, 0, "no_manifest", message, _RESTORE))
+            report.findings.append(Finding(MANIFEST_PATH, 0, "no_manifest", message, _RESTORE))
         return report
     try:
-        found = blocks.read_manifest()
-        assert found is not None, "verify has just read it"
-        manifest = Manifest.decode(found[1])
+        _, manifest = existing_manifest(files)
     except FastiError as error:
-        report.findings.append(Finding(_MANIFEST, 0, error.code, error.message, _RESTORE))
+        report.findings.append(Finding(MANIFEST_PATH, 0, error.code, error.message, _RESTORE))
         return report
     except (ValueError, KeyError, TypeError) as error:
-        message = f"the document in it makes no sense: {error!r}"
-        report.findings.append(Finding(_MANIFEST, 0, "corruption", message, _RESTORE))
+        message = f"its content can't be decoded: {error!r}"
+        report.findings.append(Finding(MANIFEST_PATH, 0, "corruption", message, _RESTORE))
         return report
     report.findings += check_objects(files, manifest)
     if report.ok:
@@ -209,7 +180,7 @@ def inspect(files: Files) -> Report:
 
 def check_objects(files: Files, manifest: Manifest) -> Iterator[Finding]:
     """What is wrong with the objects that a manifest names, and which are left over."""
-    blocks = FileBlocks(ReadOnlyFiles(files))
+    blocks = FileBlocks(OverlayFiles(files))
     stored = set(blocks.list())
     for block in manifest.blocks:
         for name in block.names:
@@ -221,8 +192,7 @@ def check_objects(files: Files, manifest: Manifest) -> Iterator[Finding]:
         yield from _check_object(blocks, manifest.state_name, None, manifest.state_name in stored)
     for name in sorted(stored - manifest.names):
         message = "left by a checkpoint that was never finished, or not yet deleted"
-        remedy = "nothing: it is removed at the next opening"
-        yield Finding(f"blocks/{name}", 0, "unnamed_block", message, remedy, harmless=True)
+        yield Finding(f"blocks/{name}", 0, "unnamed_block", message, _NOTHING, harmless=True)
 
 
 def _check_logs(manifest: Manifest) -> Iterator[Finding]:
@@ -234,7 +204,7 @@ def _check_logs(manifest: Manifest) -> Iterator[Finding]:
                 f"{before.name} ends at offset {before.end} of topic {block.topic}, partition "
                 f"{block.partition}, and {block.name} goes on at {block.first_offset}"
             )
-            yield Finding(_MANIFEST, 0, "damaged_log", message, _RESTORE)
+            yield Finding(MANIFEST_PATH, 0, "damaged_log", message, _RESTORE)
 
 
 def _check_object(
@@ -264,16 +234,12 @@ def _check_reach(files: Files, report: Report, manifest: Manifest) -> Iterator[F
     """Whether the journal, which is whole, goes on where the blocks end."""
     names = segment_names(files, "journal")
     for name in names[-1:]:
-        file = files.open(name, writable=False)
-        try:
-            stored = decode_segment_header(file.read_at(0, SEGMENT_HEADER_BYTES), name).incarnation
-        finally:
-            file.close()
-        if stored != manifest.incarnation:
+        header = decode_segment_header(read_whole(files, name, SEGMENT_HEADER_BYTES), name)
+        if header.incarnation != manifest.incarnation:
             message = "the journal is of another directory than the blocks"
             yield Finding(name, 0, "foreign_segment", message, "find out where it came from")
             return
-    first = int(names[0].rpartition("/")[2].removesuffix(SEGMENT_SUFFIX)) if names else 1
+    first = first_sequence_in(names[0]) if names else 1
     last = first + report.frames - 1
     if first > manifest.position + 1:
         message = f"frames {manifest.position + 1} to {first - 1} are missing"
@@ -304,62 +270,34 @@ def stats(files: Files, now_us: int) -> Stats:
     """
     lock = files.lock()
     try:
-        return _stats(ReadOnlyFiles(files), now_us)
+        return _stats(OverlayFiles(files), now_us)
     finally:
         lock.release()
 
 
-def _stats(files: ReadOnlyFiles, now_us: int) -> Stats:
-    blocks = FileBlocks(files)
-    found = blocks.read_manifest()
-    if found is None:
-        raise NotFound(f"{_MANIFEST} is not there: no shard was ever opened here")
-    version, manifest = found[0], Manifest.decode(found[1])
-    chain = read_chain(files, "journal", None)
-    try:
-        engine = Engine(TOOL_MEMORY_BYTES)
-        recover(engine, blocks, manifest, version)
-        replayed = replay(engine, cast(Journal, _Tail(files, chain)), manifest)
-        return _gather(files, engine, manifest, version, chain, replayed, now_us)
-    finally:
-        close_chain(chain)
+def _stats(files: Files, now_us: int) -> Stats:
+    with open_directory(files) as stored:
+        engine, replayed = stored.load()
+        return _count(files, stored, engine, replayed, now_us)
 
 
-class _Tail:
-    """As much of a journal as replay needs."""
-
-    def __init__(self, files: Files, chain: Chain) -> None:
-        self._table = SegmentTable(files, chain.segments, chain.last_sequence)
-        self._through = chain.last_sequence
-
-    def replay(self, after: int) -> Any:
-        return self._table.replay(after, self._through)
-
-
-def _gather(
-    files: Files,
-    engine: Engine,
-    manifest: Manifest,
-    version: int,
-    chain: Chain,
-    replayed: int,
-    now_us: int,
+def _count(
+    files: Files, stored: DirectoryAtRest, engine: Engine, replayed: int, now_us: int
 ) -> Stats:
+    manifest, journal = stored.manifest, stored.journal
     runs = [block for block in manifest.blocks if not block.delta]
     dead = sum(engine.memory.marks.dead(block.number) for block in runs)
     rows = sum(block.rows for block in runs)
-    sizes = {name: _size(files, name) for name in files.list("")}
-    segments = chain.segments
-    first = segments[0].header.first_sequence if segments else chain.last_sequence + 1
+    sizes = {name: size_of(files, name) for name in files.list("")}
     return Stats(
-        manifest_version=version,
+        manifest_version=stored.version,
         checkpoint=manifest.checkpoint,
         position=manifest.position,
         incarnation=manifest.incarnation,
-        first_sequence=first,
-        last_sequence=chain.last_sequence,
+        first_sequence=journal.first_sequence,
+        last_sequence=journal.last_sequence,
         replayed_frames=replayed,
-        segments=len(segments),
+        segments=journal.segments,
         journal_bytes=sum(size for name, size in sizes.items() if name.startswith("journal/")),
         blocks=len(runs),
         delta_blocks=len(manifest.blocks) - len(runs),
@@ -380,15 +318,3 @@ def _topics(engine: Engine, now_us: int) -> list[TopicStats]:
         TopicStats(topic.name, topic.settings.partitions, reply.states)
         for topic, reply in zip(topics, replies, strict=True)
     ]
-
-
-def _size(files: Files, name: str) -> int:
-    file = files.open(name, writable=False)
-    try:
-        return file.size
-    finally:
-        file.close()
-
-
-if TYPE_CHECKING:
-    _conforms: type[Files] = ReadOnlyFiles

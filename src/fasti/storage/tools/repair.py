@@ -1,6 +1,6 @@
 """Repairing a data directory: afterwards it opens, and it is known what was lost.
 
-First the journal is made readable (verify.py): it is cut before the first damaged frame, or damaged
+First the journal is made readable (journal_repair.py): it is cut before the first damaged frame, or damaged
 frames are given up. Then what is left is read into an engine (salvage.py), which tells what the
 missing frames cost, and the directory begins a new life with that (rebase.py): under a new incarnation,
 so that positions from before answer `gone`, and with a journal that needs none of the old one.
@@ -18,22 +18,19 @@ from typing import Any
 
 from fasti.errors import Corruption, FastiError
 from fasti.storage.blocks import MANIFEST_NAME
-from fasti.storage.files import Files, rebase
-from fasti.storage.files.blocks import FileBlocks
-from fasti.storage.files.journal_recovery import close_chain, read_chain
+from fasti.storage.files import Files, read_whole, rebase
+from fasti.storage.files.blocks import MANIFEST_PATH, FileBlocks
 from fasti.storage.files.journal_survey import survey
 from fasti.storage.files.overlay_files import OverlayFiles
 from fasti.storage.files.rebase import LOST_AND_FOUND, MARKER
 from fasti.storage.manifest import Manifest
 from fasti.storage.recovery import delete_leftovers
-from fasti.storage.tools import verify
+from fasti.storage.tools.at_rest import open_journal, read_manifest
 from fasti.storage.tools.inspect import check_objects
+from fasti.storage.tools.journal_repair import Action, Step, carry_out, plan_repair
 from fasti.storage.tools.losses import Losses
-from fasti.storage.tools.salvage import GappedJournal, Salvage
+from fasti.storage.tools.salvage import Salvage
 from fasti.storage.tools.salvage_blocks import is_repairable
-from fasti.storage.tools.verify import Action
-
-_MANIFEST = f"blocks/{MANIFEST_NAME}"
 
 
 @dataclass(slots=True)
@@ -61,11 +58,11 @@ def repair_directory(files: Files, *, allow_gap: bool = False, dry_run: bool = T
 
 
 def _repair(files: Files, allow_gap: bool) -> Repair:
-    found = _read_manifest(files)
+    stored = read_manifest(files)
     marker = _read_marker(files)
-    if found is not None and marker and marker["incarnation"] != str(found[1].incarnation):
+    if stored is not None and marker and marker["incarnation"] != str(stored[1].incarnation):
         # It was interrupted when all was decided.
-        rebase.finish(files, found[1])
+        rebase.finish(files, stored[1])
         _unmark(files)
         losses = Losses()
         losses.note(
@@ -73,36 +70,33 @@ def _repair(files: Files, allow_gap: bool) -> Repair:
             "it could not tell any more: see the old journal below lost+found"
         )
         return Repair([_rebase_action()], losses)
-    steps, damaged, is_needed = _plan(files, allow_gap)
-    if found is None or not is_needed:
-        return Repair(verify.carry_out(steps))
+    steps, damaged, is_needed = _plan(files, stored, allow_gap)
+    if stored is None or not is_needed:
+        return Repair(carry_out(steps))
     if marker is None:
         marker = {
-            "incarnation": str(found[1].incarnation),
+            "incarnation": str(stored[1].incarnation),
             "cut_frames": _cut_frames(files, [action for action, _ in steps]),
         }
         files.replace(MARKER, json.dumps(marker).encode())
-    actions = verify.carry_out(steps)
-    losses = _salvage(files, *found, marker["cut_frames"], damaged)
+    actions = carry_out(steps)
+    losses = _salvage(files, *stored, marker["cut_frames"], damaged)
     _unmark(files)
     return Repair([*actions, *_drop_actions(damaged), _rebase_action()], losses)
 
 
 def _try_out(files: Files, allow_gap: bool) -> Repair:
     """What a repair would do and cost: it is done in memory, up to the point where it would count."""
-    found = _read_manifest(files)
-    tried = OverlayFiles(files)
-    steps, damaged, is_needed = _plan(tried, allow_gap)
-    if found is None or not is_needed:
+    stored = read_manifest(files)
+    trial = OverlayFiles(files)
+    steps, damaged, is_needed = _plan(trial, stored, allow_gap)
+    if stored is None or not is_needed:
         return Repair([action for action, _ in steps])
-    cut_frames = _cut_frames(tried, [action for action, _ in steps])
-    actions = [*verify.carry_out(steps), *_drop_actions(damaged), _rebase_action()]
-    chain = read_chain(tried, "journal", None)
-    try:
-        salvage = Salvage(FileBlocks(tried), GappedJournal(tried, chain), found[1], damaged)
-        return Repair(actions, salvage.read(found[0], cut_frames))
-    finally:
-        close_chain(chain)
+    cut_frames = _cut_frames(trial, [action for action, _ in steps])
+    actions = [*carry_out(steps), *_drop_actions(damaged), _rebase_action()]
+    with open_journal(trial) as journal:
+        salvage = Salvage(FileBlocks(trial), journal, stored[1], damaged)
+        return Repair(actions, salvage.read(stored[0], cut_frames))
 
 
 def _salvage(
@@ -112,22 +106,19 @@ def _salvage(
     cut_frames: int | None,
     damaged: frozenset[str],
 ) -> Losses:
-    chain = read_chain(files, "journal", None)
-    try:
-        blocks = FileBlocks(files)
-        salvage = Salvage(blocks, GappedJournal(files, chain), manifest, damaged)
+    blocks = FileBlocks(files)
+    with open_journal(files) as journal:
+        salvage = Salvage(blocks, journal, manifest, damaged)
         # What an earlier try wrote would be in the way.
         delete_leftovers(blocks, manifest, salvage.epoch)
         losses = salvage.read(version, cut_frames)
-        _keep_blocks(files, damaged)
+        _save_blocks(files, damaged)
         place = (salvage.manifest, version, salvage.epoch)
         rebase.rebase(files, salvage.engine, salvage.payloads, *place)
         return losses
-    finally:
-        close_chain(chain)
 
 
-def _keep_blocks(files: Files, damaged: frozenset[str]) -> None:
+def _save_blocks(files: Files, damaged: frozenset[str]) -> None:
     """Damaged blocks, and what belongs to them, are copied before they go."""
     stems = {name.partition(".")[0] for name in damaged}
     for name in files.list("blocks/"):
@@ -135,22 +126,14 @@ def _keep_blocks(files: Files, damaged: frozenset[str]) -> None:
         # What can't be read is left behind: a bad sector can't be copied.
         with suppress(FastiError):
             if stem.partition(".")[0] in stems:
-                file = files.open(name, writable=False)
-                try:
-                    files.replace(f"{LOST_AND_FOUND}/{stem}", file.read_at(0, file.size))
-                finally:
-                    file.close()
+                files.replace(f"{LOST_AND_FOUND}/{stem}", read_whole(files, name))
 
 
 def _read_marker(files: Files) -> dict[str, Any] | None:
     if not files.exists(MARKER):
         return None
-    file = files.open(MARKER, writable=False)
-    try:
-        marker: dict[str, Any] = json.loads(file.read_at(0, file.size))
-        return marker
-    finally:
-        file.close()
+    marker: dict[str, Any] = json.loads(read_whole(files, MARKER))
+    return marker
 
 
 def _unmark(files: Files) -> None:
@@ -159,19 +142,18 @@ def _unmark(files: Files) -> None:
 
 
 def _plan(
-    files: Files, allow_gap: bool
-) -> tuple[list[tuple[Action, verify.Step]], frozenset[str], bool]:
+    files: Files, stored: tuple[int, Manifest] | None, allow_gap: bool
+) -> tuple[list[Step], frozenset[str], bool]:
     """What to do to the journal, which blocks to give up, and whether the directory must begin
     anew afterwards.
     """
-    found = _read_manifest(files)
-    if found is None:
-        return verify.plan(files, allow_gap=allow_gap), frozenset(), True
-    position = found[1].position
-    steps = verify.plan(files, allow_gap=allow_gap, needed_after=position)
+    if stored is None:
+        return plan_repair(files, allow_gap), frozenset(), True
+    position = stored[1].position
+    steps = plan_repair(files, allow_gap, position)
     is_needed = any(action.kind != "rebuild_header" for action, _ in steps)
     is_needed = is_needed or files.exists(MARKER) or _has_gap(files, position)
-    damaged = _damaged_blocks(files, found[1], allow_gap)
+    damaged = _damaged_blocks(files, stored[1], allow_gap)
     return steps, damaged, is_needed or bool(damaged)
 
 
@@ -212,13 +194,6 @@ def _drop_actions(damaged: frozenset[str]) -> list[Action]:
     return [Action("drop_block", f"blocks/{name}", 0, message) for name in sorted(damaged)]
 
 
-def _read_manifest(files: Files) -> tuple[int, Manifest] | None:
-    if not files.exists(_MANIFEST):
-        return None
-    found = FileBlocks(files).read_manifest()
-    return None if found is None else (found[0], Manifest.decode(found[1]))
-
-
 def _cut_frames(files: Files, actions: list[Action]) -> int | None:
     """How many frames a cut costs, as far as what lies behind it lets one tell."""
     cuts = [action.first_lost for action in actions if action.kind == "cut"]
@@ -233,4 +208,4 @@ def _cut_frames(files: Files, actions: list[Action]) -> int | None:
 
 def _rebase_action() -> Action:
     message = "write what is left as a directory of its own, under a new incarnation"
-    return Action("rebase", "blocks/MANIFEST", 0, message)
+    return Action("rebase", MANIFEST_PATH, 0, message)

@@ -17,20 +17,16 @@ from typing import Any
 
 from xxhash import xxh3_64
 
-from fasti.core.engine import Engine
 from fasti.errors import AlreadyExists, Corruption, NotFound
 from fasti.storage.file_storage import check_sizes
-from fasti.storage.files import LOCK_NAME, Files, LocalFiles, read_whole, rebase
-from fasti.storage.files.blocks import MANIFEST_PATH, FileBlocks, decode_manifest
-from fasti.storage.files.journal_recovery import close_chain, read_chain
+from fasti.storage.files import LOCK_NAME, Files, LocalFiles, read_whole
+from fasti.storage.files.blocks import MANIFEST_PATH, decode_manifest
 from fasti.storage.files.journal_segment import SEGMENT_HEADER_BYTES, decode_segment_header
 from fasti.storage.files.rebase import RESTORING_NAME
 from fasti.storage.manifest import Manifest
-from fasti.storage.payloads import Payloads
-from fasti.storage.recovery import TOOL_MEMORY_BYTES, delete_leftovers, recover, replay
+from fasti.storage.tools.at_rest import open_directory, rebase_directory
 from fasti.storage.tools.backup import CHUNK_BYTES, Description, Progress, describe
 from fasti.storage.tools.inspect import inspect
-from fasti.storage.tools.salvage import GappedJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +134,10 @@ def begin_life(files: Files) -> tuple[Manifest, int]:
 
     The caller has the lock. A crash leaves either life, or one that `rebase.finish` completes.
     """
-    blocks = FileBlocks(files)
-    found = blocks.read_manifest()
-    if found is None:
-        raise Corruption("the backup has no manifest", file="blocks/MANIFEST", offset=0)
-    version, manifest = found[0], Manifest.decode(found[1])
-    check_sizes(files, manifest)
-    chain = read_chain(files, "journal", None)
-    try:
-        journal: Any = GappedJournal(files, chain)
-        engine = Engine(TOOL_MEMORY_BYTES)
-        recover(engine, blocks, manifest, version)
-        replay(engine, journal, manifest)
-        # Of a checkpoint that was not finished, or of an earlier try: they would be in the way.
-        epoch = manifest.next_epoch(journal.epoch)
-        delete_leftovers(blocks, manifest, epoch)
-        payloads = Payloads(journal, blocks, manifest.payload_names)
-        place = (manifest, version, epoch)
-        made = rebase.rebase(files, engine, payloads, *place, keep_journal=False)
-        return made, len(engine.state.topics)
-    finally:
-        close_chain(chain)
+    with open_directory(files) as stored:
+        check_sizes(files, stored.manifest)
+        engine, _ = stored.load()
+        return rebase_directory(files, stored, engine, keep_journal=False), len(engine.state.topics)
 
 
 def _check(files: Files) -> None:

@@ -11,8 +11,8 @@ are passed over. Ids that were passed over and of which no frame tells are repor
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, cast
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +29,12 @@ from fasti.core.timeline.partition import Partition
 from fasti.model import SEQUENCE_BITS, State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.event_codec import decode, encode, partition_of, read_head, topic_of
-from fasti.storage.files import Files
-from fasti.storage.files.journal_recovery import Chain
-from fasti.storage.files.journal_table import SegmentTable
-from fasti.storage.frames import StoredFrame
-from fasti.storage.journal import Journal
+from fasti.storage.frames import StoredFrame, flattened
 from fasti.storage.log_rows import LOST_HEADER
 from fasti.storage.manifest import Manifest
 from fasti.storage.payloads import Payloads
-from fasti.storage.recovery import TOOL_MEMORY_BYTES, recover
+from fasti.storage.recovery import recover
+from fasti.storage.tools.at_rest import TOOL_MEMORY_BYTES, JournalAtRest
 from fasti.storage.tools.losses import IdRange, Losses, LostRows, TopicLosses
 from fasti.storage.tools.mending import Mender, Place
 from fasti.storage.tools.salvage_blocks import forget_missing, without_damaged
@@ -55,36 +52,24 @@ _KINDS |= dict.fromkeys((60, 61, *range(68, 80)), "log")
 _KINDS |= dict.fromkeys(range(90, 96), "cron")
 
 
-class GappedJournal:
-    """As much of a journal as a salvage needs: what is left of it, and filler rows."""
+class _FilledJournal:
+    """A `JournalReader` that also has filler rows."""
 
-    def __init__(self, files: Files, chain: Chain) -> None:
-        self._table = SegmentTable(files, chain.segments, chain.last_sequence)
-        self.first_sequence = self._table.first_sequence
-        self.last_sequence, self.epoch = chain.last_sequence, chain.epoch
-        self._filler: memoryview | None = None
-
-    def frames(self, after: int) -> Iterator[StoredFrame]:
-        """The frames of whole groups above a position; sequences that are missing are gaps."""
-        begin = max(after, self.first_sequence - 1)
-        if begin >= self.last_sequence:
-            return iter(())
-        return self._table.replay(begin, self.last_sequence)
-
-    def replay(self, after: int) -> Iterator[StoredFrame]:
-        """All frames above a position, as a journal has them: raises if some are missing."""
-        return self._table.replay(after, self.last_sequence)
+    def __init__(self, journal: JournalAtRest) -> None:
+        self.epoch, self.first_sequence = journal.epoch, journal.first_sequence
+        self.last_sequence = self.finished_sequence = journal.last_sequence
+        self.replay, self._body = journal.replay, journal.body
 
     def body(self, sequence: int) -> memoryview:
-        """A frame's body, for payloads."""
-        if sequence != FILLER:
-            return self._table.read(sequence)[1]
-        if self._filler is None:
-            headers = [[(LOST_HEADER, "true")]] * ROWS_MAX
-            rows = Rows.of([b""] * ROWS_MAX, headers=headers)
-            buffers = encode(EngineFrame(FILLER, [TopicDeleted(0, 0)], rows, True, True))
-            self._filler = memoryview(b"".join(bytes(memoryview(each)) for each in buffers))
-        return self._filler
+        return self._body(sequence) if sequence != FILLER else _filler_body()
+
+
+@cache
+def _filler_body() -> memoryview:
+    headers = [[(LOST_HEADER, "true")]] * ROWS_MAX
+    rows = Rows.of([b""] * ROWS_MAX, headers=headers)
+    buffers = encode(EngineFrame(FILLER, [TopicDeleted(0, 0)], rows, True, True))
+    return memoryview(b"".join(flattened(buffers)))
 
 
 class Salvage:
@@ -93,7 +78,7 @@ class Salvage:
     def __init__(
         self,
         blocks: BlockStore,
-        journal: GappedJournal,
+        journal: JournalAtRest,
         manifest: Manifest,
         damaged: frozenset[str] = frozenset(),
     ) -> None:
@@ -103,7 +88,7 @@ class Salvage:
         self._damaged = damaged
         self._lost: dict[Place, LostRows] = defaultdict(LostRows)
         self.losses = Losses()
-        self.payloads = Payloads(cast(Journal, journal), blocks)
+        self.payloads = Payloads(_FilledJournal(journal), blocks)
         # Of the blocks that are written in place of lost ones, and of the directory's next life.
         self.epoch = manifest.next_epoch(journal.epoch)
         self._blocks, self._journal = blocks, journal

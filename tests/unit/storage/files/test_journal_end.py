@@ -14,7 +14,8 @@ from fasti.errors import Corruption
 from fasti.storage.files.journal import FileJournal
 from fasti.storage.files.journal_end import SyncedEnd, decode_ends, encode_end, read_end
 from fasti.storage.frames import Frame
-from fasti.storage.tools.verify import repair, verify
+from fasti.storage.tools.inspect import verify
+from fasti.storage.tools.repair import repair_directory
 from fasti.testing.disk import Crashed, SimulatedFiles
 
 SEGMENT_BYTES = 4096
@@ -71,7 +72,7 @@ def refused(files: SimulatedFiles) -> Corruption:
 
 def last_after(files: SimulatedFiles, allow_gap: bool) -> int:
     """What a repaired journal ends with; it opens and takes more."""
-    assert repair(files, allow_gap=allow_gap, dry_run=False)
+    assert repair_directory(files, allow_gap=allow_gap, dry_run=False).actions
     assert verify(files).ok, verify(files).findings
     journal = open_journal(files)
     readable = [frame.sequence for frame in journal.replay(journal.first_sequence - 1)]
@@ -134,7 +135,7 @@ def test_a_newest_segment_that_is_gone_is_damage(allow_gap: bool) -> None:
 def test_a_journal_without_any_segment_is_damage() -> None:
     files = without(stored(), FIRST)
     assert refused(files).file == FIRST
-    assert repair(files, dry_run=False)
+    assert repair_directory(files, dry_run=False).actions
     assert open_journal(files).last_sequence == 0
 
 
@@ -143,7 +144,7 @@ def test_another_file_under_the_newest_name_is_damage() -> None:
     files = rewritten(stored(), FIRST, lambda _: other)
     assert "not the file that was synced" in refused(files).message
     with pytest.raises(Corruption):
-        repair(files, allow_gap=True, dry_run=False)
+        repair_directory(files, allow_gap=True, dry_run=False)
 
 
 @pytest.mark.parametrize("content", [b"", bytes(1024), b"FASTIEND" * 128, b"\xff" * 40])

@@ -13,12 +13,13 @@ from fasti.core.commands import Cancel, CreateTopic, Lease, Produce, Target, Whe
 from fasti.core.events import Cancelled
 from fasti.core.keys import Rows
 from fasti.core.replies import Frame
-from fasti.errors import DataDirLocked, NotFound, PermissionDenied
+from fasti.errors import DataDirLocked, NotFound
 from fasti.storage.file_storage import FileStorage
 from fasti.storage.files import LocalFiles
 from fasti.storage.frames import body_checksum
 from fasti.storage.local_shard import LocalShard
-from fasti.storage.tools.inspect import ReadOnlyFiles, existing_files, holder, inspect, stats
+from fasti.storage.tools.at_rest import existing_files, holder
+from fasti.storage.tools.inspect import inspect, stats
 
 NOW = 1_000_000_000
 
@@ -147,20 +148,6 @@ def test_a_directory_that_is_none_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         existing_files(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
-
-
-def test_read_only_files_refuse_every_change(directory: Path) -> None:
-    files = ReadOnlyFiles(LocalFiles(directory))
-    for change in (
-        lambda: files.create("x", 1),
-        lambda: files.delete("blocks/MANIFEST"),
-        lambda: files.rename("blocks/MANIFEST", "x"),
-        lambda: files.replace("blocks/MANIFEST", b""),
-        lambda: files.sync_directory(""),
-        lambda: files.open("blocks/MANIFEST", writable=True),
-    ):
-        with pytest.raises(PermissionDenied):
-            change()
 
 
 def test_a_journal_that_contradicts_itself_is_found(directory: Path) -> None:

@@ -21,7 +21,9 @@ from fasti.storage.frames import (
     encode_header,
     frame_bytes,
 )
-from fasti.storage.tools.verify import repair, verify
+from fasti.storage.tools.inspect import verify
+from fasti.storage.tools.journal_repair import Action, carry_out, plan_repair
+from fasti.storage.tools.repair import repair_directory
 from fasti.testing.disk import Crashed, SimulatedFiles
 
 SEGMENT_BYTES = 4096
@@ -68,6 +70,11 @@ def readable(files: SimulatedFiles) -> list[int]:
 
 def images(files: SimulatedFiles) -> dict[str, bytes]:
     return {name: bytes(files.open(name, False).map()) for name in files.list("")}
+
+
+def repair(files: SimulatedFiles, allow_gap: bool = False, dry_run: bool = True) -> list[Action]:
+    steps = plan_repair(files, allow_gap)
+    return [action for action, _ in steps] if dry_run else carry_out(steps)
 
 
 def test_an_empty_disk_and_a_sound_one_are_ok() -> None:
@@ -190,9 +197,9 @@ def test_a_repair_needs_the_lock() -> None:
     damage(files, 5)
     lock = files.lock()
     with pytest.raises(DataDirLocked):
-        repair(files, dry_run=False)
+        repair_directory(files, dry_run=False)
     lock.release()
-    assert repair(files, dry_run=False)
+    assert repair_directory(files, dry_run=False).actions
     files.lock()
 
 
