@@ -9,7 +9,7 @@ checks on every kind:
   whole or not at all.  So many puts can share one `sync`.  `delete`, too, is durable after
   `sync`.
 * The manifest says which blocks count.  It has a version, from 1 up, and is switched atomically
-  by who names the version that it replaces; any other switch is `Fenced`.  A switch syncs the
+  by the writer that names the version which it replaces; any other switch is `Fenced`.  A switch syncs the
   names of all blocks first, so no durable manifest names a block that is missing.
 
 Thread-safety: all methods, from any thread; two puts of one name at a time are the caller's
@@ -22,7 +22,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from fasti.errors import InvalidArgument
+from fasti.errors import Corruption, Fenced, InvalidArgument
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,8 +79,29 @@ class BlockStore(Protocol):
         """
 
 
+def checked_range(view: memoryview, name: str, offset: int, length: int | None) -> memoryview:
+    """A range of a block, as `BlockStore.get` gives it."""
+    end = len(view) if length is None else offset + length
+    if not 0 <= offset <= end <= len(view):
+        raise Corruption(
+            f"block {name} has {len(view)} bytes, {offset} to {end} were requested",
+            file=f"blocks/{name}",
+            offset=len(view),
+        )
+    return view[offset:end]
+
+
+def check_version(version: int, expected: int) -> None:
+    """Raises `Fenced` unless a switch names the version that it replaces."""
+    if version != expected:
+        raise Fenced(
+            f"the manifest has version {version}, not {expected}",
+            details={"expected": expected, "found": version},
+        )
+
+
 def checked_block_name(name: str) -> str:
     """The name itself, if a block may have it."""
     if not _NAME.fullmatch(name) or name.endswith(TEMPORARY) or name == MANIFEST_NAME:
-        raise InvalidArgument(f"not a block name: {name!r}", field="name", limit=_NAME.pattern)
+        raise InvalidArgument(f"{name!r} is not a block name", field="name", limit=_NAME.pattern)
     return name

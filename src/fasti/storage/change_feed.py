@@ -116,7 +116,7 @@ class ChangeFeed:
         group, if there is one.
 
         With topics it counts theirs, and goes as far as these reach. It doesn't look on for ever:
-        who gets fewer rows than asked for asks again from there.
+        a reader that gets fewer rows than it wants asks again from there.
         """
         self.check(after)
         rows, end = 0, after

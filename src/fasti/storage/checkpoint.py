@@ -48,6 +48,7 @@ from fasti.storage.runs import (
     object_name,
     place_of,
     rows_batch,
+    used_columns,
 )
 from fasti.storage.seals import seal
 from fasti.storage.state_block import encode_state
@@ -168,20 +169,20 @@ class CheckpointWriter:
         self._put.clear()
 
     def _write(self) -> Written:
-        kept = [b for b in self._old.blocks if b.delta or self._live(b) > 0]
-        victims = choose_victims([b for b in kept if not b.delta], self._live)
+        staying = [b for b in self._old.blocks if b.delta or self._live(b) > 0]
+        victims = choose_victims([b for b in staying if not b.delta], self._live)
         # A damaged block stays until its last row is gone: a copy of it may turn up.
         victims = [b for b in victims if not self._payloads.is_damaged(b.number)]
         # Metadata is in memory too: what a scrub found damaged is written anew.
-        victims += [b for b in kept if self._lost_rows(b) and not b.delta and b not in victims]
+        victims += [b for b in staying if self._lost_rows(b) and not b.delta and b not in victims]
         numbers = np.array(sorted(b.number for b in victims), dtype=np.int64)
-        all_changed = self._deltas_are_stale(kept, numbers)
-        all_changed |= any(b.delta and self._lost_rows(b) for b in kept)
+        all_changed = self._deltas_are_stale(staying, numbers)
+        all_changed |= any(b.delta and self._lost_rows(b) for b in staying)
         if all_changed:
             # Most of the old delta rows are out of date: write the valid ones together.
-            kept = [b for b in kept if not b.delta]
+            staying = [b for b in staying if not b.delta]
         manifest = self._written.manifest
-        manifest.blocks = [b for b in kept if b not in victims]
+        manifest.blocks = [b for b in staying if b not in victims]
         self._written.first_due_us = dict.fromkeys(self._plan.snapshot.ledgers, 0)
         for moving, rows in self._pieces(numbers, all_changed):
             if moving:
@@ -223,19 +224,19 @@ class CheckpointWriter:
             moving |= ~moving & np.isin(number_of(columns["location"]), victims)
         return moving
 
-    def _deltas_are_stale(self, kept: list[Block], victims: Int64s) -> bool:
+    def _deltas_are_stale(self, blocks: list[Block], victims: Int64s) -> bool:
         """Whether deltas are too many, or hold more than twice the rows that they need to."""
-        listed = sum(block.rows for block in kept if block.delta)
+        listed = sum(block.rows for block in blocks if block.delta)
         if not listed:
             return False
-        if len({block.checkpoint for block in kept if block.delta}) >= _DELTA_RUNS_MAX:
+        if len({block.checkpoint for block in blocks if block.delta}) >= _DELTA_RUNS_MAX:
             return True
         changed = new = 0
         for place in self._plan.snapshot.ledgers:
             for columns in self._plan.snapshot.rows(*place):
-                staying = ~self._moving(columns, victims)
-                changed += int(np.count_nonzero(columns["flags"][staying] & CHANGED))
-                new += int(np.count_nonzero(np.isin(columns["epoch"][staying], self._unwritten)))
+                unmoved = ~self._moving(columns, victims)
+                changed += int(np.count_nonzero(columns["flags"][unmoved] & CHANGED))
+                new += int(np.count_nonzero(np.isin(columns["epoch"][unmoved], self._unwritten)))
         return not changed or listed + new > 2 * changed + _DELTA_ROWS_MIN
 
     def _pieces(self, victims: Int64s, all_changed: bool) -> Iterator[tuple[bool, Columns]]:
@@ -267,10 +268,10 @@ class CheckpointWriter:
         # What a lease's slot is called means nothing after a restart; a reason does.
         leased, dead = selected["state"] == State.LEASED, selected["state"] == State.DEAD
         selected["lease"] = np.where(leased, 0, columns["lease"][rows]).astype(np.uint32)
-        told = dead | (columns["flags"][rows] & EXPIRES != 0)
-        selected["moment"] = np.where(told, columns["moment"][rows], 0)
+        has_moment = dead | (columns["flags"][rows] & EXPIRES != 0)
+        selected["moment"] = np.where(has_moment, columns["moment"][rows], 0)
         if not KINDS[self._plan.snapshot.topics[topic][1].kind].has_priorities:
-            # Nobody wrote it.
+            # It was never written.
             selected["priority"] = np.zeros(len(dead), dtype=np.uint16)
         selected["topic"] = np.full(len(dead), topic, dtype=np.int32)
         selected["partition"] = np.full(len(dead), partition, dtype=np.int32)
@@ -303,7 +304,7 @@ class CheckpointWriter:
             "hash_first": hashes[:, 0],
             "hash_last": hashes[:, 1],
         }
-        payloads = _used_columns(batch)
+        payloads = used_columns(batch)
         self._note_block(number, columns, [("payloads", payloads), ("rows", rows_batch(columns))])
 
     def _note_installs(self, columns: Columns, places: Int64s) -> None:
@@ -370,16 +371,6 @@ class CheckpointWriter:
     def _take_number(self) -> int:
         self._next_block += 1
         return self._next_block - 1
-
-
-def _used_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Without the columns that no row uses: reading the others is faster for it."""
-    used = [
-        name
-        for name in batch.schema.names
-        if name == "payload" or batch.column(name).null_count < batch.num_rows
-    ]
-    return batch.select(used)
 
 
 def choose_victims(runs: list[Block], live: Callable[[Block], int]) -> list[Block]:

@@ -1,6 +1,6 @@
 """What was found damaged since a directory was opened, by file. Any thread.
 
-Whoever reads notes it here: a delivery, a checkpoint, a scrub. Checkpoints look here before they choose
+Every reader notes it here: a delivery, a checkpoint, a scrub. Checkpoints look here before they choose
 what to write again, metrics and alarms count it, and a file that is gone, or good again, is taken out.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 _log = logging.getLogger("fasti.storage.damage")
 
-# More files than this are not told apart: the disk is gone then, and one line says as much.
+# More files than this are not listed: the disk is gone then, and one line says as much.
 _FILES_MAX = 10_000
 _LOGGED_MAX = 100
 
@@ -40,7 +40,7 @@ class LostIds:
 
 @dataclass(frozen=True, slots=True)
 class ScrubFinding:
-    """A damaged file, and whose payloads are lost with it, as far as can be told."""
+    """A damaged file, and whose payloads are lost with it, as far as that is known."""
 
     file: str
     offset: int
@@ -48,13 +48,11 @@ class ScrubFinding:
     lost: list[LostIds] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return asdict(self)
 
     @property
     def damaged(self) -> DamagedFile:
-        """As a shard notes it."""
-        rows = sum(each.count for each in self.lost) if self.lost else None
+        rows = sum(ids.count for ids in self.lost) if self.lost else None
         return DamagedFile(self.file, self.offset, self.message, rows)
 
 
@@ -73,22 +71,21 @@ class Damages:
         return file in self._files
 
     def files(self) -> list[DamagedFile]:
-        """All of them, by name."""
         with self._lock:
-            return [found for _, found in sorted(self._files.items())]
+            return [damage for _, damage in sorted(self._files.items())]
 
-    def note(self, found: DamagedFile) -> bool:
+    def note(self, damage: DamagedFile) -> bool:
         """A file is damaged; False if that was known. Logged once for each file."""
         with self._lock:
-            if found.file in self._files or len(self._files) >= _FILES_MAX:
+            if damage.file in self._files or len(self._files) >= _FILES_MAX:
                 return False
-            self._files[found.file] = found
+            self._files[damage.file] = damage
             self._logged += 1
             logged = self._logged
         if logged <= _LOGGED_MAX:
-            rows = "" if found.rows is None else f", {found.rows} rows of it can't be read"
+            rows = "" if damage.rows is None else f", {damage.rows} rows of it can't be read"
             _log.error(
-                "%s is damaged at offset %d: %s%s", found.file, found.offset, found.message, rows
+                "%s is damaged at offset %d: %s%s", damage.file, damage.offset, damage.message, rows
             )
         if logged == _LOGGED_MAX:
             _log.error("more damaged files are not logged: `fasti storage scrub` lists them")

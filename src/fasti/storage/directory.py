@@ -58,10 +58,10 @@ def clone_directory(files: Files) -> str | None:
         home = homes.read_home(files)
         if home is not None and home.cloned and homes.is_at_home(files, home):
             return None
-        found = FileBlocks(files).read_manifest()
-        if found is None:
+        stored = Manifest.read(FileBlocks(files))
+        if stored is None:
             return None
-        manifest = Manifest.decode(found[1])
+        _, manifest = stored
         if not finish(files, manifest, keep_journal=False):
             manifest, _ = begin_life(files)
         # What a copy says of who had it open is about the original.

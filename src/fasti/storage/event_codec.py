@@ -93,7 +93,7 @@ def decode(body: memoryview, seed: tuple[int, int]) -> tuple[list[Event], Rows |
 
 
 def decode_about(body: memoryview, topic: int) -> tuple[list[Event], Rows | None]:
-    """The same without hashes, for who follows one topic: nothing, if the body tells of others."""
+    """The same without hashes, for a reader of one topic; nothing if the body is about others."""
     head, offset = _read_head(body)
     if not any(topic == topic_of(code, values) for code, values, _ in head["events"]):
         return [], None

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from fasti.config import ShardSettings
 from fasti.errors import Corruption
 from fasti.storage.damages import ScrubFinding
-from fasti.storage.files import Files, copies, homes
-from fasti.storage.files.blocks import FileBlocks
+from fasti.storage.files import Files, copies, homes, read_whole, size_of
+from fasti.storage.files.blocks import MANIFEST_PATH, FileBlocks
 from fasti.storage.files.journal import FileJournal
 from fasti.storage.files.journal_segment import too_short
 from fasti.storage.files.rebase import finish as finish_rebase
@@ -24,7 +24,6 @@ from fasti.storage.recovery import missing_block
 
 CLOCK_NAME = "CLOCK"
 _CLOCK_BYTES_MAX = 1 << 16
-_MANIFEST = "blocks/MANIFEST"
 
 
 class FileStorage:
@@ -88,19 +87,19 @@ class OpenFiles:
         return self
 
     def _open_manifest(self) -> tuple[int, Manifest]:
-        found = self.blocks.read_manifest()
-        if found is not None:
+        stored = Manifest.read(self.blocks)
+        if stored is not None:
             # The process before may have died before this name was durable; soon blocks are
             # deleted that only the manifest before it names.
             self._files.sync_directory("blocks")
-            return found[0], Manifest.decode(found[1])
+            return stored
         if self._files.list("journal/"):
-            raise Corruption("there is a journal but no manifest", file=_MANIFEST, offset=0)
+            raise Corruption("there is a journal but no manifest", file=MANIFEST_PATH, offset=0)
         if homes.read_home(self._files) is not None:
             raise Corruption(
                 "blocks and journal of this directory are gone; restore it from a backup, or remove "
                 f"the file {homes.HOME_NAME} to begin with nothing",
-                file=_MANIFEST,
+                file=MANIFEST_PATH,
                 offset=0,
             )
         return Manifest.begin(self.blocks)
@@ -134,11 +133,7 @@ class OpenFiles:
     def read_clock_record(self) -> bytes | None:
         if self._files.place is None or not self._files.exists(CLOCK_NAME):
             return None
-        file = self._files.open(CLOCK_NAME, writable=False)
-        try:
-            return file.read_at(0, _CLOCK_BYTES_MAX)
-        finally:
-            file.close()
+        return read_whole(self._files, CLOCK_NAME, _CLOCK_BYTES_MAX)
 
     def write_clock_record(self, record: bytes) -> None:
         if self._files.place is not None:
@@ -164,11 +159,6 @@ def check_sizes(files: Files, manifest: Manifest) -> None:
 
 
 def _size(files: Files, name: str, stored: set[str]) -> int:
-    path = f"blocks/{name}"
-    if path not in stored:
+    if f"blocks/{name}" not in stored:
         raise missing_block(name)
-    file = files.open(path, writable=False)
-    try:
-        return file.size
-    finally:
-        file.close()
+    return size_of(files, f"blocks/{name}")

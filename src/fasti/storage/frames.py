@@ -24,7 +24,7 @@ later format, so that an old program can tell a newer frame from a damaged one.
 
 The nonce tells frames from those that an earlier life of the same file left behind.  Epoch and
 sequence are not enough for that: a process that dies while it starts a segment has written
-frames under an epoch that nobody will know of, and the next one uses epoch and file again.
+frames under an epoch that is recorded nowhere, and the next one uses epoch and file again.
 
 A *group* is what must be seen whole: its first frame has BEGIN, its last END, a frame of its own
 has both.  A MARK has no body and no sequence of its own: it repeats the last frame's, and is

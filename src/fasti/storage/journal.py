@@ -90,7 +90,7 @@ class Journal(JournalReader, Protocol):
     def sync_end(self) -> bool:
         """Make durable how far the journal was synced, so that an end which goes missing is told.
 
-        For who never falls idle: `mark` does it too.  Costs a sync; about each second is often
+        For a committer that never falls idle: `mark` does it too.  Costs a sync; about each second is often
         enough.  False when there was nothing to record.
         """
 

@@ -39,9 +39,9 @@ class LocalShard:
     def step(self, inputs: Sequence[Any], now_us: int, tick: int) -> Step:
         """One step, durable when it returns, and everything that runs were asked for is loaded."""
         step = self._step(inputs, now_us, tick)
-        while asked := [effect for effect in step.effects if isinstance(effect, Asked)]:
-            step.effects = [each for each in step.effects if not isinstance(each, Asked)]
-            loaded = [self.store.answer(wanted) for wanted in asked]
+        while requests := [effect for effect in step.effects if isinstance(effect, Asked)]:
+            step.effects = [effect for effect in step.effects if not isinstance(effect, Asked)]
+            loaded = [self.store.answer(request) for request in requests]
             more = self._step(loaded, now_us, tick)
             step.effects += more.effects
             step.frames += more.frames

@@ -31,7 +31,7 @@ from fasti.core.rows.location import in_block
 from fasti.errors import Corruption
 from fasti.storage.log_rows import locations, read_piece
 from fasti.storage.payloads import Payloads
-from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, object_name
+from fasti.storage.runs import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, object_name, used_columns
 from fasti.storage.seals import seal
 
 Int64s = NDArray[np.int64]
@@ -59,12 +59,10 @@ class LogBlock:
 
     @property
     def name(self) -> str:
-        """Its object."""
         return object_name(self.epoch, self.number, "payloads")
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
         return self.topic, self.partition
 
     @property
@@ -86,7 +84,6 @@ class LogBlock:
 
     @classmethod
     def from_list(cls, values: list[int]) -> LogBlock:
-        """Back from the manifest."""
         return cls(*values)
 
 
@@ -114,8 +111,8 @@ class LogWriter:
     def write(self, old: list[LogBlock], capsule: Capsule, tails: Tails) -> LogsWritten:
         """What stays of the old blocks, and new ones for what lies in the journal."""
         earliest = earliest_offsets(capsule)
-        kept = [block for block in old if block.end > earliest.get(block.place, block.end)]
-        last = {block.place: block for block in sorted(kept, key=lambda block: block.end)}
+        retained = [block for block in old if block.end > earliest.get(block.place, block.end)]
+        last = {block.place: block for block in sorted(retained, key=lambda block: block.end)}
         written = LogsWritten([], [])
         again: set[int] = set()
         for place, tail in sorted(tails.items()):
@@ -128,7 +125,7 @@ class LogWriter:
             assert blocks[-1].end == tail.next_offset, "every row is written"
             written.blocks += blocks
             written.installs.append(_install(place, blocks))
-        written.blocks += [block for block in kept if block.number not in again]
+        written.blocks += [block for block in retained if block.number not in again]
         written.blocks.sort(key=lambda block: (block.place, block.first_offset))
         return written
 
@@ -177,15 +174,10 @@ class LogWriter:
     def _write_block(self, place: Place, first: int, gathered: list[pa.RecordBatch]) -> LogBlock:
         table = pa.Table.from_batches(gathered).combine_chunks()
         (batch,) = table.to_batches()
-        used = [
-            name
-            for name in batch.schema.names
-            if name == "payload" or batch.column(name).null_count < len(batch)
-        ]
         times = batch.column("created_us")
         times_us = times[0].as_py(), times[len(batch) - 1].as_py()
         block = LogBlock(self._take_number(), self._epoch, *place, first, len(batch), 0, *times_us)
-        return replace(block, size_bytes=self._store(block.name, seal(batch.select(used))))
+        return replace(block, size_bytes=self._store(block.name, seal(used_columns(batch))))
 
 
 def earliest_offsets(capsule: Capsule) -> dict[Place, int]:

@@ -4,7 +4,7 @@ Rows that lie side by side are a slice of what was stored: nothing is copied. `c
 a row was appended, always: a frame says it for all of its rows, a block for each.
 
 Any thread. A piece is good until a checkpoint has moved its rows, or retention dropped them: then
-`Gone` or `NotFound` is raised, and whoever reads asks the engine (`ReadLog`) again.
+`Gone` or `NotFound` is raised, and the reader asks the engine (`ReadLog`) again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fasti.core.columns.hashing import UInt64s
+from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.keys import HEADERS
-from fasti.core.log.commands import LogPiece
+from fasti.core.log.commands import KeysLoaded, LogPiece
+from fasti.core.log.order import LoadKeys
 from fasti.core.rows.location import IN_RUN, ROW_BITS, ROWS_MAX, row_of
 from fasti.storage.payloads import Payloads
 from fasti.storage.runs import PAYLOAD_SCHEMA
@@ -83,3 +86,28 @@ def offset_at(payloads: Payloads, piece: LogPiece, time_us: int) -> int:
     times = batch.column("created_us").to_numpy(zero_copy_only=False)
     times = times[begin : begin + piece.count]
     return piece.first_offset + int(np.searchsorted(times, time_us))
+
+
+# Keys, hashed, for groups that keep order per key
+
+
+def load_keys(payloads: Payloads, wanted: LoadKeys) -> KeysLoaded:
+    """The hash of each row's key, 0 for none. Raises `Gone` or `NotFound` if rows have moved."""
+    hashes = [_hashes(payloads, piece) for piece in wanted.pieces]
+    known = np.concatenate([*hashes, np.zeros(0, dtype=np.uint64)])
+    return KeysLoaded(wanted.topic, wanted.partition, wanted.first_offset, known)
+
+
+def _hashes(payloads: Payloads, piece: LogPiece) -> UInt64s:
+    batch, _ = payloads.batch_at(piece.location)
+    if "key" not in batch.schema.names:
+        return np.zeros(piece.count, dtype=np.uint64)
+    keys = batch.column("key")
+    if piece.rows is None:
+        keys = keys.slice(piece.location & (ROWS_MAX - 1), piece.count)
+    else:
+        keys = keys.take(pa.array(piece.rows))
+    hashes = np.maximum(public_hashes(keys), np.uint64(1))
+    if keys.null_count:
+        hashes[np.asarray(keys.is_null())] = 0
+    return hashes

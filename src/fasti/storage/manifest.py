@@ -40,6 +40,12 @@ class Manifest:
         manifest = cls(secrets.randbits(63), (secrets.randbits(64), secrets.randbits(64)))
         return blocks.switch_manifest(0, manifest.encode()), manifest
 
+    @classmethod
+    def read(cls, blocks: BlockStore) -> tuple[int, Manifest] | None:
+        """The manifest that is in force, and its version; None before the first. Raises `NewerFormat`."""
+        stored = blocks.read_manifest()
+        return None if stored is None else (stored[0], cls.decode(stored[1]))
+
     @property
     def names(self) -> set[str]:
         """Every object that counts."""
@@ -58,7 +64,6 @@ class Manifest:
         return max(journal_epoch, *map(epoch_in, self.names), 0) + 1
 
     def encode(self) -> bytes:
-        """As the block store keeps it."""
         document: dict[str, Any] = {
             "format": MANIFEST_DATA_VERSION,
             "incarnation": str(self.incarnation),
@@ -76,7 +81,6 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Back from the block store."""
         document = json.loads(data)
         check_format("the manifest", document["format"], MANIFEST_DATA_VERSION)
         first, last = document["seed"]

@@ -26,9 +26,7 @@ class MemoryStorage:
         """What was not synced is gone, whatever `cut_after` says."""
         if self.is_open:
             raise DataDirLocked("this storage is open already")
-        found = self.blocks.read_manifest()
-        decoded = None if found is None else (found[0], Manifest.decode(found[1]))
-        version, manifest = decoded or Manifest.begin(self.blocks)
+        version, manifest = Manifest.read(self.blocks) or Manifest.begin(self.blocks)
         if self.journal is None:
             self.journal = MemoryJournal(incarnation=manifest.incarnation)
         else:

@@ -31,7 +31,7 @@ from fasti.storage.runs import Block, Columns, epoch_in, rows_columns
 from fasti.storage.seals import unseal
 from fasti.storage.state_block import decode_state
 
-Places = dict[tuple[int, int], NDArray[np.intp] | slice]
+Places = dict[tuple[int, int], NDArray[np.intp]]
 
 
 def delete_leftovers(blocks: BlockStore, manifest: Manifest, epoch: int) -> None:
@@ -101,7 +101,7 @@ def _tail(journal: JournalReader, position: int) -> Iterator[StoredFrame]:
     try:
         return journal.replay(position)
     except (Gone, NotFound) as error:
-        message = f"the manifest is as of frame {position}, but {error.message}"
+        message = f"the blocks hold everything up to frame {position}, but {error.message}"
         raise Corruption(message, file="journal", offset=position) from error
 
 
@@ -119,7 +119,7 @@ def _get(blocks: BlockStore, name: str) -> memoryview:
 def missing_block(name: str) -> Corruption:
     """What to raise where an object that the manifest names is not there."""
     file = f"blocks/{name}"
-    return Corruption(f"{file}: missing, though the manifest names it", file=file, offset=0)
+    return Corruption(f"{file} is missing, though the manifest names it", file=file, offset=0)
 
 
 def _restore_rows(
@@ -133,7 +133,7 @@ def _restore_rows(
     columns = {**columns, "flags": columns["state"].astype(np.uint8)}
     if block.delta:
         columns["flags"] = columns["flags"] | np.uint8(0x80)
-    for (topic, partition), rows in _by_partition(columns, alive).items():
+    for (topic, partition), rows in rows_by_partition(columns, alive).items():
         known_topic = engine.state.topics.get(topic)
         if known_topic is not None:
             part = {name: values[rows] for name, values in columns.items()}
@@ -165,7 +165,8 @@ def _unmarked(bits: NDArray[np.uint8] | None, rows: NDArray[np.int64]) -> NDArra
     return marked == 0
 
 
-def _by_partition(columns: Columns, alive: NDArray[np.bool_]) -> Places:
+def rows_by_partition(columns: Columns, alive: NDArray[np.bool_]) -> Places:
+    """Which of a block's rows belong to which topic and partition, of those that are alive."""
     rows = np.flatnonzero(alive)
     if not len(rows):
         return {}
@@ -197,11 +198,11 @@ def _restore_keys(
             partition.keys = HashIndex(partition.keeps_key, wide=True, expected=expected // 2)
     for block in runs:
         columns = rows_columns(unseal(blocks.get(block.rows_name), block.rows_name, verify=False))
-        given = columns["hash_first"] != 0
-        if not given.any():
+        has_key = columns["hash_first"] != 0
+        if not has_key.any():
             continue
-        alive = given & _unmarked(dead.get(block.number), np.arange(block.rows))
-        for (topic_number, number), rows in _by_partition(columns, alive).items():
+        alive = has_key & _unmarked(dead.get(block.number), np.arange(block.rows))
+        for (topic_number, number), rows in rows_by_partition(columns, alive).items():
             if topic_number not in engine.state.topics:
                 continue
             partition = engine.state.topics[topic_number].partitions[number]
@@ -226,8 +227,8 @@ def _restore_staged_keys(engine: Engine) -> None:
             partition = engine.state.topics[stage.topic].partitions[batch.partition]
             if batch.hashes is not None:
                 ids = batch.sequences + (batch.partition << 51)
-                kept = ~np.isin(ids, list(stage.skipped))
-                partition.claim_keys(batch.hashes[kept], batch.sequences[kept])
+                holding = ~np.isin(ids, list(stage.skipped))
+                partition.claim_keys(batch.hashes[holding], batch.sequences[holding])
 
 
 def _derive(engine: Engine, manifest: Manifest, version: int) -> None:

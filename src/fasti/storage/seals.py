@@ -71,10 +71,10 @@ class Damage:
 
     def touches(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Of ranges behind the head, which touch a damaged one. An empty one touches none."""
-        over = np.searchsorted(self.ends, begin, side="right")
-        begun = np.searchsorted(self.begins, end, side="left")
-        found: NDArray[np.bool_] = (end > begin) & (begun > over)
-        return found
+        ended = np.searchsorted(self.ends, begin, side="right")
+        started = np.searchsorted(self.begins, end, side="left")
+        touched: NDArray[np.bool_] = (end > begin) & (started > ended)
+        return touched
 
 
 def seal(batch: pa.RecordBatch) -> list[Buffer]:
@@ -151,14 +151,14 @@ def read_batch(content: pa.Buffer) -> pa.RecordBatch:
 def open_seal(data: memoryview, name: str, verify: bool = True) -> memoryview:
     """The content of an object; raises `Corruption` or `NewerFormat`."""
     if len(data) < _HEADER.size or bytes(data[:8]) != _MAGIC:
-        raise Corruption(f"{name}: not a block", file=name, offset=0)
+        raise Corruption(f"{name} is not a block", file=name, offset=0)
     _, version, head_bytes, checksum, length = _HEADER.unpack_from(data)
     # Before the version, so that one that rotted is not taken for a newer one.
     if verify and _checksum(data[: _HEADER.size], [data[_HEADER.size :]]) != checksum:
-        raise Corruption(f"{name}: checksum", file=name, offset=0)
+        raise Corruption(f"{name}: the checksum is wrong", file=name, offset=0)
     check_format(name, version, BLOCK_FORMAT_VERSION)
     if head_bytes > length or _size(head_bytes, length) != len(data):
-        raise Corruption(f"{name}: length", file=name, offset=24)
+        raise Corruption(f"{name}: the length is wrong", file=name, offset=24)
     begin = _begin(_pieces(head_bytes, length))
     return data[begin : begin + length]
 
@@ -197,13 +197,13 @@ def damage_of(data: memoryview) -> Damage | None:
 
 def _damaged(part: memoryview, listed: NDArray[np.uint64]) -> list[tuple[int, int]]:
     """Ranges of a part that are not as they were written: pieces of it, or single bytes."""
-    found = _checksums(part, 0)
-    damaged = np.flatnonzero(found != listed).tolist()
+    checksums = _checksums(part, 0)
+    damaged = np.flatnonzero(checksums != listed).tolist()
     ranges: list[tuple[int, int]] = []
     for number in damaged:
         begin = number * PIECE_BYTES
         end = min(begin + PIECE_BYTES, len(part))
-        if int(found[number] ^ listed[number]).bit_count() == 1:
+        if int(checksums[number] ^ listed[number]).bit_count() == 1:
             continue  # The flipped bit is in the checksum.
         place = None
         if len(damaged) <= _SEARCHED_MAX:
@@ -234,12 +234,12 @@ def _lengths(data: memoryview) -> tuple[int, int] | None:
         return None
     places = (0, len(data) - _HEADER.size)
     headers = [_HEADER.unpack_from(data, offset) for offset in places]
-    found = [(head, length) for _, _, head, _, length in headers]
-    found = [each for each in found if 0 < each[1] <= _LENGTH_MAX and each[0] <= each[1]]
-    for head_bytes, length in found:
+    lengths = [(head, length) for _, _, head, _, length in headers]
+    lengths = [pair for pair in lengths if 0 < pair[1] <= _LENGTH_MAX and pair[0] <= pair[1]]
+    for head_bytes, length in lengths:
         if _size(head_bytes, length) == len(data):
             return head_bytes, length
     _, version, head_bytes, _, length = headers[0]
-    if version == BLOCK_FORMAT_VERSION and (head_bytes, length) in found:
+    if version == BLOCK_FORMAT_VERSION and (head_bytes, length) in lengths:
         return head_bytes, length
     return None

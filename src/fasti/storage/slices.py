@@ -62,14 +62,14 @@ def _cut(
         # Cut, but not so short that it would be no progress at all.
         nth = int(np.partition(due, wanted.count)[wanted.count])
         through_us = min(through_us, max(nth, int(due.min()) + 1))
-    kept = due < through_us
+    within = due < through_us
     return SliceLoaded(
         wanted.topic,
         wanted.partition,
         wanted.version,
         through_us,
-        sequence[kept],
-        due[kept],
+        sequence[within],
+        due[within],
     )
 
 

@@ -24,8 +24,8 @@ def encode_state(capsule: Capsule) -> list[Buffer]:
     """The object's buffers."""
     buffers: list[Buffer] = []
     described: list[Any] = []
-    for name, made in capsule.columns.items():
-        values = made() if callable(made) else made
+    for name, column in capsule.columns.items():
+        values = column() if callable(column) else column
         kind = values.dtype.newbyteorder("<").str
         described.append([name, kind, pack_column(values, kind, buffers)])
     text = json.dumps({"head": capsule.head, "columns": described}).encode()

@@ -1,6 +1,6 @@
 """What a shard stands on: a journal, blocks, and the little that it must know of what carries them.
 
-A `StorageEngine` is made by who composes a broker (`directory.py` for files, `memory_storage.py` for
+A `StorageEngine` is made where a broker is composed (`directory.py` for files, `memory_storage.py` for
 tests and brokers that keep nothing) and handed to the shard. The shard opens it, and after a failure
 closes what it got and opens the engine again. `OpenStorage` is one such opening.
 
@@ -48,7 +48,7 @@ class Capacity(Protocol):
 
 
 class OpenStorage(Protocol):
-    """An engine that is open. Nobody else has it until `close`."""
+    """An engine that is open, for one shard alone until `close`."""
 
     @property
     def journal(self) -> Journal:
@@ -68,7 +68,7 @@ class OpenStorage(Protocol):
 
     @property
     def copy_warning(self) -> str | None:
-        """What to tell who opens what looks like a copy of another shard's storage."""
+        """The warning for an operator who opens what looks like a copy of another shard's storage."""
 
     def explain(self, error: Corruption) -> Corruption:
         """The error that tells why, if the engine knows: as of a copy with files of two moments."""
@@ -101,5 +101,5 @@ class StorageEngine(Protocol):
     def open(self, settings: ShardSettings, cut_after: int | None = None) -> OpenStorage:
         """Raises `DataDirLocked` if it is open elsewhere, `Corruption`, or what the medium raises.
 
-        Frames behind ``cut_after`` are dropped: nobody was told of them.
+        Frames behind ``cut_after`` are dropped: no client was told of them.
         """

@@ -32,7 +32,7 @@ from fasti.errors import Corruption, FastiError, NotFound, StorageFull
 from fasti.storage.checkpoint import CheckpointWriter, Written
 from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame, StoredFrame, body_bytes
-from fasti.storage.log_keys import load_keys
+from fasti.storage.log_rows import load_keys
 from fasti.storage.payloads import Payloads
 from fasti.storage.recovery import delete_leftovers, recover, replay
 from fasti.storage.runs import number_in
@@ -69,7 +69,7 @@ class ShardStore:
         self._condemned: list[_Condemned] = []
         # Blocks of a manifest that may be in force, or come back into force after a crash.
         self._uncertain: set[str] = set()
-        # Up to here the journal is needed by nobody but the change feed.
+        # Up to here only the change feed needs the journal.
         self._unneeded = 0
         # Who answers what the engine asks for.
         self._answers: dict[type[Asked], Callable[[Any], Any]] = {
@@ -121,7 +121,6 @@ class ShardStore:
 
     @staticmethod
     def size(frames: Sequence[Frame]) -> int:
-        """Bytes of frames, about."""
         return sum(body_bytes(frame.body) for frame in frames)
 
     # Checkpoints
@@ -197,13 +196,13 @@ class ShardStore:
             return False
 
     def _stored_version(self) -> int:
-        found = self.blocks.read_manifest()
-        return 0 if found is None else found[0]
+        stored = self.blocks.read_manifest()
+        return 0 if stored is None else stored[0]
 
     def clean_up(
         self, snapshots: Collection[int] = (), now_us: int = 0, is_held: bool = False
     ) -> None:
-        """After the engine has learned the new places: deletes what nobody needs any more.
+        """After the engine has learned the new places: deletes what is not needed any more.
 
         `snapshots` are the numbers of those that are open. They keep what was in force when they
         were taken; younger ones know the new places only. `now_us` judges the feed's age. While a
@@ -220,9 +219,9 @@ class ShardStore:
             return
         position = max(condemned.position for condemned in free)
         held = {name for c in self._condemned if c not in free for name in c.names}
-        kept = {number_in(name) for name in self.manifest.names | held}
-        self.payloads.forget(in_run=True, wanted=kept.__contains__)
-        self.payloads.names = {n: name for n, name in self.payloads.names.items() if n in kept}
+        needed = {number_in(name) for name in self.manifest.names | held}
+        self.payloads.forget(in_run=True, wanted=needed.__contains__)
+        self.payloads.names = {n: name for n, name in self.payloads.names.items() if n in needed}
         self.payloads.forget(in_run=False, wanted=lambda frame: frame > position)
         for condemned in free:
             for name in sorted(condemned.names):
@@ -236,9 +235,7 @@ class ShardStore:
         self.trim_feed(now_us)
 
     def trim_feed(self, now_us: int) -> None:
-        """Lets go of journal that nobody needs but the change feed, and that is too old or too
-        much for it.
-        """
+        """Lets go of journal that only the change feed needs, where it is too old or too much for it."""
         pieces = [piece for piece in self.journal.sealed() if piece.last_sequence <= self._unneeded]
         kept_bytes = sum(piece.size_bytes for piece in pieces)
         through = 0
@@ -254,8 +251,8 @@ class ShardStore:
     def sizes(self) -> dict[str, int]:
         """Bytes on disk of the journal, of what of it only the change feed needs, and of blocks."""
         sealed = self.journal.sealed()
-        feed = sum(each.size_bytes for each in sealed if each.last_sequence <= self._unneeded)
-        journal = sum(each.size_bytes for each in sealed) - feed
+        feed = sum(piece.size_bytes for piece in sealed if piece.last_sequence <= self._unneeded)
+        journal = sum(piece.size_bytes for piece in sealed) - feed
         return {
             "journal": journal + self.capacity.allocated_bytes,
             "feed": feed,
@@ -265,7 +262,7 @@ class ShardStore:
     def give_up_feed(self) -> bool:
         """The disk is full: the change feed makes room for messages.
 
-        False if it had none, or could not go: whoever asks is in trouble already, and waits.
+        False if it had none, or could not go: the caller is in trouble already, and waits.
         """
         before = self.journal.first_sequence
         with suppress(FastiError):
@@ -274,13 +271,13 @@ class ShardStore:
 
     # What the engine asks for
 
-    def answer(self, asked: Asked) -> Any:
+    def answer(self, request: Asked) -> Any:
         """The command that answers an effect of the engine's. From any thread."""
-        return self._answers[type(asked)](asked)
+        return self._answers[type(request)](request)
 
     def _load_removed(self, wanted: LoadRemoved) -> KvExpire:
         """The keys of entries that have expired, without their values."""
-        # One that can't be read goes too; who watches is told of no name.
+        # One that can't be read goes too; watchers are told no name.
         keys = self.payloads.gather(wanted.locations, names=("key",), lost=True).column("key")
         keys = keys.fill_null("")
         empty = pa.array([b""] * len(keys), pa.binary())

@@ -1,7 +1,7 @@
 """Journal frames as rows: one for each thing that happened to each message, in order.
 
-This is what the change feed shows. A row says what its event says and no more: who wants to know
-what a message was before looks at the rows before it. Columns that an event doesn't have are null.
+This is what the change feed shows. A row says what its event says and no more; what a message was
+before stands in the rows before it. Columns that an event doesn't have are null.
 Rows of one frame happened together; `position` is the frame and `row` the place in it, so that the
 pair names a row for ever.
 
@@ -86,7 +86,7 @@ class _Contents:
 
 
 @dataclass(slots=True)
-class _Each:
+class _Choice:
     """Words of a column that are not the same for all rows: which of them each has."""
 
     words: list[str]
@@ -110,13 +110,13 @@ class _Table:
     # For each event: its frame, the place of its first row, when it was decided, how many rows.
     places: list[tuple[int, int, int, int]] = field(default_factory=list)
     numbers: dict[str, list[tuple[int, int, Any]]] = field(default_factory=dict)
-    words: dict[str, list[tuple[int, int, str | _Each]]] = field(default_factory=dict)
+    words: dict[str, list[tuple[int, int, str | _Choice]]] = field(default_factory=dict)
     contents: list[_Contents] = field(default_factory=list)
 
     def add(self, event: ev.Event, op: str, count: int, **columns: Any) -> None:
         """So many rows of an event. A column is a value for all of them, or an array.
 
-        Rows that nobody wants have their places too: a row's place is always the same.
+        Rows that are not wanted have their places too: a row's place is always the same.
         """
         first, self.row = self.row, self.row + count
         self.skipped = self.muted or (self.ops is not None and op not in self.ops)
@@ -182,7 +182,7 @@ class _Table:
         codes = np.zeros(self.size, dtype=np.int32)
         missing = np.ones(self.size, dtype=np.bool_)
         for begin, count, value in pieces:
-            if isinstance(value, _Each):
+            if isinstance(value, _Choice):
                 numbers = [known.setdefault(word, len(known)) for word in value.words]
                 codes[begin : begin + count] = np.array(numbers)[value.which]
             else:
@@ -219,10 +219,10 @@ def _messages(op: str, **columns: str) -> Show:
     """A row per message of the event; `columns` name further fields of it."""
 
     def show(table: _Table, event: Any, rows: Rows | None) -> None:
-        shown = {name: getattr(event, source) for name, source in columns.items()}
+        values = {name: getattr(event, source) for name, source in columns.items()}
         ids = event.sequence | event.partition << SEQUENCE_BITS
         place = {"topic": table.names.topic(event.topic), "partition": event.partition, "id": ids}
-        table.add(event, op, len(ids), **place, **shown)
+        table.add(event, op, len(ids), **place, **values)
         if "row" in type(event).__dataclass_fields__:
             table.bring(rows, event.row)
 
@@ -232,13 +232,13 @@ def _messages(op: str, **columns: str) -> Show:
 def _produced(table: _Table, event: Any, rows: Rows | None) -> None:
     count = len(event.due_us)
     sequences = np.arange(event.first_sequence, event.first_sequence + count)
-    shown = {"due_us": event.due_us, "owner": event.owner, "stage": event.stage}
+    values = {"due_us": event.due_us, "owner": event.owner, "stage": event.stage}
     if isinstance(event, PriorityProduced):
-        shown["priority"] = event.priority
+        values["priority"] = event.priority
     if isinstance(event, KvProduced):
-        op, shown["version"] = "put", event.version
+        op, values["version"] = "put", event.version
     else:
-        op, shown["version"] = "staged" if event.stage else "produced", 1
+        op, values["version"] = "staged" if event.stage else "produced", 1
     table.add(
         event,
         op,
@@ -246,7 +246,7 @@ def _produced(table: _Table, event: Any, rows: Rows | None) -> None:
         topic=table.names.topic(event.topic),
         partition=event.partition,
         id=sequences | event.partition << SEQUENCE_BITS,
-        **shown,
+        **values,
     )
     table.bring(rows, event.row)
 
@@ -304,9 +304,9 @@ def _log_rows(table: _Table, event: Any, op: str, offsets: Any, **columns: Any) 
 
 def _of_group(op: str, **columns: str) -> Show:
     def show(table: _Table, event: Any, rows: Rows | None) -> None:
-        shown = {name: getattr(event, source) for name, source in columns.items()}
+        values = {name: getattr(event, source) for name, source in columns.items()}
         group = table.names.group(event.topic, event.group, table.frame)
-        _log_rows(table, event, op, event.offset, group=group, **shown)
+        _log_rows(table, event, op, event.offset, group=group, **values)
 
     return show
 
@@ -333,14 +333,14 @@ def _once(op: str, *details: str) -> Show:
     """One row for the event; its `details` as JSON."""
 
     def show(table: _Table, event: Any, rows: Rows | None) -> None:
-        told = {name: _plain(getattr(event, name)) for name in details}
+        values = {name: _plain(getattr(event, name)) for name in details}
         columns: dict[str, Any] = {}
         for name in ("partition", "version", "stage"):
             if name in type(event).__dataclass_fields__:
                 columns[name] = getattr(event, name)
         if "topic" in type(event).__dataclass_fields__:
             columns["topic"] = getattr(event, "name", "") or table.names.topic(event.topic)
-        table.add(event, op, 1, **columns, details=json.dumps(told) if told else "")
+        table.add(event, op, 1, **columns, details=json.dumps(values) if values else "")
 
     return show
 
@@ -355,7 +355,7 @@ def _expiry_set(table: _Table, event: ev.ExpirySet, rows: Rows | None) -> None:
     ids = event.sequence | event.partition << SEQUENCE_BITS
     moments, which = np.unique(event.expires_us, return_inverse=True)
     words = [json.dumps({"expires_us": moment or None}) for moment in moments.tolist()]
-    table.add(event, "expiry_set", len(ids), **place, id=ids, details=_Each(words, which))
+    table.add(event, "expiry_set", len(ids), **place, id=ids, details=_Choice(words, which))
 
 
 def _plain(value: Any) -> Any:
@@ -456,7 +456,7 @@ def transitions(
         for event in events:
             topic = getattr(event, "topic", None)
             table.muted = topics is not None and topic not in topics
-            # What sinks keep for themselves is nobody's message.
+            # What sinks keep for themselves is no user's message.
             table.muted |= topic is not None and names.topic(topic) == PARCELS
             _SHOWN[type(event)](table, event, rows)
     return table.batch(schema_of(payloads, columns))

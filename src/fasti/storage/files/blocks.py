@@ -29,11 +29,16 @@ from fasti.errors import (
     AlreadyExists,
     Corruption,
     FastiError,
-    Fenced,
     NotFound,
     StorageFailed,
 )
-from fasti.storage.blocks import MANIFEST_NAME, TEMPORARY, checked_block_name
+from fasti.storage.blocks import (
+    MANIFEST_NAME,
+    TEMPORARY,
+    check_version,
+    checked_block_name,
+    checked_range,
+)
 from fasti.storage.files import Files, folder_of, read_whole, size_of
 from fasti.storage.formats import check_format
 
@@ -65,14 +70,14 @@ def encode_manifest(version: int, data: bytes) -> bytes:
 def decode_manifest(content: bytes, name: str) -> tuple[int, bytes]:
     """Version and data of a manifest file; raises `Corruption` or `NewerFormat`."""
     if len(content) < _HEADER_BYTES or not content.startswith(_MAGIC):
-        raise Corruption(f"{name}: not a manifest", file=name, offset=0)
+        raise Corruption(f"{name} is not a manifest", file=name, offset=0)
     fields, data = content[: _FIELDS.size], content[_HEADER_BYTES:]
     if _CHECKSUM.unpack_from(content, _FIELDS.size)[0] != _digest(fields, data):
-        raise Corruption(f"{name}: checksum", file=name, offset=0)
-    _, found, version, length = _FIELDS.unpack(fields)
-    check_format(name, found, MANIFEST_FORMAT_VERSION)
+        raise Corruption(f"{name}: the checksum is wrong", file=name, offset=0)
+    _, format_version, version, length = _FIELDS.unpack(fields)
+    check_format(name, format_version, MANIFEST_FORMAT_VERSION)
     if length != len(data):
-        raise Corruption(f"{name}: length", file=name, offset=len(content))
+        raise Corruption(f"{name}: the length is wrong", file=name, offset=len(content))
     return version, data
 
 
@@ -108,7 +113,7 @@ class FileBlocks:
     def put(self, name: str, buffers: Sequence[Buffer]) -> None:
         path = self._path(name)
         if self._files.exists(path):
-            raise AlreadyExists(f"block {name} is already there")
+            raise AlreadyExists(f"block {name} already exists")
         file = self._files.create(path + TEMPORARY, 0)
         try:
             file.write_at(0, buffers)
@@ -116,7 +121,7 @@ class FileBlocks:
             self._files.rename(path + TEMPORARY, path)
         except BaseException:
             file.close()
-            with suppress(FastiError):  # The first error is the one to be told.
+            with suppress(FastiError):  # The first error is the one to be raised.
                 self._files.delete(path + TEMPORARY)
             raise
         file.close()
@@ -139,15 +144,7 @@ class FileBlocks:
                 self._unsynced |= folders - done
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> memoryview:
-        view = self._view(self._path(name))
-        end = len(view) if length is None else offset + length
-        if offset < 0 or end < offset or end > len(view):
-            raise Corruption(
-                f"block {name} has {len(view)} bytes, {offset} to {end} were asked for",
-                file=f"{self._directory}/{name}",
-                offset=len(view),
-            )
-        return view[offset:end]
+        return checked_range(self._view(self._path(name)), name, offset, length)
 
     def _view(self, path: str) -> memoryview:
         with self._lock:
@@ -188,9 +185,7 @@ class FileBlocks:
     def delete(self, name: str) -> None:
         path = self._path(name)
         self._files.delete(path)
-        with self._lock:
-            self._maps.pop(path, None)
-            self._read.discard(path)
+        self.let_go(name)
         self._note(path)
 
     def readable(self, name: str) -> memoryview:
@@ -230,11 +225,7 @@ class FileBlocks:
         with self._switching:
             current = self.read_manifest()
             version = current[0] if current else 0
-            if version != expected_version:
-                raise Fenced(
-                    f"the manifest has version {version}, not {expected_version}",
-                    details={"expected": expected_version, "found": version},
-                )
+            check_version(version, expected_version)
             self.sync()
             self._files.replace(self._manifest, encode_manifest(version + 1, data))
             return version + 1

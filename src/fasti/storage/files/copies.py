@@ -1,10 +1,10 @@
 """Telling a directory from a copy of it that was made while a broker had it open.
 
 While a directory is open it has a file ``OPEN``, which says who opened it and which file it is itself
-(its inode). Whoever closes the directory removes it. So an opening that finds one knows that the
+(its inode). The process that closes the directory removes it. So an opening that finds one knows that the
 last process didn't end well, or has not ended: if the file is still the one that it says, the
-directory is the same, after a crash; moving or renaming it changes nothing. If it isn't, somebody has
-copied the files of a directory that was open.
+directory is the same, after a crash; moving or renaming it changes nothing. If it isn't, the files
+of a directory that was open have been copied.
 
 Such a copy has files of different moments. Blocks never change, and a journal is good up to any of
 its frames: what the checks of an opening let pass is the directory as of some moment while it was
@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from fasti.errors import Corruption, FastiError
-from fasti.storage.files import Files
+from fasti.storage.files import Files, read_whole
 
 OPEN_NAME = "OPEN"
 _ADVICE = (
@@ -34,14 +34,14 @@ _ADVICE = (
 
 def copied_from(files: Files) -> str | None:
     """Of which directory this one is a copy that was made while it was open, in words; else None."""
-    found = None if files.place is None else _read(files)
-    if found is None or "file" not in found or found["file"] == files.identity(OPEN_NAME):
+    owner = None if files.place is None else _read(files)
+    if owner is None or "file" not in owner or owner["file"] == files.identity(OPEN_NAME):
         return None
-    return f"{found.get('path')} on {found.get('host')}, which process {found.get('pid')} had open"
+    return f"{owner.get('path')} on {owner.get('host')}, which process {owner.get('pid')} had open"
 
 
 def warning(origin: str) -> str:
-    """What to tell who opens a copy that is whole."""
+    """The warning for an operator who opens a copy that is whole."""
     return (
         f"this directory looks like a copy of {origin} when it was copied: what was acknowledged "
         f"during and after the copy may be missing; {_ADVICE}"
@@ -49,7 +49,7 @@ def warning(origin: str) -> str:
 
 
 def explain(error: Corruption, origin: str) -> Corruption:
-    """Damage of a copy, told as what it is."""
+    """The error for damage of a copy, which says that it is one."""
     return Corruption(
         f"{error.message}; this directory looks like a copy of {origin} when it was copied, so "
         f"its files are of different moments: {_ADVICE}",
@@ -64,21 +64,12 @@ def mark_open(files: Files) -> None:
     if files.place is None:
         return
     with suppress(FastiError):
-        if files.exists(OPEN_NAME):
-            files.delete(OPEN_NAME)
-        file = files.create(OPEN_NAME, 0)
-        try:
-            identity = files.identity(OPEN_NAME)
-            owner = {"pid": os.getpid(), "host": socket.gethostname(), "path": files.place}
-            file.write_at(0, [json.dumps({"file": identity, **owner}).encode()])
-            file.sync()
-        finally:
-            file.close()
-        files.sync_directory("")
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "path": files.place}
+        write_with_identity(files, OPEN_NAME, owner)
 
 
 def mark_closed(files: Files) -> None:
-    """Nobody writes here any more."""
+    """The directory is not open any more."""
     if files.place is None:
         return
     with suppress(FastiError):
@@ -87,15 +78,32 @@ def mark_closed(files: Files) -> None:
             files.sync_directory("")
 
 
+def write_with_identity(
+    files: Files, name: str, document: dict[str, Any], durable: bool = True
+) -> None:
+    """Writes a file that says, as `file`, which file it is itself. It replaces what had the name."""
+    temporary = f"{name}.tmp"
+    if files.exists(temporary):
+        files.delete(temporary)
+    file = files.create(temporary, 0)
+    try:
+        # It keeps its inode when it gets its name.
+        identity = files.identity(temporary)
+        file.write_at(0, [json.dumps({"file": identity, **document}).encode()])
+        if durable:
+            file.sync()
+    finally:
+        file.close()
+    files.rename(temporary, name)
+    if durable:
+        files.sync_directory("")
+
+
 def _read(files: Files) -> dict[str, Any] | None:
     try:
         if not files.exists(OPEN_NAME):
             return None
-        file = files.open(OPEN_NAME, writable=False)
-        try:
-            found = json.loads(file.read_at(0, 1 << 16))
-        finally:
-            file.close()
+        owner = json.loads(read_whole(files, OPEN_NAME, 1 << 16))
     except (FastiError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return owner if isinstance(owner, dict) else None

@@ -11,7 +11,7 @@ taken at their strictest:
   that no later write inside it can run out of space, and a sync need not change metadata.
 * A map shows the file's bytes without copying them.  It stays readable for as long as any view
   of it is alive, whatever happens to the file's name; `File.busy` tells whether one is, so that
-  nobody writes new content under an old reader.
+  no new content is written under an old reader.
 
 * Nothing inside the folder is followed elsewhere: a symbolic link in place of a file or folder is
   refused, and so are fifos, devices and sockets; a file with more than one name is not written to.
@@ -124,11 +124,9 @@ class Files(Protocol):
     def create(self, name: str, size_bytes: int) -> File:
         """A new writable file of that size, allocated, zero-filled and synced (not its name)."""
 
-    def open(self, name: str, writable: bool) -> File:
-        """An existing file."""
+    def open(self, name: str, writable: bool) -> File: ...
 
-    def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+    def exists(self, name: str) -> bool: ...
 
     def list(self, prefix: str) -> list[str]:
         """The names of all files that begin with ``prefix``, sorted."""
@@ -162,7 +160,7 @@ class Files(Protocol):
 def checked_name(name: str) -> str:
     """The name itself, if it stays inside the folder."""
     if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-        raise InvalidArgument(f"not a relative file name: {name!r}", field="name")
+        raise InvalidArgument(f"{name!r} is not a relative file name", field="name")
     return name
 
 
@@ -411,7 +409,7 @@ class LocalFiles:
             self._fill(file, size_bytes)
         except BaseException:
             file.close()
-            with suppress(FastiError):  # The first error is the one to be told.
+            with suppress(FastiError):  # The first error is the one to be raised.
                 self.delete(name)
             raise
         return file

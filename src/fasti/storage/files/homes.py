@@ -20,14 +20,14 @@ import json
 import os
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fasti.errors import FastiError
-from fasti.storage.files import Files
+from fasti.storage.files import Files, read_whole
+from fasti.storage.files.copies import write_with_identity
 
 HOME_NAME = "HOME"
-_TEMPORARY = f"{HOME_NAME}.tmp"
 _BYTES_MAX = 1 << 16
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
@@ -47,13 +47,9 @@ def read_home(files: Files) -> Home | None:
     if files.place is None:
         return None
     try:
-        file = files.open(HOME_NAME, writable=False)
-        try:
-            found = json.loads(file.read_at(0, _BYTES_MAX))
-        finally:
-            file.close()
+        home = json.loads(read_whole(files, HOME_NAME, _BYTES_MAX))
         return Home(
-            int(found["file"]), str(found["path"]), str(found["machine"]), bool(found["cloned"])
+            int(home["file"]), str(home["path"]), str(home["machine"]), bool(home["cloned"])
         )
     except (FastiError, ValueError, KeyError, TypeError):
         return None
@@ -77,7 +73,7 @@ def lived_elsewhere(files: Files) -> str | None:
 
 
 def warning(origin: str) -> str:
-    """What to tell who opens a copy."""
+    """The warning for an operator who opens a copy."""
     return (
         f"this directory looks like a copy of {origin}, or was moved from there to another disk: if "
         "both are used, start this one once with --clone (clone=True), so that it gets a name of "
@@ -97,26 +93,14 @@ def settle(files: Files, cloned: bool = False) -> None:
             cloned = cloned or (home.cloned and stays)
             if home == Home(files.identity(HOME_NAME), path, machine, cloned):
                 return
-        if files.exists(_TEMPORARY):
-            files.delete(_TEMPORARY)
-        file = files.create(_TEMPORARY, 0)
-        try:
-            # It keeps its inode when it gets its name.
-            found = Home(files.identity(_TEMPORARY), path, machine, cloned)
-            file.write_at(0, [json.dumps(asdict(found)).encode()])
-            if cloned:
-                file.sync()
-        finally:
-            file.close()
-        files.rename(_TEMPORARY, HOME_NAME)
-        if cloned:
-            files.sync_directory("")
+        document = {"path": path, "machine": machine, "cloned": cloned}
+        write_with_identity(files, HOME_NAME, document, durable=cloned)
 
 
 def _machine() -> str:
     for path in _MACHINE_IDS:
         with suppress(OSError):
-            found = Path(path).read_text().strip()
-            if found:
-                return found
+            identity = Path(path).read_text().strip()
+            if identity:
+                return identity
     return socket.gethostname()

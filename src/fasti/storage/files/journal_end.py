@@ -49,7 +49,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from fasti.errors import FastiError, NotFound
-from fasti.storage.files import File, Files
+from fasti.storage.files import File, Files, read_whole
 
 END_NAME = "END"
 _FORMAT_VERSION = 1
@@ -109,11 +109,7 @@ def read_end(files: Files, directory: str) -> SyncedEnd | None:
 
 def _read(files: Files, name: str) -> tuple[int, SyncedEnd | None]:
     try:
-        file = files.open(name, writable=False)
-        try:
-            return decode_ends(file.read_at(0, _FILE_BYTES))
-        finally:
-            file.close()
+        return decode_ends(read_whole(files, name, _FILE_BYTES))
     except FastiError:
         return 0, None
 
@@ -196,7 +192,6 @@ class EndFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(FastiError):

@@ -43,7 +43,7 @@ from fasti.storage.frames import ALIGNMENT, END
 
 @dataclass(slots=True)
 class Chain:
-    """A journal as it was found.
+    """A journal as it is on the disk.
 
     ``segments`` are kept, ``void`` hold nothing that counts and are to be removed, last first.
     ``synced_sequence`` is known to be durable by the frames' own words; frames above it, up to
@@ -88,7 +88,7 @@ def read_chain(files: Files, directory: str, cut_after: int | None) -> Chain:
 
 
 def close_chain(chain: Chain) -> None:
-    """Let go of all files of a chain that nobody will use."""
+    """Let go of all files of a chain that will not be used."""
     for segment in (*chain.segments, *chain.void):
         segment.let_go()
         segment.file.close()
@@ -147,18 +147,18 @@ def _check_newest(
     )
 
 
-def _check_reach(tail: Segment, found: Walk, end: SyncedEnd, cut_after: int | None) -> None:
+def _check_reach(tail: Segment, scan: Walk, end: SyncedEnd, cut_after: int | None) -> None:
     """Raise `Corruption` if frames that were synced at the end of the newest segment are gone."""
     last = end.last_sequence if cut_after is None else min(end.last_sequence, cut_after)
-    missing = tail.header.first_sequence + len(found.places)
+    missing = tail.header.first_sequence + len(scan.places)
     if missing > last:
         return
-    frames, size = last - missing + 1, max(0, end.offset - found.end)
+    frames, size = last - missing + 1, max(0, end.offset - scan.end)
     raise Corruption(
-        f"{tail.name} at {found.end}: the end is missing: {frames} frames from {missing} to {last} "
+        f"{tail.name} at {scan.end}: the end is missing: {frames} frames from {missing} to {last} "
         f"were synced, {size} bytes; {REMEDY}",
         file=tail.name,
-        offset=found.end,
+        offset=scan.end,
         details={"sequence": missing, "missing_frames": frames, "missing_bytes": size},
     )
 
@@ -172,19 +172,19 @@ def _find_end(
         tail = chain.segments[-1]
         first = tail.header.first_sequence
         read_through(files, tail.name)
-        found = walk(tail.view, tail.header, tail.name, stop_before=bound)
-        _check_tail(tail, found, bound)
+        scan = walk(tail.view, tail.header, tail.name, stop_before=bound)
+        _check_tail(tail, scan, bound)
         if bound is None and end is not None:
-            _check_reach(tail, found, end, cut_after)
-        valid_through = first + len(found.places) - 1
+            _check_reach(tail, scan, end, cut_after)
+        valid_through = first + len(scan.places) - 1
         if bound is None and cut_after is not None and valid_through < cut_after:
             reason = f"frame {cut_after} is known to be durable"
-            raise corrupt_frame(tail.name, found.end, valid_through + 1, "missing", reason)
-        count = _finished(found, first, cut_after)
+            raise corrupt_frame(tail.name, scan.end, valid_through + 1, "missing", reason)
+        count = _finished(scan, first, cut_after)
         chain.last_sequence = first + count - 1
         chain.cut_valid |= cut_after is not None and valid_through > cut_after
         if count or len(chain.segments) == 1 or _follows_a_group(chain, cut_after):
-            _settle(chain, tail, found, count, cut_after, bound)
+            _settle(chain, tail, scan, count, cut_after, bound)
             return
         bound = first
         chain.void.append(chain.segments.pop())
@@ -196,39 +196,47 @@ def _follows_a_group(chain: Chain, cut_after: int | None) -> bool:
     bound = tail.header.first_sequence
     if cut_after is not None and cut_after < bound - 1:
         return False
-    found = walk(before.view, before.header, before.name, stop_before=bound, bodies=False)
-    _check_tail(before, found, bound)
-    return bool(found.flags[-1] & END)
+    scan = walk(before.view, before.header, before.name, stop_before=bound, bodies=False)
+    _check_tail(before, scan, bound)
+    return bool(scan.flags[-1] & END)
 
 
 def _settle(
-    chain: Chain, tail: Segment, found: Walk, count: int, cut_after: int | None, bound: int | None
+    chain: Chain, tail: Segment, scan: Walk, count: int, cut_after: int | None, bound: int | None
 ) -> None:
-    tail.adopt(found.places[:count], verified=True)
-    tail.end = found.end
+    tail.adopt(scan.places[:count], verified=True)
+    tail.end = scan.end
     sealed = bound is not None or cut_after is not None
-    known = chain.last_sequence if sealed else found.synced_through
+    known = chain.last_sequence if sealed else scan.synced_through
     chain.synced_sequence = min(known, chain.last_sequence)
 
 
-def _check_tail(tail: Segment, found: Walk, bound: int | None) -> None:
+def _check_tail(tail: Segment, scan: Walk, bound: int | None) -> None:
     """Raise `Corruption` if the frame at which the walk ended had been acknowledged."""
-    missing = tail.header.first_sequence + len(found.places)
+    missing = tail.header.first_sequence + len(scan.places)
     durable = tail.header.durable_through
     if bound is not None:
         # Frames from the bound on were cut, and may have been durable before that.
-        known = missing < bound
-        reason = f"a later segment begins with {bound}"
-    elif missing <= durable:
+        check_sealed(tail.name, tail.header.first_sequence, scan, bound)
+        return
+    if missing <= durable:
         known = True
         reason = f"the segment was born with frames up to {durable}"
     else:
-        proof = evidence_after(tail.view, found.end + ALIGNMENT, tail.header, missing)
-        known = found.problem is not None and proof is not None
+        proof = evidence_after(tail.view, scan.end + ALIGNMENT, tail.header, missing)
+        known = scan.problem is not None and proof is not None
         reason = f"a later frame at {proof} knew it to be durable"
     if not known:
         return
-    raise corrupt_frame(tail.name, found.end, missing, found.problem or "file ends", reason)
+    raise corrupt_frame(tail.name, scan.end, missing, scan.problem or "the file ends", reason)
+
+
+def check_sealed(name: str, first: int, scan: Walk, bound: int) -> None:
+    """Raises `Corruption` if frames below the next segment's first are missing in a sealed one."""
+    missing = first + len(scan.places)
+    if missing < bound:
+        reason = f"a later segment begins with {bound}"
+        raise corrupt_frame(name, scan.end, missing, scan.problem or "the file ends", reason)
 
 
 def corrupt_frame(name: str, offset: int, sequence: int, problem: str, reason: str) -> Corruption:
@@ -241,11 +249,11 @@ def corrupt_frame(name: str, offset: int, sequence: int, problem: str, reason: s
     )
 
 
-def _finished(found: Walk, first: int, cut_after: int | None) -> int:
-    """How many of the frames found are within the cut and end with a finished group."""
-    count = len(found.places)
+def _finished(scan: Walk, first: int, cut_after: int | None) -> int:
+    """How many of the frames are within the cut and end with a finished group."""
+    count = len(scan.places)
     if cut_after is not None:
         count = min(count, max(0, cut_after - first + 1))
-    while count and not found.flags[count - 1] & END:
+    while count and not scan.flags[count - 1] & END:
         count -= 1
     return count

@@ -21,8 +21,9 @@ its mere existence is evidence that everything before it was accepted.  A file t
 its header says was cut, whatever was in the part that is gone.
 
 Frames follow without gaps.  A recycled file still holds old frames behind the new ones; they are
-told apart by the nonce, and by the exact sequence that is expected next.  `walk` reads frames until the first thing that isn't the frame expected; what that means is decided by
-`evidence_after`, which searches what lies behind it for a frame that knew better.
+told apart by the nonce, and by the exact sequence that is expected next.  `walk` reads frames until
+the first thing that isn't the frame expected; what that means is decided by `evidence_after`, which
+searches what lies behind it for a frame that knew better.
 
 A `Segment` belongs to its journal, which guards it; `walk` and the search are pure functions
 over a view and may run anywhere.
@@ -41,7 +42,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from fasti.errors import Corruption
-from fasti.storage.files import File, Files, folder_of
+from fasti.storage.files import File, Files, folder_of, read_whole
 from fasti.storage.formats import check_format
 from fasti.storage.frames import (
     ALIGNMENT,
@@ -98,6 +99,11 @@ def segment_name(directory: str, first_sequence: int) -> str:
     return f"{directory}/{first_sequence:020d}{SEGMENT_SUFFIX}"
 
 
+def read_segment_header(files: Files, name: str) -> SegmentHeader:
+    """The header of a segment file; raises `Corruption`, `NewerFormat` or what the disk raises."""
+    return decode_segment_header(read_whole(files, name, SEGMENT_HEADER_BYTES), name)
+
+
 def first_sequence_in(name: str) -> int:
     """The sequence with which a segment begins, by its file name."""
     return int(name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX))
@@ -121,16 +127,18 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 def decode_segment_header(data: bytes, name: str) -> SegmentHeader:
     """The header of the segment file ``name``; raises `Corruption` or `NewerFormat`."""
     if len(data) < SEGMENT_HEADER_BYTES or not data.startswith(SEGMENT_MAGIC):
-        raise Corruption(f"{name}: not a segment header", file=name, offset=0)
+        raise Corruption(f"{name} does not begin with a segment header", file=name, offset=0)
     (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
     if xxh3_64_intdigest(data[: _FIELDS.size]) != checksum:
-        raise Corruption(f"{name}: segment header checksum", file=name, offset=0)
+        raise Corruption(
+            f"{name}: the checksum of the segment header is wrong", file=name, offset=0
+        )
     _, version, *fields = _FIELDS.unpack_from(data)
     check_format(name, version, SEGMENT_FORMAT_VERSION, file=name, offset=0)
     header = SegmentHeader(*fields)
     if not name.endswith(f"{header.first_sequence:020d}{SEGMENT_SUFFIX}"):
-        reason = f"holds segment {header.first_sequence}"
-        raise Corruption(f"{name}: {reason}", file=name, offset=0)
+        message = f"{name} holds the segment of frame {header.first_sequence}"
+        raise Corruption(message, file=name, offset=0)
     return header
 
 
@@ -171,32 +179,32 @@ def walk(
     Raises `NewerFormat` for a frame of this segment that a newer version wrote.
     """
     offset, first = start or (SEGMENT_HEADER_BYTES, segment.first_sequence)
-    found = Walk(synced_through=segment.durable_through, end=offset)
+    scan = Walk(synced_through=segment.durable_through, end=offset)
     while True:
-        expected = first + len(found.places)
+        expected = first + len(scan.places)
         if stop_before is not None and expected >= stop_before:
-            return found
-        if found.end + HEADER_BYTES > len(view):
-            return found
-        header = decode_header(view, found.end)
-        found.problem = _problem(view, found.end, header, segment, expected, bodies)
-        if found.problem == _NEWER and header is not None:
-            place = {"file": name, "offset": found.end}
-            check_format(f"{name} at {found.end}", header.version, FORMAT_VERSION, **place)
-        if found.problem is not None or header is None:
-            resumed = _place_of(view, found.end + ALIGNMENT, segment, expected)
+            return scan
+        if scan.end + HEADER_BYTES > len(view):
+            return scan
+        header = decode_header(view, scan.end)
+        scan.problem = _problem(view, scan.end, header, segment, expected, bodies)
+        if scan.problem == _NEWER and header is not None:
+            place = {"file": name, "offset": scan.end}
+            check_format(f"{name} at {scan.end}", header.version, FORMAT_VERSION, **place)
+        if scan.problem is not None or header is None:
+            resumed = _place_of(view, scan.end + ALIGNMENT, segment, expected)
             if resumed is None:
-                return found
+                return scan
             # What was damaged can't be the frame expected, for that one comes later: it was
             # a mark, and nothing is lost with it.
-            found.stepped_over.append(found.end)
-            found.end = resumed
+            scan.stepped_over.append(scan.end)
+            scan.end = resumed
             continue
         if not header.flags & MARK:
-            found.places.append(found.end // ALIGNMENT)
-            found.flags.append(header.flags)
-        found.synced_through = max(found.synced_through, header.synced_through)
-        found.end += frame_bytes(header.body_length)
+            scan.places.append(scan.end // ALIGNMENT)
+            scan.flags.append(header.flags)
+        scan.synced_through = max(scan.synced_through, header.synced_through)
+        scan.end += frame_bytes(header.body_length)
 
 
 _NEWER = "of a newer format"
@@ -222,7 +230,7 @@ def _problem(
     if offset + frame_bytes(header.body_length) > len(view):
         return "the frame is longer than the file"
     if bodies and stored_body(view, offset, header) is None:
-        return "body checksum"
+        return "the checksum of its body is wrong"
     return None
 
 
@@ -291,7 +299,7 @@ def _header_pattern(nonce: int) -> re.Pattern[bytes]:
 class Segment:
     """An open segment file: its map, the places of its frames, and where the next one goes.
 
-    ``places`` is None until somebody needs a frame of a sealed segment.  ``verified`` has a 1 for
+    ``places`` is None until a frame of a sealed segment is read.  ``verified`` has a 1 for
     every frame whose body this process has written or checked.
     """
 
@@ -337,7 +345,7 @@ class Segment:
         return frames
 
     def let_go(self) -> bool:
-        """Drop the map; True when nobody else holds a view of it."""
+        """Drop the map; True when no reader holds a view of it."""
         self.view.release()
         return not self.file.busy()
 
@@ -357,7 +365,7 @@ def open_segment(files: Files, name: str) -> Segment:
 def too_short(name: str, size: int, expected: int) -> Corruption:
     """The error for a file that was cut."""
     return Corruption(
-        f"{name}: the file was cut: it has {size} bytes of {expected}; {REMEDY}",
+        f"{name}: the file was cut: it has {size} of {expected} bytes; {REMEDY}",
         file=name,
         offset=size,
         details={"missing_bytes": expected - size},

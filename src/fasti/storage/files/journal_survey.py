@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from fasti.errors import Corruption, NewerFormat, StorageError
-from fasti.storage.files import Files
+from fasti.storage.files import Files, read_whole
 from fasti.storage.files.journal_end import SyncedEnd, read_end
 from fasti.storage.files.journal_recovery import segment_names
 from fasti.storage.files.journal_segment import (
@@ -24,6 +24,7 @@ from fasti.storage.files.journal_segment import (
     decode_segment_header,
     evidence_after,
     later_headers,
+    read_segment_header,
     segment_name,
     walk,
 )
@@ -35,7 +36,7 @@ _FOREIGN = "find out where it came from"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One odd thing.  ``harmless`` ones are told but need nothing done about them."""
+    """One odd thing. A ``harmless`` one is reported, but nothing need be done about it."""
 
     file: str
     offset: int
@@ -51,7 +52,7 @@ class Damage:
     """Acknowledged frames that can't be read: ``first`` to ``last``, at ``start`` to ``end``.
 
     ``resumes`` tells that the next frame lies at ``end`` in the same segment.  ``last`` is None
-    when nobody knows how many there were.
+    when it is not known how many there were.
     """
 
     start: int
@@ -123,12 +124,8 @@ def _missing_newest(
         return []
     if known:
         try:
-            file = files.open(known[-1][0], writable=False)
-            try:
-                newest = decode_segment_header(file.read_at(0, SEGMENT_HEADER_BYTES), known[-1][0])
-            finally:
-                file.close()
-        except (NewerFormat, StorageError, Corruption):
+            newest = read_segment_header(files, known[-1][0])
+        except StorageError:
             pass
         else:
             if newest.incarnation != end.incarnation or newest.epoch > end.epoch:
@@ -162,12 +159,8 @@ def _read(files: Files, segment: SurveyedSegment, end: SyncedEnd | None) -> Iter
         yield Finding(name, 0, "missing_segment", message, REPAIR, segment.first)
         return
     try:
-        file = files.open(name, writable=False)
-        try:
-            segment.view = memoryview(file.read_at(0, file.size))
-            segment.size = len(segment.view)
-        finally:
-            file.close()
+        segment.view = memoryview(read_whole(files, name))
+        segment.size = len(segment.view)
         segment.header = decode_segment_header(bytes(segment.view[:64]), name)
         if not _promise(segment, end):
             message = "not the file that was synced under this name"
@@ -180,7 +173,13 @@ def _read(files: Files, segment: SurveyedSegment, end: SyncedEnd | None) -> Iter
         yield from _rebuild(segment, error, end)
     except StorageError as error:
         segment.readable = False
-        yield Finding(name, 0, "unreadable", error.message, "look after the disk, then restore")
+        yield Finding(
+            name,
+            0,
+            "unreadable",
+            error.message,
+            "check the disk, then restore the directory from a backup",
+        )
 
 
 def _check_size(segment: SurveyedSegment, header: SegmentHeader) -> Iterator[Finding]:
@@ -188,7 +187,7 @@ def _check_size(segment: SurveyedSegment, header: SegmentHeader) -> Iterator[Fin
         return
     segment.resized = True
     segment.header = replace(header, size_bytes=segment.size)
-    message = f"the file was cut: it has {segment.size} bytes of {header.size_bytes}"
+    message = f"the file was cut: it has {segment.size} of {header.size_bytes} bytes"
     remedy = "repair goes on with what is left; findings behind this one tell which frames are lost"
     yield Finding(segment.name, segment.size, "short_file", message, remedy, segment.first)
 
@@ -217,28 +216,28 @@ def _frames(segment: SurveyedSegment, header: SegmentHeader) -> Iterator[Finding
     start: tuple[int, int] | None = (SEGMENT_HEADER_BYTES, segment.first)
     while start is not None:
         try:
-            found = walk(segment.view, header, segment.name, start=start, stop_before=segment.bound)
+            scan = walk(segment.view, header, segment.name, start=start, stop_before=segment.bound)
         except NewerFormat as error:
             segment.readable = False
             offset = int(error.details["offset"])
             remedy = "use the version that wrote it"
             yield Finding(segment.name, offset, error.code, error.message, remedy)
             return
-        segment.frames += len(found.places)
-        yield from _notes(segment, found, start[1])
-        missing = start[1] + len(found.places)
+        segment.frames += len(scan.places)
+        yield from _notes(segment, scan, start[1])
+        missing = start[1] + len(scan.places)
         start = None
-        if _is_damage(segment, header, found, missing):
-            damage = _damage(segment, header, found, missing)
+        if _is_damage(segment, header, scan, missing):
+            damage = _damage(segment, header, scan, missing)
             segment.damages.append(damage)
-            yield _told(segment, damage)
+            yield _lost_frames(segment, damage)
             if damage.resumes and damage.last is not None:
                 start = (damage.end, damage.last + 1)
-        elif segment.bound is None and _is_torn(segment, header, found, missing):
-            yield _torn(segment, found, missing)
+        elif segment.bound is None and _is_torn(segment, header, scan, missing):
+            yield _torn(segment, scan, missing)
 
 
-def _is_damage(segment: SurveyedSegment, header: SegmentHeader, found: Walk, missing: int) -> bool:
+def _is_damage(segment: SurveyedSegment, header: SegmentHeader, scan: Walk, missing: int) -> bool:
     if segment.bound is not None:
         return missing < segment.bound
     if missing <= max(header.durable_through, segment.promised):
@@ -246,50 +245,50 @@ def _is_damage(segment: SurveyedSegment, header: SegmentHeader, found: Walk, mis
     if segment.resized and not segment.promised:
         # Nothing tells whether there were frames in the part that is gone.
         return True
-    proof = evidence_after(segment.view, found.end + ALIGNMENT, header, missing)
-    return found.problem is not None and proof is not None
+    proof = evidence_after(segment.view, scan.end + ALIGNMENT, header, missing)
+    return scan.problem is not None and proof is not None
 
 
-def _damage(segment: SurveyedSegment, header: SegmentHeader, found: Walk, missing: int) -> Damage:
-    problem = found.problem or "file ends"
-    for offset, later in later_headers(segment.view, found.end + ALIGNMENT, header, missing + 1):
+def _damage(segment: SurveyedSegment, header: SegmentHeader, scan: Walk, missing: int) -> Damage:
+    problem = scan.problem or "the file ends"
+    for offset, later in later_headers(segment.view, scan.end + ALIGNMENT, header, missing + 1):
         if segment.bound is not None and later.sequence >= segment.bound:
             break
         if not later.flags & MARK and stored_body(segment.view, offset, later) is not None:
-            return Damage(found.end, offset, missing, later.sequence - 1, True, problem)
+            return Damage(scan.end, offset, missing, later.sequence - 1, True, problem)
     last = None if segment.bound is None else segment.bound - 1
     if segment.promised >= missing:
         last = segment.promised
-        size = max(0, segment.promised_offset - found.end)
+        size = max(0, segment.promised_offset - scan.end)
         problem = f"the end is missing, {size} bytes that were synced"
-    return Damage(found.end, segment.size, missing, last, False, problem)
+    return Damage(scan.end, segment.size, missing, last, False, problem)
 
 
-def _told(segment: SurveyedSegment, damage: Damage) -> Finding:
+def _lost_frames(segment: SurveyedSegment, damage: Damage) -> Finding:
     upto = f" to {damage.last}" if damage.last not in (None, damage.first) else ""
     message = f"frame {damage.first}{upto}, which was acknowledged, is lost: {damage.problem}"
     kind = "damaged_frame"
     return Finding(segment.name, damage.start, kind, message, REPAIR, damage.first)
 
 
-def _is_torn(segment: SurveyedSegment, header: SegmentHeader, found: Walk, missing: int) -> bool:
-    return any(True for _ in later_headers(segment.view, found.end, header, missing))
+def _is_torn(segment: SurveyedSegment, header: SegmentHeader, scan: Walk, missing: int) -> bool:
+    return any(True for _ in later_headers(segment.view, scan.end, header, missing))
 
 
-def _torn(segment: SurveyedSegment, found: Walk, missing: int) -> Finding:
+def _torn(segment: SurveyedSegment, scan: Walk, missing: int) -> Finding:
     message = f"frame {missing} was being written when the process ended"
     remedy = "nothing: it was never acknowledged, and is cut at the next opening"
-    return Finding(segment.name, found.end, "torn_tail", message, remedy, missing, harmless=True)
+    return Finding(segment.name, scan.end, "torn_tail", message, remedy, missing, harmless=True)
 
 
-def _notes(segment: SurveyedSegment, found: Walk, first: int) -> Iterator[Finding]:
-    for offset in found.stepped_over:
+def _notes(segment: SurveyedSegment, scan: Walk, first: int) -> Iterator[Finding]:
+    for offset in scan.stepped_over:
         message = "a damaged sync mark"
         yield Finding(segment.name, offset, "damaged_mark", message, "nothing", harmless=True)
-    for index, flags in enumerate(found.flags):
+    for index, flags in enumerate(scan.flags):
         if flags & VOID:
             message = f"frame {first + index} was given up by a repair"
-            place = found.offset(index)
+            place = scan.offset(index)
             yield Finding(
                 segment.name, place, "void_frame", message, "nothing", first + index, harmless=True
             )

@@ -30,7 +30,7 @@ from contextlib import suppress
 
 from fasti.errors import Closed, FastiError, Gone, NotFound, PermissionDenied
 from fasti.storage.files import Files
-from fasti.storage.files.journal_recovery import corrupt_frame
+from fasti.storage.files.journal_recovery import check_sealed, corrupt_frame
 from fasti.storage.files.journal_segment import SEGMENT_HEADER_BYTES, Segment, read_through, walk
 from fasti.storage.frames import (
     BEGIN,
@@ -110,14 +110,14 @@ class SegmentTable:
         with self._lock:
             segments = list(self._segments)
             views = [segment.view[:] for segment in segments]
-        found = []
+        pieces = []
         for place, segment in enumerate(segments[:-1]):
             after = segments[place + 1].header.first_sequence
             # A segment is born with its first frame; what lies before it was decided before.
             begun = decode_header(views[place + 1], SEGMENT_HEADER_BYTES)
             until_us = begun.at_us if begun is not None and begun.sequence == after else 0
-            found.append(Sealed(after - 1, len(segment.view), until_us))
-        return found
+            pieces.append(Sealed(after - 1, len(segment.view), until_us))
+        return pieces
 
     def close(self) -> None:
         """Let go of all files; views that were given out stay good."""
@@ -139,13 +139,15 @@ class SegmentTable:
         offset = segment.offset(index)
         header = decode_header(view, offset)
         if header is None or header.sequence != sequence:
-            raise corrupt_frame(segment.name, offset, sequence, "header", "it was there before")
+            raise corrupt_frame(segment.name, offset, sequence, "its header", "it was there before")
         if header.flags & VOID:
             raise Gone(f"frame {sequence} was lost, and given up by a repair")
         if not segment.verified[index]:
             if stored_body(view, offset, header) is None:
                 reason = "its segment was sealed"
-                raise corrupt_frame(segment.name, offset, sequence, "body checksum", reason)
+                raise corrupt_frame(
+                    segment.name, offset, sequence, "the checksum of its body is wrong", reason
+                )
             segment.verified[index] = 1
         start = offset + HEADER_BYTES
         return header, view[start : start + header.body_length]
@@ -172,15 +174,11 @@ class SegmentTable:
             bound = _first_of(after[0]) if after else self.last_sequence + 1
         with suppress(NotFound):  # Trimmed meanwhile: its map is still good.
             read_through(self._files, segment.name)
-        found = walk(view, segment.header, segment.name, stop_before=bound, bodies=False)
-        missing = first + len(found.places)
-        if missing < bound:
-            problem = found.problem or "file ends"
-            reason = f"a later segment begins with {bound}"
-            raise corrupt_frame(segment.name, found.end, missing, problem, reason)
+        scan = walk(view, segment.header, segment.name, stop_before=bound, bodies=False)
+        check_sealed(segment.name, first, scan, bound)
         with self._lock:
             if segment.places is None:
-                segment.adopt(found.places, verified=False)
+                segment.adopt(scan.places, verified=False)
 
     def finished(self, through: int) -> int:
         """The last frame up to there that ends a group; the one before the first if none does."""

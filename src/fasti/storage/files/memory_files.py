@@ -66,7 +66,7 @@ class MemoryFile:
         return memoryview(self._content.data).toreadonly()
 
     def busy(self) -> bool:
-        # Whoever maps it may hold on to it: such a file is never written anew.
+        # A reader may hold on to its map: such a file is never written anew.
         return True
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class MemoryFiles:
         content = _Content(size_bytes)
         with self._lock:
             if self._files.setdefault(checked_name(name), content) is not content:
-                raise AlreadyExists(f"{name} is already there")
+                raise AlreadyExists(f"{name} already exists")
         return MemoryFile(name, content)
 
     def open(self, name: str, writable: bool) -> File:
@@ -99,7 +99,7 @@ class MemoryFiles:
         with self._lock:
             content = self._files.get(checked_name(name))
         if content is None:
-            raise NotFound(f"{name}: there is no such file")
+            raise NotFound(f"{name} does not exist")
         return content
 
     def exists(self, name: str) -> bool:

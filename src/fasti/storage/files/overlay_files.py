@@ -1,7 +1,7 @@
 """Files over files: what is written stays in memory, what lies beneath is not changed.
 
-For trying out what a repair would do. A file that is written to is copied into memory first, so this
-is for the few that a repair touches.
+For tools that must change nothing, and for trying out what a repair would do. A file that is written to
+is copied into memory first, so this is for the few that a repair touches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fasti.errors import NotFound
-from fasti.storage.files import File, Files, Lock
+from fasti.storage.files import File, Files, Lock, read_whole
 from fasti.storage.files.memory_files import MemoryFiles
 
 
@@ -75,14 +75,10 @@ class OverlayFiles:
 
     def _check(self, name: str) -> None:
         if not self.exists(name):
-            raise NotFound(f"{name} is not there")
+            raise NotFound(f"{name} does not exist")
 
     def _copy_up(self, name: str) -> None:
-        file = self._beneath.open(name, writable=False)
-        try:
-            self._over.replace(name, file.read_at(0, file.size))
-        finally:
-            file.close()
+        self._over.replace(name, read_whole(self._beneath, name))
 
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A new life for a data directory: a checkpoint of all that it holds, and a journal that begins behind it.
 
-After a repair or a restore the journal's past is not what somebody outside may have read of it. So
+After a repair or a restore the journal's past is not what readers of the feed may have seen of it. So
 the state is written out whole, under a new incarnation: positions from before answer `gone`, and
 nothing of the old journal is needed any more.
 
@@ -28,8 +28,8 @@ from fasti.storage.files.journal_segment import (
     SEGMENT_HEADER_BYTES,
     SEGMENT_SUFFIX,
     SegmentHeader,
-    decode_segment_header,
     give_birth,
+    read_segment_header,
     segment_name,
 )
 from fasti.storage.frames import HEADER_BYTES
@@ -44,29 +44,18 @@ MARKER = "REPAIR"
 RESTORING_NAME = "RESTORING"
 # A directory with this file is a backup.
 BACKUP_NAME = "BACKUP"
+_REFUSALS = {
+    MARKER: "a repair of this directory was interrupted; run `fasti storage repair --apply` again",
+    RESTORING_NAME: "a restore into this directory was interrupted; run `fasti restore` again",
+    BACKUP_NAME: "this is a backup, which opening would change; `fasti restore` makes a data directory of it",
+}
 
 
 def refuse_unfinished(files: Files) -> None:
     """Raises `Corruption` if a directory is not one to be opened; called by every opening."""
-    if files.exists(MARKER):
-        raise Corruption(
-            "a repair of this directory was interrupted; run `fasti storage repair --apply` again",
-            file=MARKER,
-            offset=0,
-        )
-    if files.exists(RESTORING_NAME):
-        raise Corruption(
-            "a restore into this directory was interrupted; run `fasti restore` again",
-            file=RESTORING_NAME,
-            offset=0,
-        )
-    if files.exists(BACKUP_NAME):
-        raise Corruption(
-            "this is a backup, which opening would change; `fasti restore` makes a data directory "
-            "of it",
-            file=BACKUP_NAME,
-            offset=0,
-        )
+    for name, message in _REFUSALS.items():
+        if files.exists(name):
+            raise Corruption(message, file=name, offset=0)
 
 
 def rebase(
@@ -117,7 +106,7 @@ def _prepare_journal(files: Files, manifest: Manifest, epoch: int) -> None:
 def finish(files: Files, manifest: Manifest, keep_journal: bool = True) -> bool:
     """Completes a rebase whose manifest is in force; True if there was something to do."""
     names = segment_names(files, REBASED) if files.list(f"{REBASED}/") else []
-    if not names or _incarnation(files, names[0]) != manifest.incarnation:
+    if not names or read_segment_header(files, names[0]).incarnation != manifest.incarnation:
         return False
     for name in files.list("journal/"):
         if name.endswith(SEGMENT_SUFFIX) and keep_journal:
@@ -138,11 +127,3 @@ def _set_aside(files: Files, name: str) -> None:
     files.rename(name, f"{LOST_AND_FOUND}/{stem}.{number}")
     files.sync_directory(LOST_AND_FOUND)
     files.sync_directory("journal")
-
-
-def _incarnation(files: Files, name: str) -> int:
-    file = files.open(name, writable=False)
-    try:
-        return decode_segment_header(file.read_at(0, SEGMENT_HEADER_BYTES), name).incarnation
-    finally:
-        file.close()

@@ -1,7 +1,7 @@
 """Opening what is inside a data directory, and nothing else.
 
-Whoever could put a link into a data directory could make the broker overwrite a file elsewhere, or
-read one. So nothing inside is followed: each folder and file is opened by its name in the folder that
+An attacker who could put a link into a data directory could make the broker overwrite a file
+elsewhere, or read one. So nothing inside is followed: each folder and file is opened by its name in the folder that
 holds it, and what it is is asked of the descriptor, not of the path. A symbolic link in place of a file
 or folder is refused, and so are fifos, devices and sockets; a file with more than one name is read but
 not written to. The path of the data directory itself may be a link: it is the operator's word.
@@ -27,7 +27,7 @@ _LOCK_BYTES_MAX = 64
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Without waiting: a fifo would wait for who writes to it.
+# Without waiting: a fifo would wait for its writer.
 _FILE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",

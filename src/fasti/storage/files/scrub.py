@@ -26,12 +26,12 @@ from fasti.model import SEQUENCE_BITS
 from fasti.storage.blocks import BlockStore
 from fasti.storage.damaged_rows import salvage
 from fasti.storage.damages import LostIds, ScrubFinding
-from fasti.storage.files import Files
-from fasti.storage.files.journal_recovery import corrupt_frame, segment_names
+from fasti.storage.files import Files, size_of
+from fasti.storage.files.journal_recovery import check_sealed, segment_names
 from fasti.storage.files.journal_segment import (
     SEGMENT_HEADER_BYTES,
-    SEGMENT_SUFFIX,
     decode_segment_header,
+    first_sequence_in,
     walk,
 )
 from fasti.storage.log_blocks import LogBlock
@@ -73,13 +73,9 @@ def total_bytes(files: Files, manifest: Manifest) -> int:
 
 def _size(files: Files, name: str) -> int:
     try:
-        file = files.open(name, writable=False)
+        return size_of(files, name)
     except NotFound:
         return 0
-    try:
-        return file.size
-    finally:
-        file.close()
 
 
 def _read(files: Files, name: str, pace: Pace) -> bytes:
@@ -111,9 +107,7 @@ def _scrub_object(
         data = _read(files, path, pace)
         open_seal(memoryview(data), name)
         return
-    except NotFound as error:
-        message = error.message
-    except Corruption as error:
+    except (NotFound, Corruption) as error:
         message = error.message
     except FastiError as error:
         # A bad sector, mostly.
@@ -147,8 +141,8 @@ def _lost_ids(
         rows = rows[np.unpackbits(dead, bitorder="little")[rows] == 0]
     topics = columns["topic"][rows]
     partitions = columns["partition"][rows].astype(np.int64)
-    found = columns["sequence"][rows] | partitions << SEQUENCE_BITS
-    return [_named(names, topic, found[topics == topic]) for topic in np.unique(topics).tolist()]
+    ids = columns["sequence"][rows] | partitions << SEQUENCE_BITS
+    return [_named(names, topic, ids[topics == topic]) for topic in np.unique(topics).tolist()]
 
 
 def _named(names: dict[int, str], topic: int, ids: Int64s) -> LostIds:
@@ -181,9 +175,6 @@ def _check_segment(files: Files, name: str, after: str, pace: Pace) -> None:
     """Raises `Corruption`, or what the disk raises."""
     data = memoryview(_read(files, name, pace))
     header = decode_segment_header(bytes(data[:SEGMENT_HEADER_BYTES]), name)
-    bound = int(after.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX))
-    found = walk(data, header, name, stop_before=bound)
-    missing = header.first_sequence + len(found.places)
-    if missing < bound:
-        reason = f"a later segment begins with {bound}"
-        raise corrupt_frame(name, found.end, missing, found.problem or "file ends", reason)
+    bound = first_sequence_in(after)
+    scan = walk(data, header, name, stop_before=bound)
+    check_sealed(name, header.first_sequence, scan, bound)

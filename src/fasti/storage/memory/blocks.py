@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fasti.errors import AlreadyExists, Corruption, Fenced, NotFound
-from fasti.storage.blocks import checked_block_name
+from fasti.errors import AlreadyExists, NotFound
+from fasti.storage.blocks import check_version, checked_block_name, checked_range
 from fasti.storage.memory.journal import joined
 
 if TYPE_CHECKING:
@@ -28,21 +28,13 @@ class MemoryBlocks:
         block = joined(buffers)
         with self._lock:
             if self._blocks.setdefault(checked_block_name(name), block) is not block:
-                raise AlreadyExists(f"block {name} is already there")
+                raise AlreadyExists(f"block {name} already exists")
 
     def sync(self) -> None:
         return
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> memoryview:
-        view = self._block(name)
-        end = len(view) if length is None else offset + length
-        if offset < 0 or end < offset or end > len(view):
-            raise Corruption(
-                f"block {name} has {len(view)} bytes, {offset} to {end} were asked for",
-                file=name,
-                offset=len(view),
-            )
-        return view[offset:end]
+        return checked_range(self._block(name), name, offset, length)
 
     def _block(self, name: str) -> memoryview:
         with self._lock:
@@ -76,11 +68,7 @@ class MemoryBlocks:
     def switch_manifest(self, expected_version: int, data: bytes) -> int:
         with self._lock:
             version = self._manifest[0] if self._manifest else 0
-            if version != expected_version:
-                raise Fenced(
-                    f"the manifest has version {version}, not {expected_version}",
-                    details={"expected": expected_version, "found": version},
-                )
+            check_version(version, expected_version)
             self._manifest = (version + 1, bytes(data))
             return version + 1
 

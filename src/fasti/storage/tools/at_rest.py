@@ -61,7 +61,7 @@ def existing_manifest(files: Files) -> tuple[int, Manifest]:
         return stored
     if files.list("journal/"):
         raise Corruption("there is a journal but no manifest", file=MANIFEST_PATH, offset=0)
-    raise NotFound(f"{MANIFEST_PATH} is not there: no shard was ever opened here")
+    raise NotFound(f"{MANIFEST_PATH} does not exist: no shard was ever opened here")
 
 
 class JournalAtRest:

@@ -9,7 +9,7 @@ without it is no backup yet, and the next run completes it. Until the new files 
 ``BACKUP`` stays good; the manifest and the segment take their places in the short moment between its
 end and the next one's beginning. ``BACKUP.partial`` tells whose backup is under way.
 
-A *source* is what is backed up: an open store, inside a broker; a directory that nobody has open; or
+A *source* is what is backed up: an open store, inside a broker; a directory that no broker has open; or
 a broker at an address (client/backups.py). All give the same pieces. One thread each.
 """
 
@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -127,28 +127,19 @@ class Backup:
     size_bytes: int
     # What this run brought; the rest was there.
     copied_bytes: int
-    # Payload blocks that are damaged where they come from: copied as they are, and told.
+    # Payload blocks that are damaged where they come from: copied as they are, and reported.
     damaged: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "path": self.path,
-            "shard": self.shard,
-            "position": self.position,
-            "at_us": self.at_us,
-            "files": self.files,
-            "size_bytes": self.size_bytes,
-            "copied_bytes": self.copied_bytes,
-            "damaged": self.damaged,
-        }
+        return asdict(self)
 
 
 # Sources
 
 
 class StoredSource:
-    """Blocks and journal of a directory in this process. Whoever made it keeps them from going."""
+    """Blocks and journal of a directory in this process. Its maker keeps them from being deleted."""
 
     def __init__(
         self,
@@ -342,7 +333,6 @@ class _Target:
             self._damaged.append(name)
 
     def finish(self, copied_bytes: int) -> Backup:
-        """Everything is here."""
         files, listing = self._files, self._listing
         self._end_file()
         self._check_segment(listing.segment + _NEW)
@@ -382,12 +372,12 @@ class _Target:
             header = SegmentHeader(
                 1, int(listing.shard, 16), listing.position + 1, listing.last, _NONCE
             )
-            found = len(walk(view, header, name, stop_before=listing.last + 1).places)
+            frames = len(walk(view, header, name, stop_before=listing.last + 1).places)
             del view
         finally:
             file.close()
-        if found != listing.last - listing.position:
-            message = f"{found} of {listing.last - listing.position} frames came whole"
+        if frames != listing.last - listing.position:
+            message = f"{frames} of {listing.last - listing.position} frames arrived whole"
             raise Corruption(f"{name}: {message}", file=name, offset=0)
 
     def _take_places(self) -> None:
@@ -439,7 +429,7 @@ def describe(files: Files, path: str) -> Description:
         place = (document["position"], document["last"], document["at_us"])
         return Description(document["shard"], *place, listed)
     except (ValueError, KeyError, TypeError) as error:
-        message = f"{path}/{BACKUP_NAME} makes no sense: {error!r}"
+        message = f"{path}/{BACKUP_NAME} can't be decoded: {error!r}"
         raise Corruption(message, file=BACKUP_NAME, offset=0) from error
 
 

@@ -53,7 +53,6 @@ class ClockReset:
     schedules: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return asdict(self)
 
 

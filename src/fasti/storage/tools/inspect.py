@@ -25,11 +25,7 @@ from fasti.storage.files.blocks import MANIFEST_PATH, FileBlocks, decode_manifes
 from fasti.storage.files.copies import OPEN_NAME, copied_from
 from fasti.storage.files.copies import warning as copy_warning
 from fasti.storage.files.journal_recovery import segment_names
-from fasti.storage.files.journal_segment import (
-    SEGMENT_HEADER_BYTES,
-    decode_segment_header,
-    first_sequence_in,
-)
+from fasti.storage.files.journal_segment import first_sequence_in, read_segment_header
 from fasti.storage.files.journal_survey import Finding, survey
 from fasti.storage.files.overlay_files import OverlayFiles
 from fasti.storage.files.rebase import MARKER
@@ -106,7 +102,6 @@ class Stats:
         return self.live_rows / self.block_rows if self.block_rows else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return {**asdict(self), "frames": self.frames, "live_share": self.live_share}
 
 
@@ -115,10 +110,10 @@ class Stats:
 
 def verify(files: Files) -> Report:
     """Reads the whole journal, the manifest and the sizes of all blocks; changes nothing."""
-    seen = survey(files, "journal")
-    report = Report(findings=list(seen.findings), segments=len(seen.segments))
-    report.frames = sum(segment.frames for segment in seen.segments)
-    report.journal_bytes = sum(segment.size for segment in seen.segments)
+    journal = survey(files, "journal")
+    report = Report(findings=list(journal.findings), segments=len(journal.segments))
+    report.frames = sum(segment.frames for segment in journal.segments)
+    report.journal_bytes = sum(segment.size for segment in journal.segments)
     for name in files.list("blocks/"):
         try:
             _verify_block(files, name, report)
@@ -234,7 +229,7 @@ def _check_reach(files: Files, report: Report, manifest: Manifest) -> Iterator[F
     """Whether the journal, which is whole, goes on where the blocks end."""
     names = segment_names(files, "journal")
     for name in names[-1:]:
-        header = decode_segment_header(read_whole(files, name, SEGMENT_HEADER_BYTES), name)
+        header = read_segment_header(files, name)
         if header.incarnation != manifest.incarnation:
             message = "the journal is of another directory than the blocks"
             yield Finding(name, 0, "foreign_segment", message, "find out where it came from")

@@ -73,9 +73,9 @@ def plan_repair(files: Files, allow_gap: bool = False, needed_after: int = 0) ->
 
     Frames up to ``needed_after`` are only history. Raises `Corruption` when a repair can't help.
     """
-    seen = survey(files, "journal")
-    _refuse_hopeless(seen)
-    return list(_Surgery(files, seen).plan(allow_gap, needed_after))
+    journal = survey(files, "journal")
+    _refuse_hopeless(journal)
+    return list(_Surgery(files, journal).plan(allow_gap, needed_after))
 
 
 def carry_out(steps: list[Step]) -> list[Action]:
@@ -85,8 +85,8 @@ def carry_out(steps: list[Step]) -> list[Action]:
     return [action for action, _ in steps]
 
 
-def _refuse_hopeless(seen: Survey) -> None:
-    for finding in seen.findings:
+def _refuse_hopeless(journal: Survey) -> None:
+    for finding in journal.findings:
         if finding.kind in ("newer_format", "unreadable", "foreign_segment"):
             raise Corruption(
                 f"{finding.file}: {finding.message}; {finding.remedy}",
@@ -98,8 +98,8 @@ def _refuse_hopeless(seen: Survey) -> None:
 class _Surgery:
     """Plans the steps of a repair, and has what they do."""
 
-    def __init__(self, files: Files, seen: Survey) -> None:
-        self._files, self._segments = files, seen.segments
+    def __init__(self, files: Files, journal: Survey) -> None:
+        self._files, self._segments = files, journal.segments
 
     def plan(self, allow_gap: bool, needed_after: int) -> Iterator[Step]:
         for segment in self._segments:

@@ -73,7 +73,6 @@ class Losses:
             self.notes.append(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return {"lost": self.lost, **asdict(self)}
 
 
@@ -85,11 +84,15 @@ class LostRows:
         self._ended: list[Int64s] = []
 
     def add(self, first: int, last: int) -> None:
-        """All of these are missing."""
-        self._lost.append(np.arange(first, last + 1, dtype=np.int64))
+        """All from the first to the last are missing."""
+        self.add_rows(np.arange(first, last + 1, dtype=np.int64))
+
+    def add_rows(self, rows: Int64s) -> None:
+        """These are missing."""
+        self._lost.append(rows)
 
     def end(self, rows: Int64s) -> None:
-        """Of these a later frame tells: nothing is lost with them."""
+        """A later frame ends these: nothing is lost with them."""
         self._ended.append(rows)
 
     def rows(self) -> Int64s:

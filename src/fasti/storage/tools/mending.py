@@ -43,7 +43,7 @@ from fasti.storage.tools.partial_events import HOLD_US, NOBODY, only
 
 Int64s = NDArray[np.int64]
 Place = tuple[int, int]
-Mend = Callable[[Any, int, Rows | None], None]
+Mend = Callable[[Any, int], None]
 
 CONTRADICTIONS = (AssertionError, IllegalTransition, IndexError, KeyError, ValueError)
 ENDED = "ended in a lost part of the journal"
@@ -93,6 +93,8 @@ class Mender:
         # Kind and partitions of topics whose creation is lost, as later frames let one tell.
         self.unknown: dict[int, tuple[str, int]] = {}
         self._payloads, self._seed = payloads, seed
+        # Those of the frame that is being applied.
+        self._rows: Rows | None = None
         self._logs = LogMender(self, filler)
         self._stages = StageMender(self)
         self._mends: dict[type[ev.Event], Mend] = {
@@ -116,16 +118,17 @@ class Mender:
         """Makes an event so, and what it takes for granted before that."""
         try:
             if self._knows_topic(event):
-                self._mends.get(type(event), self.make_so)(event, frame, rows)
+                self._rows = rows
+                self._mends.get(type(event), self.make_so)(event, frame)
         except CONTRADICTIONS as error:
             name = type(event).__name__
             self.losses.note(
                 f"frame {frame}: {name} was left out, it contradicts the rest: {error!r}"
             )
 
-    def make_so(self, event: ev.Event, frame: int, _: Rows | None = None) -> None:
-        """Applies an event as it is."""
-        self.state.apply(event, frame)
+    def make_so(self, event: ev.Event, frame: int | None = None) -> None:
+        """Applies an event as it is; without a frame, one that must have been lost."""
+        self.state.apply(event, self.state.next_frame if frame is None else frame)
 
     # Topics
 
@@ -141,14 +144,14 @@ class Mender:
         if isinstance(event, ev.TopicChanged):
             settings = event.settings
         name = f"recovered-{number}"
-        self.make_so(ev.TopicCreated(event.at_us, number, name, settings), self.state.next_frame)
+        self.make_so(ev.TopicCreated(event.at_us, number, name, settings))
         self.losses.note(
             f"topic {number} was created in the gap: its name and settings are lost; what later "
             f"frames have of it is in {name!r}"
         )
         return True
 
-    def _topic_created(self, event: ev.TopicCreated, frame: int, _: Rows | None) -> None:
+    def _topic_created(self, event: ev.TopicCreated, frame: int) -> None:
         before = self.state.by_name.get(event.name)
         if before is not None:
             self.losses.note(
@@ -157,14 +160,13 @@ class Mender:
             self.make_so(ev.TopicDeleted(event.at_us, before.number), frame)
         self.make_so(event, frame)
 
-    def _topic_deleted(self, event: ev.TopicDeleted, frame: int, _: Rows | None) -> None:
+    def _topic_deleted(self, event: ev.TopicDeleted, frame: int) -> None:
         self.make_so(event, frame)
         for place in [place for place in self.lost if place[0] == event.topic]:
             del self.lost[place]
         self.ended.pop(event.topic, None)
 
     def topic_of(self, event: Any) -> Topic:
-        """The topic that an event is about."""
         return self.state.topics[event.topic]
 
     # Messages
@@ -176,7 +178,7 @@ class Mender:
             self.lost[partition.topic, partition.number].add(first, next_sequence - 1)
             partition.ledger.next_sequence = next_sequence
 
-    def _produced(self, event: ev.Produced, frame: int, _: Rows | None) -> None:
+    def _produced(self, event: ev.Produced, frame: int) -> None:
         partition = self.state.partition(event)
         self.skip_to(partition, event.first_sequence)
         if event.stage:
@@ -187,10 +189,10 @@ class Mender:
 
     def free_keys(self, partition: Partition, hashes: UInt64s, at_us: int, frame: int) -> None:
         """These keys have other owners from now on: who had them ended in the gap."""
-        given = hashes[hashes[:, 0] != 0]
-        if not len(given):
+        claimed = hashes[hashes[:, 0] != 0]
+        if not len(claimed):
             return
-        holders = np.unique(partition.find_keys(given))
+        holders = np.unique(partition.find_keys(claimed))
         holders = holders[holders > 0]
         holders = holders[partition.is_live(holders)]
         if not len(holders):
@@ -201,13 +203,13 @@ class Mender:
         else:
             self.bring(partition, holders, State.DEAD, at_us)
 
-    def _rows_changed(self, event: Any, frame: int, rows: Rows | None) -> None:
+    def _rows_changed(self, event: Any, frame: int) -> None:
         partition = self.state.partition(event)
         self.skip_to(partition, int(event.sequence.max()) + 1)
         known = partition.states(partition.ledger.slots(event.sequence)) != State.NONE
         missing = only(event, ~known)
         if len(missing.sequence):
-            self._rows_missing(partition, missing, frame, rows)
+            self._rows_missing(partition, missing, frame)
         event = only(event, known)
         if not len(event.sequence):
             return
@@ -217,7 +219,7 @@ class Mender:
         self.bring(partition, event.sequence, _BEFORE[type(event)], event.at_us)
         self.make_so(event, frame)
 
-    def _expiry_set(self, event: ev.ExpirySet, frame: int, _: Rows | None) -> None:
+    def _expiry_set(self, event: ev.ExpirySet, frame: int) -> None:
         partition = self.state.partition(event)
         self.skip_to(partition, int(event.sequence.max()) + 1)
         known = partition.states(partition.ledger.slots(event.sequence)) != State.NONE
@@ -225,9 +227,7 @@ class Mender:
         if len(event.sequence):
             self.make_so(event, frame)
 
-    def _rows_missing(
-        self, partition: Partition, event: Any, frame: int, rows: Rows | None
-    ) -> None:
+    def _rows_missing(self, partition: Partition, event: Any, frame: int) -> None:
         lost = self.lost[partition.topic, partition.number]
         if isinstance(event, _LAST):
             lost.end(event.sequence)
@@ -235,7 +235,7 @@ class Mender:
             # The whole message comes with it, but for its owner.
             lost.end(event.sequence)
             self._make_rows(partition, event, frame)
-            keys = None if rows is None else rows.keys(self._seed)
+            keys = None if self._rows is None else self._rows.keys(self._seed)
             if keys is not None:
                 hashes = keys.hashes[event.row]
                 self.free_keys(partition, hashes, event.at_us, frame)
@@ -263,27 +263,26 @@ class Mender:
 
     def bring(self, partition: Partition, sequences: Int64s, target: State, at_us: int) -> None:
         """Takes rows to a state, by the events that must have been lost."""
-        frame, place = self.state.next_frame, (partition.topic, partition.number)
+        place = (partition.topic, partition.number)
 
         def those(state: State) -> Int64s:
             states = partition.states(partition.ledger.slots(sequences))
             return sequences[states == state]
 
         if len(staged := those(State.STAGED)):
-            self._stages.land(partition, staged, at_us, frame)
+            self._stages.land(partition, staged, at_us, self.state.next_frame)
         if target != State.DEAD and len(dead := those(State.DEAD)):
             self._redrive(partition, dead, at_us)
         if target != State.LEASED and len(leased := those(State.LEASED)):
-            self.make_so(ev.Expired(at_us, *place, leased), frame)
+            self.make_so(ev.Expired(at_us, *place, leased))
         if target == State.SCHEDULED:
             return
         if len(scheduled := those(State.SCHEDULED)):
             if target == State.LEASED:
                 token = self.engine.memory.leases.next_token
-                held = ev.Leased(at_us, *place, token, NOBODY, HOLD_US, scheduled)
-                self.make_so(held, frame)
+                self.make_so(ev.Leased(at_us, *place, token, NOBODY, HOLD_US, scheduled))
             else:
-                self.make_so(ev.Lapsed(at_us, *place, ENDED, scheduled), frame)
+                self.make_so(ev.Lapsed(at_us, *place, ENDED, scheduled))
 
     def _redrive(self, partition: Partition, sequences: Int64s, at_us: int) -> None:
         slots = partition.ledger.slots(sequences)
@@ -298,11 +297,11 @@ class Mender:
         event = ev.Redriven(
             at_us, *place, sequences, version, due_us, hashes[:, 0].copy(), hashes[:, 1].copy()
         )
-        self.make_so(event, self.state.next_frame)
+        self.make_so(event)
 
     # Schedules
 
-    def _schedule_put(self, event: cron.SchedulePut, frame: int, _: Rows | None) -> None:
+    def _schedule_put(self, event: cron.SchedulePut, frame: int) -> None:
         book = self.topic_of(event).body
         same_name = book.by_name.get(event.name)
         for number in {event.number, same_name} - {None}:
@@ -312,12 +311,12 @@ class Mender:
                     self.make_so(cron.ScheduleDeleted(event.at_us, event.topic, number), frame)
         self.make_so(event, frame)
 
-    def _schedule_changed(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _schedule_changed(self, event: Any, frame: int) -> None:
         book = self.topic_of(event).body
         if event.number < book.size and book.exists[event.number]:
             self.make_so(event, frame)
 
-    def _fired(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _fired(self, event: Any, frame: int) -> None:
         book = self.topic_of(event).body
         here = event.number < book.size
         here[here] = book.exists[event.number[here]]

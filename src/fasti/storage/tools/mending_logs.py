@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.keys import Rows
 from fasti.core.lifecycle import Verb
 from fasti.core.log import events as lo
 from fasti.core.log import group_events as ge
@@ -39,7 +38,6 @@ class LogMender:
         self._mender, self._filler = mender, filler
 
     def mends(self) -> dict[type[ev.Event], Mend]:
-        """Who mends which event."""
         return {
             lo.LogAppended: self._appended,
             lo.LogTrimmed: self._trimmed,
@@ -66,12 +64,12 @@ class LogMender:
             place = (topic.number, number, partition.next_offset)
             self._mender.make_so(lo.LogAppended(at_us, *place, 0, rows), self._filler)
 
-    def _appended(self, event: lo.LogAppended, frame: int, _: Rows | None) -> None:
+    def _appended(self, event: lo.LogAppended, frame: int) -> None:
         topic = self._mender.topic_of(event)
         self._fill(topic, event.partition, event.first_offset, event.at_us)
         self._mender.make_so(event, frame)
 
-    def _trimmed(self, event: lo.LogTrimmed, frame: int, _: Rows | None) -> None:
+    def _trimmed(self, event: lo.LogTrimmed, frame: int) -> None:
         topic = self._mender.topic_of(event)
         self._fill(topic, event.partition, event.first_offset, event.at_us)
         if event.first_offset > log_of(topic).partitions[event.partition].earliest:
@@ -79,7 +77,7 @@ class LogMender:
 
     # Groups
 
-    def _made(self, event: ge.GroupMade, frame: int, _: Rows | None) -> None:
+    def _made(self, event: ge.GroupMade, frame: int) -> None:
         topic = self._mender.topic_of(event)
         groups = log_of(topic).groups
         same = {groups.by_name.get(event.group), groups.by_number.get(event.number)} - {None}
@@ -90,7 +88,7 @@ class LogMender:
             self._fill(topic, number, offset, event.at_us)
         self._mender.make_so(event, frame)
 
-    def _dropped(self, event: ge.GroupDropped, frame: int, _: Rows | None) -> None:
+    def _dropped(self, event: ge.GroupDropped, frame: int) -> None:
         if event.number in log_of(self._mender.topic_of(event)).groups.by_number:
             self._mender.make_so(event, frame)
 
@@ -104,14 +102,14 @@ class LogMender:
             )
         return group
 
-    def _if_known(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _if_known(self, event: Any, frame: int) -> None:
         if self._group(event) is not None:
             self._mender.make_so(event, frame)
 
-    def _set(self, event: ge.GroupSet, frame: int, _: Rows | None) -> None:
+    def _set(self, event: ge.GroupSet, frame: int) -> None:
         topic = self._mender.topic_of(event)
         self._fill(topic, event.partition, event.offset, event.at_us)
-        self._if_known(event, frame, None)
+        self._if_known(event, frame)
 
     def _place(self, event: Any) -> GroupPartition | None:
         """Where the event's group stands; rows that it names are there afterwards."""
@@ -120,7 +118,7 @@ class LogMender:
         group = self._group(event)
         return None if group is None else group.partitions[event.partition]
 
-    def _leased(self, event: ge.GroupLeased, frame: int, _: Rows | None) -> None:
+    def _leased(self, event: ge.GroupLeased, frame: int) -> None:
         place = self._place(event)
         if place is None:
             return
@@ -131,7 +129,7 @@ class LogMender:
             self._give_back(event, leased)
         self._mender.make_so(event, frame)
 
-    def _judged(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _judged(self, event: Any, frame: int) -> None:
         place = self._place(event)
         if place is None:
             return
@@ -140,7 +138,7 @@ class LogMender:
         self._lease(event, event.offset[_states(place, event.offset) != LEASED])
         self._mender.make_so(event, frame)
 
-    def _unburied(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _unburied(self, event: Any, frame: int) -> None:
         place = self._place(event)
         if place is None:
             return
@@ -166,10 +164,9 @@ class LogMender:
         finished = event.offset[(states != WAITING) & (states != LEASED)]
         finished = finished[finished < place.next]
         dead = finished[place.dead.find(finished) >= 0] if len(finished) else finished
-        at = (event.at_us, event.topic, event.partition, event.group)
         if len(dead):
             due_us = np.full(len(dead), event.at_us, dtype=np.int64)
-            self._mender.make_so(ge.GroupRevived(*at, dead, due_us), self._mender.state.next_frame)
+            self._mender.make_so(ge.GroupRevived(*_place_of(event), dead, due_us))
         rest = np.setdiff1d(finished, dead)
         if len(rest):
             # The group was set back.
@@ -178,21 +175,22 @@ class LogMender:
         return event
 
     def _set_to(self, event: Any, offset: int) -> None:
-        at = (event.at_us, event.topic, event.partition, event.group)
-        self._mender.make_so(ge.GroupSet(*at, offset), self._mender.state.next_frame)
+        self._mender.make_so(ge.GroupSet(*_place_of(event), offset))
 
     def _lease(self, event: Any, offsets: Int64s) -> None:
         if len(offsets):
             token = self._mender.engine.memory.leases.next_token
-            at = (event.at_us, event.topic, event.partition, event.group)
-            held = ge.GroupLeased(*at, token, NOBODY, HOLD_US, offsets)
-            self._mender.make_so(held, self._mender.state.next_frame)
+            self._mender.make_so(ge.GroupLeased(*_place_of(event), token, NOBODY, HOLD_US, offsets))
 
     def _give_back(self, event: Any, offsets: Int64s) -> None:
         times = np.full(len(offsets), event.at_us, dtype=np.int64)
-        at = (event.at_us, event.topic, event.partition, event.group)
-        given = ge.GroupReturned(*at, int(Verb.EXPIRE), "", offsets, times, np.zeros_like(times))
-        self._mender.make_so(given, self._mender.state.next_frame)
+        place, none = _place_of(event), np.zeros_like(times)
+        self._mender.make_so(ge.GroupReturned(*place, int(Verb.EXPIRE), "", offsets, times, none))
+
+
+def _place_of(event: Any) -> tuple[int, int, int, int]:
+    """What every event of a group begins with."""
+    return event.at_us, event.topic, event.partition, event.group
 
 
 def _states(place: GroupPartition, offsets: Int64s) -> NDArray[np.uint8]:

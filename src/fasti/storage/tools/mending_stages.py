@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
-from fasti.core.keys import Rows
 from fasti.core.lifecycle import Verb
 from fasti.core.sinks import events as sinks
 from fasti.core.sinks.book import Sink
@@ -33,7 +32,6 @@ class StageMender:
         self._mender, self._state = mender, mender.state
 
     def mends(self) -> dict[type[ev.Event], Mend]:
-        """Who mends which event."""
         return {
             ev.StageOpened: self._opened,
             sinks.SinkStageOpened: self._opened,
@@ -49,29 +47,29 @@ class StageMender:
         """A stage that was opened in the gap gets more rows."""
         if event.stage not in self._state.stages:
             opened = ev.StageOpened(event.at_us, event.stage, event.topic)
-            self._mender.make_so(opened, self._state.next_frame)
+            self._mender.make_so(opened)
 
-    def _opened(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _opened(self, event: Any, frame: int) -> None:
         stage = self._state.stages.get(event.stage)
         if stage is not None:
             # It ended in the gap, and its name serves again.
-            self._drop(event.stage, stage, stage.batches, event.at_us)
+            self._drop(event.stage, stage, event.at_us)
             self._state.stages.pop(event.stage, None)
         self._mender.make_so(event, frame)
 
-    def _if_known(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _if_known(self, event: Any, frame: int) -> None:
         if event.stage in self._state.stages:
             self._mender.make_so(event, frame)
 
     # Publishing
 
-    def _published(self, event: ev.Published, frame: int, _: Rows | None) -> None:
+    def _published(self, event: ev.Published, frame: int) -> None:
         stage = self._state.stages.get(event.stage)
         if stage is not None:
             self._free_keys(stage, event.at_us, frame, event.skipped)
             self._mender.make_so(event, frame)
 
-    def _sink_published(self, event: sinks.SinkPublished, frame: int, _: Rows | None) -> None:
+    def _sink_published(self, event: sinks.SinkPublished, frame: int) -> None:
         known = [name for name in event.stages if name in self._state.stages]
         if len(known) < len(event.stages):
             self._mender.losses.note(
@@ -91,7 +89,7 @@ class StageMender:
 
     def _give_up_earlier(self, event: sinks.SinkPublished) -> None:
         """Batches between the last one known and this one were published in the gap. Which of their
-        stages, and which rows have landed, nobody can tell.
+        stages, and which rows have landed, is not known.
         """
         last = self._state.sinks.all.get(event.sink)
         for name, stage in self._state.sinks.stages_of(event.sink).items():
@@ -101,7 +99,7 @@ class StageMender:
             for batch in stage.batches:
                 lost = self._mender.lost[stage.topic, batch.partition]
                 lost.add(int(batch.sequences[0]), int(batch.sequences[-1]))
-            self._drop(name, stage, stage.batches, event.at_us)
+            self._drop(name, stage, event.at_us)
 
     def _free_keys(
         self, stage: Stage, at_us: int, frame: int, skipped: Int64s | None = None
@@ -121,13 +119,13 @@ class StageMender:
             return np.zeros(len(batch.sequences), dtype=np.bool_)
         holders = partition.find_keys(batch.hashes)
         own = np.isin(holders, batch.sequences)
-        given = (batch.hashes[:, 0] != 0) & (holders > 0) & ~own
-        return given & partition.is_live(holders)
+        has_key = (batch.hashes[:, 0] != 0) & (holders > 0) & ~own
+        return has_key & partition.is_live(holders)
 
     def _publish_if_not(self, name: str, stage: Stage, at_us: int, frame: int) -> None:
         """Its rows land: it was published in the gap.
 
-        Nobody knows which of its rows were skipped then: those whose key a live message has.
+        Which of its rows were skipped then is not known: those are taken whose key a live message has.
         """
         if stage.published:
             return
@@ -143,7 +141,7 @@ class StageMender:
 
     # Rows that leave a stage
 
-    def _rows_left(self, event: Any, frame: int, _: Rows | None) -> None:
+    def _rows_left(self, event: Any, frame: int) -> None:
         partition = self._state.partition(event)
         skipped: Int64s = getattr(event, "skipped", np.zeros(0, dtype=np.int64))
         rows = np.sort(np.concatenate([event.sequence, skipped]))
@@ -156,7 +154,7 @@ class StageMender:
             return
         if lands:
             self._publish_if_not(event.stage, stage, event.at_us, frame)
-        self._pass(event.stage, stage, event, rows, lands)
+        self._pass(stage, event, rows, lands)
         if self._is_next(stage, event.partition, rows):
             if stage.sink and lands:
                 self._know_sink(stage, event.at_us)
@@ -166,7 +164,7 @@ class StageMender:
                 self._mender.free_keys(partition, landed, event.at_us, frame)
             self._mender.make_so(event, frame)
 
-    def _pass(self, name: str, stage: Stage, event: Any, rows: Int64s, lands: bool) -> None:
+    def _pass(self, stage: Stage, event: Any, rows: Int64s, lands: bool) -> None:
         """What stands before these rows had its turn in the gap."""
         before = []
         while stage.batches:
@@ -181,7 +179,7 @@ class StageMender:
         for part in before:
             partition = self._state.topics[stage.topic].partitions[part.partition]
             if lands:
-                self._enter(partition, part, stage, event.at_us, self._state.next_frame)
+                self._enter(partition, part, stage, event.at_us)
             else:
                 slots = partition.ledger.slots(part.sequences)
                 partition.finish(part.sequences, slots, Verb.DROP, event.at_us)
@@ -204,12 +202,12 @@ class StageMender:
         for name, stage in list(self._state.stages.items()):
             if stage.topic != partition.topic:
                 continue
-            kept: list[StagedRows] = []
+            remaining: list[StagedRows] = []
             is_changed = False
             for batch in stage.batches:
                 mine = batch.partition == partition.number and batch.has(sequences).any()
                 if not mine:
-                    kept.append(batch)
+                    remaining.append(batch)
                     continue
                 is_changed = True
                 if batch.hashes is not None and not stage.published:
@@ -217,18 +215,16 @@ class StageMender:
                     hashes = batch.hashes[np.isin(batch.sequences, sequences)]
                     self._mender.free_keys(partition, hashes, at_us, frame)
                 last = int(sequences[batch.has(sequences)].max()) - int(batch.sequences[0]) + 1
-                self._enter(partition, _part(batch, slice(0, last)), stage, at_us, frame)
+                self._enter(partition, _part(batch, slice(0, last)), stage, at_us)
                 if last < len(batch.sequences):
-                    kept.append(_part(batch, slice(last, None)))
+                    remaining.append(_part(batch, slice(last, None)))
             if is_changed:
-                stage.batches = kept
+                stage.batches = remaining
                 self._publish_if_not(name, stage, at_us, frame)
                 if not stage.batches:
                     self._close(name, stage)
 
-    def _enter(
-        self, partition: Partition, part: StagedRows, stage: Stage, at_us: int, frame: int
-    ) -> None:
+    def _enter(self, partition: Partition, part: StagedRows, stage: Stage, at_us: int) -> None:
         staged = partition.states(partition.ledger.slots(part.sequences)) == State.STAGED
         if stage.skip or not stage.published:
             taken = staged & self._taken(partition, part)
@@ -248,11 +244,9 @@ class StageMender:
         if len(sequences):
             slots = partition.ledger.slots(sequences)
             partition.finish(sequences, slots, Verb.DROP, at_us)
-            lost = self._mender.lost[partition.topic, partition.number]
-            for sequence in sequences.tolist():
-                lost.add(sequence, sequence)
+            self._mender.lost[partition.topic, partition.number].add_rows(sequences)
 
-    def _carried(self, event: sinks.SinkCarried, frame: int, _: Rows | None) -> None:
+    def _carried(self, event: sinks.SinkCarried, frame: int) -> None:
         partition = self._state.partition(event)
         row = np.array([event.sequence], dtype=np.int64)
         self._mender.skip_to(partition, event.sequence + 1)
@@ -261,14 +255,14 @@ class StageMender:
         if stage is None:
             return
         self._publish_if_not(event.stage, stage, event.at_us, frame)
-        self._pass(event.stage, stage, event, row, lands=False)
+        self._pass(stage, event, row, lands=False)
         if self._is_next(stage, event.partition, row):
             self._know_sink(stage, event.at_us)
             self._mender.make_so(event, frame)
 
-    def _drop(self, name: str, stage: Stage, batches: list[StagedRows], at_us: int) -> None:
+    def _drop(self, name: str, stage: Stage, at_us: int) -> None:
         topic = self._state.topics.get(stage.topic)
-        for batch in batches if topic is not None else []:
+        for batch in stage.batches if topic is not None else []:
             assert topic is not None
             partition = topic.partitions[batch.partition]
             slots = partition.ledger.slots(batch.sequences)

@@ -18,8 +18,8 @@ def only(event: Any, good: NDArray[np.bool_]) -> Any:
     if good.all():
         return event
     columns = {
-        each.name: value[good]
-        for each in fields(event)
-        if isinstance(value := getattr(event, each.name), np.ndarray) and len(value) == len(good)
+        column.name: value[good]
+        for column in fields(event)
+        if isinstance(value := getattr(event, column.name), np.ndarray) and len(value) == len(good)
     }
     return replace(event, **columns)

@@ -159,12 +159,12 @@ def _plan(
 
 def _has_gap(files: Files, position: int) -> bool:
     """Whether an earlier repair left a gap, or frames behind the blocks are missing."""
-    seen = survey(files, "journal")
-    if any(f.kind == "void_frame" and (f.sequence or 0) > position for f in seen.findings):
+    journal = survey(files, "journal")
+    if any(f.kind == "void_frame" and (f.sequence or 0) > position for f in journal.findings):
         return True
-    if not seen.segments:
+    if not journal.segments:
         return position > 0
-    first, last = seen.segments[0], seen.segments[-1]
+    first, last = journal.segments[0], journal.segments[-1]
     return first.first > position + 1 or last.first + last.frames - 1 < position
 
 
@@ -199,9 +199,9 @@ def _cut_frames(files: Files, actions: list[Action]) -> int | None:
     cuts = [action.first_lost for action in actions if action.kind == "cut"]
     if not cuts or cuts[0] is None:
         return None
-    seen = survey(files, "journal")
-    ends = [segment.first + segment.frames for segment in seen.segments]
-    damages = [damage for segment in seen.segments for damage in segment.damages]
+    journal = survey(files, "journal")
+    ends = [segment.first + segment.frames for segment in journal.segments]
+    damages = [damage for segment in journal.segments for damage in segment.damages]
     ends += [(damage.last or damage.first) + 1 for damage in damages]
     return max(max(ends) - cuts[0], 1)
 

@@ -21,7 +21,7 @@ from fasti.errors import AlreadyExists, Corruption, NotFound
 from fasti.storage.file_storage import check_sizes
 from fasti.storage.files import LOCK_NAME, Files, LocalFiles, read_whole
 from fasti.storage.files.blocks import MANIFEST_PATH, decode_manifest
-from fasti.storage.files.journal_segment import SEGMENT_HEADER_BYTES, decode_segment_header
+from fasti.storage.files.journal_segment import read_segment_header
 from fasti.storage.files.rebase import RESTORING_NAME
 from fasti.storage.manifest import Manifest
 from fasti.storage.tools.at_rest import open_directory, rebase_directory
@@ -44,7 +44,6 @@ class Restored:
     size_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -56,7 +55,7 @@ def restore(backup: Path, target: Path, progress: Progress | None = None) -> Res
     that, and after any other failure, the target can't be opened.
     """
     if not backup.is_dir():
-        raise NotFound(f"{backup} is not there")
+        raise NotFound(f"{backup} does not exist")
     source = LocalFiles(backup)
     described = describe(source, str(backup))
     _check_formats(source, described)
@@ -89,7 +88,7 @@ def _check_formats(source: Files, described: Description) -> None:
             if name == MANIFEST_PATH:
                 Manifest.decode(decode_manifest(read_whole(source, name), name)[1])
             elif name.startswith("journal/"):
-                decode_segment_header(read_whole(source, name, SEGMENT_HEADER_BYTES), name)
+                read_segment_header(source, name)
 
 
 def _check_empty(target: Path) -> None:
@@ -106,24 +105,24 @@ def _copy(source: Files, files: Files, described: Description, progress: Progres
     total, done = sum(size for size, _ in described.files.values()), 0
     for name, (size, digest) in described.files.items():
         if not source.exists(name):
-            raise Corruption(f"{name}: missing, though the backup names it", file=name, offset=0)
-        read, made = source.open(name, writable=False), files.create(name, 0)
+            raise Corruption(f"{name} is missing, though the backup names it", file=name, offset=0)
+        read, copy = source.open(name, writable=False), files.create(name, 0)
         state = xxh3_64()
         try:
             for offset in range(0, size, CHUNK_BYTES):
                 piece = read.read_at(offset, min(CHUNK_BYTES, size - offset))
                 state.update(piece)
-                made.write_at(offset, [piece])
+                copy.write_at(offset, [piece])
                 done += len(piece)
                 if progress is not None:
                     progress(done, total)
-            made.sync()
+            copy.sync()
             if read.size != size or state.intdigest() != digest:
-                message = f"{name}: it is not as it was when the backup was taken"
+                message = f"{name} differs from what was there when the backup was taken"
                 raise Corruption(message, file=name, offset=0)
         finally:
             read.close()
-            made.close()
+            copy.close()
     for folder in ("blocks", "journal"):
         files.sync_directory(folder)
     return done

@@ -120,7 +120,7 @@ class Salvage:
         if expected <= last:
             self._note_gap(expected, last)
         if cut_frames is None and self._journal.last_sequence < self.manifest.position:
-            # The blocks tell of more than the journal has: its end is gone, nobody knows how much.
+            # The blocks tell of more than the journal has: its end is gone, and it is not known how much.
             cut_frames = _UNKNOWN_FRAMES
         if cut_frames is not None:
             self._note_gap(last + 1, None)
@@ -155,9 +155,9 @@ class Salvage:
             }
 
     def _find_unknown(self, after: int) -> dict[int, tuple[str, int]]:
-        """Topics that later frames speak of and nobody has created: their kind and partitions."""
+        """Kind and partitions of topics that later frames speak of and no known frame creates."""
         known = set(self.engine.state.topics)
-        found: dict[int, tuple[str, int]] = {}
+        unknown: dict[int, tuple[str, int]] = {}
         for frame in self._journal.frames(max(after, self.manifest.position)):
             for code, values, packed in read_head(frame.body)["events"]:
                 number = topic_of(code, values)
@@ -165,16 +165,16 @@ class Salvage:
                     known.add(number)
                 if number is None or number in known:
                     continue
-                kind, partitions = found.get(number, ("timeline", 1))
+                kind, partitions = unknown.get(number, ("timeline", 1))
                 partition = partition_of(code, values)
                 partitions = max(partitions, 1 if partition is None else partition + 1)
                 if code == GroupMade.code:
                     # It has an offset for each partition.
                     partitions = max(partitions, packed[0][1])
-                found[number] = (_KINDS.get(code, kind), partitions)
+                unknown[number] = (_KINDS.get(code, kind), partitions)
         return {
             number: (kind, 1 if kind == "cron" else partitions)
-            for number, (kind, partitions) in found.items()
+            for number, (kind, partitions) in unknown.items()
         }
 
     # What it cost
@@ -187,42 +187,37 @@ class Salvage:
         )
         skipped = min(max(frames, 1) * ROWS_MAX, _SKIPPED_IDS_MAX) if self.losses.frames else 0
         for topic in sorted(self.engine.state.topics.values(), key=lambda topic: topic.name):
-            told = TopicLosses(topic.name, topic.number, topic.settings.kind)
+            losses = TopicLosses(topic.name, topic.number, topic.settings.kind)
             if topic.settings.kind == "log":
-                self._count_log(told, len(log_of(topic).partitions))
+                for number in range(len(log_of(topic).partitions)):
+                    self._count_lost(losses, number, 0)
             for number in range(len(topic.partitions)):
-                # Also of those that have nothing any more: ids may be lost that nobody knows of.
-                self._count_rows(told, topic.partitions[number], skipped)
-            told.ended = self._mender.ended.get(topic.number, 0)
-            if told.touched:
-                self.losses.topics.append(told)
+                # Also of those that have nothing any more: ids may be lost of which nothing tells.
+                self._count_rows(losses, topic.partitions[number], skipped)
+            losses.ended = self._mender.ended.get(topic.number, 0)
+            if losses.touched:
+                self.losses.topics.append(losses)
 
-    def _count_log(self, told: TopicLosses, partitions: int) -> None:
-        assert self._mender is not None
-        for number in range(partitions):
-            lost = self._mender.lost.get((told.number, number))
-            if lost is not None:
-                told.lost += len(lost.rows())
-                told.ids += [IdRange(number, *pair) for pair in lost.ranges()]
-
-    def _count_rows(self, told: TopicLosses, partition: Partition, skipped: int) -> None:
-        assert self._mender is not None
-        high = partition.number << SEQUENCE_BITS
-        lost = self._mender.lost.get((told.number, partition.number))
+    def _count_lost(self, losses: TopicLosses, partition: int, high: int) -> None:
+        """Ids of a log are offsets, all others have the partition's number in their high bits."""
+        lost = self._lost.get((losses.number, partition))
         if lost is not None:
-            told.lost += len(lost.rows())
-            told.ids += [
-                IdRange(partition.number, high | first, high | last)
-                for first, last in lost.ranges()
+            losses.lost += len(lost.rows())
+            losses.ids += [
+                IdRange(partition, high | first, high | last) for first, last in lost.ranges()
             ]
+
+    def _count_rows(self, losses: TopicLosses, partition: Partition, skipped: int) -> None:
+        high = partition.number << SEQUENCE_BITS
+        self._count_lost(losses, partition.number, high)
         first = partition.ledger.next_sequence
         if not skipped:
             return
-        told.possible.append(IdRange(partition.number, high | first, high | first + skipped - 1))
+        losses.possible.append(IdRange(partition.number, high | first, high | first + skipped - 1))
         partition.ledger.next_sequence = first + skipped
-        before = self._live.get((told.number, partition.number))
+        before = self._live.get((losses.number, partition.number))
         if before is not None:
-            told.uncertain += int(np.isin(before, _live_rows(partition)).sum())
+            losses.uncertain += int(np.isin(before, _live_rows(partition)).sum())
 
 
 def _live_rows(partition: Partition) -> Int64s:

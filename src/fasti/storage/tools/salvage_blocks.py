@@ -1,4 +1,4 @@
-"""Going on without damaged blocks: what they held is given up, and told.
+"""Going on without damaged blocks: what they held is given up, and reported.
 
 A block of messages is left out as a whole when its rows or its payloads are damaged; if its rows can be
 read the ids that are lost are known. In place of a block of a log there is one of empty rows, because
@@ -28,6 +28,7 @@ from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.log_rows import LOST_HEADER
 from fasti.storage.manifest import Manifest
+from fasti.storage.recovery import rows_by_partition
 from fasti.storage.runs import Block, rows_columns
 from fasti.storage.seals import seal, unseal
 from fasti.storage.state_block import decode_state
@@ -52,20 +53,20 @@ def without_damaged(
     """The manifest of what is left; counts what is lost."""
     if not damaged:
         return manifest
-    found = replace(manifest, blocks=[], logs=[])
+    left = replace(manifest, blocks=[], logs=[])
     dead = capsules.dead_rows(decode_state(blocks.get(manifest.state_name), manifest.state_name))
     for block in manifest.blocks:
         if damaged.isdisjoint(block.names):
-            found.blocks.append(block)
+            left.blocks.append(block)
         else:
             _count_block(blocks, block, dead.get(block.number), lost, losses)
     for log_block in manifest.logs:
         if log_block.name in damaged:
             lost(log_block.place).add(log_block.first_offset, log_block.end - 1)
-            log_block = _fill(blocks, log_block, found.next_block, epoch)
-            found.next_block += 1
-        found.logs.append(log_block)
-    return found
+            log_block = _fill(blocks, log_block, left.next_block, epoch)
+            left.next_block += 1
+        left.logs.append(log_block)
+    return left
 
 
 def _count_block(
@@ -83,14 +84,11 @@ def _count_block(
     except FastiError:
         losses.note(
             f"block {block.number} is lost with {int(live.sum())} messages or entries, and which "
-            "ids they had can't be told"
+            "ids they had is not known"
         )
         return
-    places = np.stack([columns["topic"][live], columns["partition"][live]])
-    for topic, partition in np.unique(places, axis=1).T.tolist():
-        mine = (places[0] == topic) & (places[1] == partition)
-        for sequence in columns["sequence"][live][mine].tolist():
-            lost((topic, partition)).add(sequence, sequence)
+    for place, rows in rows_by_partition(columns, live).items():
+        lost(place).add_rows(columns["sequence"][rows])
 
 
 def _fill(blocks: BlockStore, block: LogBlock, number: int, epoch: int) -> LogBlock:
@@ -104,9 +102,9 @@ def _fill(blocks: BlockStore, block: LogBlock, number: int, epoch: int) -> LogBl
     }
     buffers = seal(pa.RecordBatch.from_pydict(columns))
     size_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
-    made = replace(block, number=number, epoch=epoch, size_bytes=size_bytes)
-    blocks.put(made.name, buffers)
-    return made
+    filler = replace(block, number=number, epoch=epoch, size_bytes=size_bytes)
+    blocks.put(filler.name, buffers)
+    return filler
 
 
 def forget_missing(engine: Engine) -> None:

@@ -62,7 +62,7 @@ def without(files: SimulatedFiles, name: str) -> SimulatedFiles:
 def refused(files: SimulatedFiles) -> Corruption:
     names = files.list("")
     with pytest.raises(
-        Corruption, match=r"storage repair|not a segment header|was born with"
+        Corruption, match=r"storage repair|does not begin with a segment header|was born with"
     ) as caught:
         open_journal(files)
     assert files.list("") == names
