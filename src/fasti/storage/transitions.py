@@ -215,14 +215,19 @@ def _is_range(rows: Int64s, count: int) -> bool:
 # How each event is shown
 
 
+def _place(table: _Table, event: Any, sequences: Int64s) -> dict[str, Any]:
+    """The columns that say which messages an event is about."""
+    ids = sequences | event.partition << SEQUENCE_BITS
+    return {"topic": table.names.topic(event.topic), "partition": event.partition, "id": ids}
+
+
 def _messages(op: str, **columns: str) -> Show:
     """A row per message of the event; `columns` name further fields of it."""
 
     def show(table: _Table, event: Any, rows: Rows | None) -> None:
         values = {name: getattr(event, source) for name, source in columns.items()}
-        ids = event.sequence | event.partition << SEQUENCE_BITS
-        place = {"topic": table.names.topic(event.topic), "partition": event.partition, "id": ids}
-        table.add(event, op, len(ids), **place, **values)
+        place = _place(table, event, event.sequence)
+        table.add(event, op, len(event.sequence), **place, **values)
         if "row" in type(event).__dataclass_fields__:
             table.bring(rows, event.row)
 
@@ -239,15 +244,7 @@ def _produced(table: _Table, event: Any, rows: Rows | None) -> None:
         op, values["version"] = "put", event.version
     else:
         op, values["version"] = "staged" if event.stage else "produced", 1
-    table.add(
-        event,
-        op,
-        count,
-        topic=table.names.topic(event.topic),
-        partition=event.partition,
-        id=sequences | event.partition << SEQUENCE_BITS,
-        **values,
-    )
+    table.add(event, op, count, **_place(table, event, sequences), **values)
     table.bring(rows, event.row)
 
 
@@ -261,17 +258,8 @@ def _dropped(table: _Table, event: sinks.StageRowsDropped, rows: Rows | None) ->
 
 
 def _of_stage(table: _Table, event: Any, op: str, sequences: Int64s, **columns: Any) -> None:
-    if len(sequences):
-        table.add(
-            event,
-            op,
-            len(sequences),
-            topic=table.names.topic(event.topic),
-            partition=event.partition,
-            id=sequences | event.partition << SEQUENCE_BITS,
-            stage=event.stage,
-            **columns,
-        )
+    place = _place(table, event, sequences)
+    table.add(event, op, len(sequences), **place, stage=event.stage, **columns)
 
 
 def _removed(table: _Table, event: Removed, rows: Rows | None) -> None:
@@ -290,16 +278,8 @@ def _appended(table: _Table, event: LogAppended, rows: Rows | None) -> None:
 
 
 def _log_rows(table: _Table, event: Any, op: str, offsets: Any, **columns: Any) -> None:
-    table.add(
-        event,
-        op,
-        len(offsets),
-        topic=table.names.topic(event.topic),
-        partition=event.partition,
-        offset=offsets,
-        id=(offsets + 1) | event.partition << SEQUENCE_BITS,
-        **columns,
-    )
+    place = _place(table, event, offsets + 1)
+    table.add(event, op, len(offsets), **place, offset=offsets, **columns)
 
 
 def _of_group(op: str, **columns: str) -> Show:
@@ -351,11 +331,10 @@ def _paused(table: _Table, event: ev.TopicPaused, rows: Rows | None) -> None:
 
 def _expiry_set(table: _Table, event: ev.ExpirySet, rows: Rows | None) -> None:
     """A row per message. Each may have a moment of its own."""
-    place = {"topic": table.names.topic(event.topic), "partition": event.partition}
-    ids = event.sequence | event.partition << SEQUENCE_BITS
     moments, which = np.unique(event.expires_us, return_inverse=True)
     words = [json.dumps({"expires_us": moment or None}) for moment in moments.tolist()]
-    table.add(event, "expiry_set", len(ids), **place, id=ids, details=_Choice(words, which))
+    place = _place(table, event, event.sequence)
+    table.add(event, "expiry_set", len(which), **place, details=_Choice(words, which))
 
 
 def _plain(value: Any) -> Any:
