@@ -48,6 +48,7 @@ from fasti.storage.runs import (
     object_name,
     place_of,
     rows_batch,
+    rows_by_partition,
     used_columns,
 )
 from fasti.storage.seals import seal
@@ -65,7 +66,7 @@ _KEPT = ("sequence", "due", "location", "version", "owner", "attempts", "priorit
 
 
 @dataclass(slots=True)
-class LostRows:
+class LostPayloads:
     """Messages of one partition whose payloads are lost."""
 
     topic: int
@@ -88,7 +89,7 @@ class Written:
     # What retention of logs had dropped, and is given back now.
     trimmed_bytes: int = 0
     # Messages of the new blocks whose payload could not be read, and where that is told now.
-    lost: list[LostRows] = field(default_factory=list)
+    lost: list[LostPayloads] = field(default_factory=list)
 
     def inputs(self) -> list[BlocksAdded | RowsInstalled | LogsInstalled]:
         """What the engine is told, in this order, before `finished`."""
@@ -328,11 +329,9 @@ class CheckpointWriter:
         if not payloads.null_count:
             return
         lost = payloads.is_null().to_numpy(zero_copy_only=False)
-        pairs = columns["topic"].astype(np.int64) << 32 | columns["partition"]
-        for pair in np.unique(pairs[lost]).tolist():
-            mine = lost & (pairs == pair)
-            rows = LostRows(pair >> 32, pair & 0xFFFFFFFF, columns["sequence"][mine], places[mine])
-            self._written.lost.append(rows)
+        for place, rows in rows_by_partition(columns, lost).items():
+            sequences = columns["sequence"][rows]
+            self._written.lost.append(LostPayloads(*place, sequences, places[rows]))
 
     def _write_delta(self, rows: Columns) -> None:
         none = np.zeros(len(rows["sequence"]), dtype=np.uint64)

@@ -27,11 +27,9 @@ from fasti.storage.event_codec import decode
 from fasti.storage.frames import StoredFrame
 from fasti.storage.journal import JournalReader
 from fasti.storage.manifest import Manifest
-from fasti.storage.runs import Block, Columns, epoch_in, rows_columns
+from fasti.storage.runs import Block, Columns, epoch_in, rows_by_partition, rows_columns
 from fasti.storage.seals import unseal
 from fasti.storage.state_block import decode_state
-
-Places = dict[tuple[int, int], NDArray[np.intp]]
 
 
 def delete_leftovers(blocks: BlockStore, manifest: Manifest, epoch: int) -> None:
@@ -163,21 +161,6 @@ def _unmarked(bits: NDArray[np.uint8] | None, rows: NDArray[np.int64]) -> NDArra
         return np.ones(len(rows), dtype=np.bool_)
     marked = bits[rows >> 3] >> (rows & 7).astype(np.uint8) & np.uint8(1)
     return marked == 0
-
-
-def rows_by_partition(columns: Columns, alive: NDArray[np.bool_]) -> Places:
-    """Which of a block's rows belong to which topic and partition, of those that are alive."""
-    rows = np.flatnonzero(alive)
-    if not len(rows):
-        return {}
-    topics, partitions = columns["topic"], columns["partition"]
-    if topics[0] == topics[-1] and partitions[0] == partitions[-1]:
-        return {(int(topics[0]), int(partitions[0])): rows}
-    places: Places = {}
-    pairs = np.stack([topics[rows], partitions[rows]])
-    for topic, partition in np.unique(pairs, axis=1).T.tolist():
-        places[topic, partition] = rows[(pairs[0] == topic) & (pairs[1] == partition)]
-    return places
 
 
 def _restore_keys(

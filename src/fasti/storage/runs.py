@@ -129,6 +129,23 @@ def rows_columns(batch: pa.RecordBatch) -> Columns:
     }
 
 
+def rows_by_partition(
+    columns: Columns, alive: NDArray[np.bool_]
+) -> dict[tuple[int, int], NDArray[np.intp]]:
+    """Which of a block's rows belong to which topic and partition, of those that are alive."""
+    rows = np.flatnonzero(alive)
+    if not len(rows):
+        return {}
+    topics, partitions = columns["topic"], columns["partition"]
+    if topics[0] == topics[-1] and partitions[0] == partitions[-1]:
+        return {(int(topics[0]), int(partitions[0])): rows}
+    places = {}
+    pairs = np.stack([topics[rows], partitions[rows]])
+    for topic, partition in np.unique(pairs, axis=1).T.tolist():
+        places[topic, partition] = rows[(pairs[0] == topic) & (pairs[1] == partition)]
+    return places
+
+
 def used_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Without the columns that no row uses: reading the others is faster for it."""
     used = [

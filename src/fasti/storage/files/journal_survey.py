@@ -48,7 +48,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class DamagedFrames:
     """Acknowledged frames that can't be read: ``first`` to ``last``, at ``start`` to ``end``.
 
     ``resumes`` tells that the next frame lies at ``end`` in the same segment.  ``last`` is None
@@ -82,7 +82,7 @@ class SurveyedSegment:
     # Up to which frame, and offset, its end is known to have been synced.
     promised: int = 0
     promised_offset: int = 0
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[DamagedFrames] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ def _read(files: Files, segment: SurveyedSegment, end: SyncedEnd | None) -> Iter
     name = segment.name
     if segment.is_missing:
         assert end is not None
-        damage = Damage(0, 0, segment.first, end.last_sequence, False, "the file is missing")
+        damage = DamagedFrames(0, 0, segment.first, end.last_sequence, False, "the file is missing")
         segment.damages.append(damage)
         frames = end.last_sequence - segment.first + 1
         message = f"missing, with {frames} frames up to {end.last_sequence}, {end.offset} bytes"
@@ -205,7 +205,7 @@ def _rebuild(
     else:
         _promise(segment, end)
         last = segment.promised or None if segment.bound is None else segment.bound - 1
-        damage = Damage(0, segment.size, segment.first, last, False, error.message)
+        damage = DamagedFrames(0, segment.size, segment.first, last, False, error.message)
         segment.damages.append(damage)
         remedy = REPAIR
     yield Finding(segment.name, 0, "bad_segment_header", error.message, remedy, segment.first)
@@ -249,22 +249,24 @@ def _is_damage(segment: SurveyedSegment, header: SegmentHeader, scan: Walk, miss
     return scan.problem is not None and proof is not None
 
 
-def _damage(segment: SurveyedSegment, header: SegmentHeader, scan: Walk, missing: int) -> Damage:
+def _damage(
+    segment: SurveyedSegment, header: SegmentHeader, scan: Walk, missing: int
+) -> DamagedFrames:
     problem = scan.problem or "the file ends"
     for offset, later in later_headers(segment.view, scan.end + ALIGNMENT, header, missing + 1):
         if segment.bound is not None and later.sequence >= segment.bound:
             break
         if not later.flags & MARK and stored_body(segment.view, offset, later) is not None:
-            return Damage(scan.end, offset, missing, later.sequence - 1, True, problem)
+            return DamagedFrames(scan.end, offset, missing, later.sequence - 1, True, problem)
     last = None if segment.bound is None else segment.bound - 1
     if segment.promised >= missing:
         last = segment.promised
         size = max(0, segment.promised_offset - scan.end)
         problem = f"the end is missing, {size} bytes that were synced"
-    return Damage(scan.end, segment.size, missing, last, False, problem)
+    return DamagedFrames(scan.end, segment.size, missing, last, False, problem)
 
 
-def _lost_frames(segment: SurveyedSegment, damage: Damage) -> Finding:
+def _lost_frames(segment: SurveyedSegment, damage: DamagedFrames) -> Finding:
     upto = f" to {damage.last}" if damage.last not in (None, damage.first) else ""
     message = f"frame {damage.first}{upto}, which was acknowledged, is lost: {damage.problem}"
     kind = "damaged_frame"

@@ -251,7 +251,6 @@ class Spares:
 
     @property
     def count(self) -> int:
-        """How many are ready."""
         return len(self._ready)
 
     def adopt_leftovers(self) -> None:

@@ -32,7 +32,7 @@ from fasti.storage.files.journal_segment import (
     segment_name,
 )
 from fasti.storage.files.journal_survey import (
-    Damage,
+    DamagedFrames,
     Survey,
     SurveyedSegment,
     cut_header,
@@ -117,14 +117,14 @@ class _Surgery:
                     return
                 yield self._plan_gap(position, damage, damage.last)
 
-    def _plan_cut(self, position: int, damage: Damage) -> Step:
+    def _plan_cut(self, position: int, damage: DamagedFrames) -> Step:
         segment, later = self._segments[position], self._segments[position + 1 :]
         message = f"cut the journal before frame {damage.first}, with all that follows"
         last = None if damage.resumes or later else damage.last
         action = Action("cut", segment.name, damage.start, message, damage.first, last)
         return action, partial(self._cut, segment, damage, later)
 
-    def _plan_gap(self, position: int, damage: Damage, last: int) -> Step:
+    def _plan_gap(self, position: int, damage: DamagedFrames, last: int) -> Step:
         segment = self._segments[position]
         headers = [other.header for other in self._segments[: position + 1]]
         header = next((header for header in reversed(headers) if header is not None), None)
@@ -149,7 +149,9 @@ class _Surgery:
         self._save(segment, 0, SEGMENT_HEADER_BYTES)
         self._overwrite(segment, 0, encode_segment_header(segment.header))
 
-    def _cut(self, segment: SurveyedSegment, damage: Damage, later: list[SurveyedSegment]) -> None:
+    def _cut(
+        self, segment: SurveyedSegment, damage: DamagedFrames, later: list[SurveyedSegment]
+    ) -> None:
         """Ends the journal before the damage; the last of the later segments goes first."""
         for other in reversed(later):
             self._remove(other)
@@ -168,7 +170,7 @@ class _Surgery:
         self._forget_end()
 
     def _void(
-        self, segment: SurveyedSegment, damage: Damage, last: int, header: SegmentHeader
+        self, segment: SurveyedSegment, damage: DamagedFrames, last: int, header: SegmentHeader
     ) -> None:
         """Replaces damaged frames by VOID ones, in place if a good frame follows in the segment."""
         self._save(segment, damage.start, damage.end)

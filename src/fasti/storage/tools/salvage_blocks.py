@@ -28,8 +28,7 @@ from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogBlock
 from fasti.storage.log_rows import LOST_HEADER
 from fasti.storage.manifest import Manifest
-from fasti.storage.recovery import rows_by_partition
-from fasti.storage.runs import Block, rows_columns
+from fasti.storage.runs import Block, rows_by_partition, rows_columns
 from fasti.storage.seals import seal, unseal
 from fasti.storage.state_block import decode_state
 from fasti.storage.tools.losses import Losses, LostRows
