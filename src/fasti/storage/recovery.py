@@ -99,7 +99,9 @@ def _tail(journal: JournalReader, position: int) -> Iterator[StoredFrame]:
     try:
         return journal.replay(position)
     except (Gone, NotFound) as error:
-        message = f"the blocks hold everything up to frame {position}, but {error.message}"
+        message = (
+            f"the journal does not go on behind frame {position}, the blocks' last: {error.message}"
+        )
         raise Corruption(message, file="journal", offset=position) from error
 
 

@@ -197,7 +197,7 @@ def test_a_missing_manifest_or_journal_is_corruption() -> None:
     files.rename("elsewhere", "blocks/MANIFEST")
     for name in files.list("journal/"):
         files.delete(name)
-    with pytest.raises(Corruption, match="as of frame"):
+    with pytest.raises(Corruption, match="does not go on behind frame 4"):
         LocalShard(FileStorage(killed(files)), SETTINGS)
 
 
