@@ -593,7 +593,7 @@ def check_without_block(before: LocalShard, after: LocalShard, told: Losses, cho
     was, now = messages(before), messages(after)
     missing = {(topic, n) for topic, rows in was.items() for n in rows if n not in now[topic]}
     reported = [(losses.number, each) for losses in told.topics for each in losses.ids]
-    unknown = [note for note in told.notes if "ids they had can't be told" in note]
+    unknown = [note for note in told.notes if "ids they had is not known" in note]
     if not unknown:
         for topic, number in missing:
             assert any(t == topic and each.first <= number <= each.last for t, each in reported)
