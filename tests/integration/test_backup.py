@@ -168,7 +168,7 @@ def test_a_hold_that_nobody_uses_ends(tmp_path: Path) -> None:
     with fasti.Client(transport) as client:
         told, _ = transport.call("begin_backup")
         assert len(holds) == 1
-        holds._clock = lambda: 1e12
+        holds._monotonic = lambda: 1e12
         assert len(holds) == 0
         ticket = {"call": "backup", "backup": told["backup"], "names": ["journal"], "rate": 0}
         with pytest.raises(Gone, match="begin the backup again"):
