@@ -160,7 +160,7 @@ def test_a_block_that_became_shorter(tmp_path: Path, tried: Tried) -> None:
         block.write_bytes(harmed)
         assert _refused(data).startswith(f"blocks/{block.name}: the file was cut")
     block.unlink()
-    assert _refused(data).startswith(f"blocks/{block.name}: missing")
+    assert _refused(data).startswith(f"blocks/{block.name} is missing")
     block.write_bytes(content)
     with BrokerProcess(data, settings=_SETTINGS) as broker, fasti.connect(broker.address) as client:
         assert client.messages("t").count()["scheduled"] == 1
