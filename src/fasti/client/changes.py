@@ -12,7 +12,6 @@ again and goes on behind the last table that it gave out: no row is missing and 
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -162,7 +161,7 @@ class Changes:
 
     def _read(self) -> pa.RecordBatch | None:
         assert self._end is not None
-        until = time.monotonic() + (self._timeout_s or _PATIENCE_S)
+        until = self._following.deadline(self._timeout_s or _PATIENCE_S)
         while self.position.frame < self._end.frame:
             try:
                 if self._plain is None:
@@ -200,7 +199,7 @@ class Changes:
     # On and on
 
     def _followed(self) -> pa.RecordBatch | None:
-        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        until = self._following.deadline(self._timeout_s)
         following = self._following
         while True:
             try:

@@ -7,9 +7,6 @@ the next one is opened exactly where this one ended.
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from collections import deque
 from contextlib import suppress
 
@@ -33,12 +30,13 @@ class Following:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._changed = threading.Condition()
+        self._monotonic = transport.runtime.monotonic
+        self._changed = transport.runtime.condition()
         self._arrived: deque[Arrived | FastiError] = deque()
         self._bytes = 0
         self._stream: Stream | None = None
         self._number = 0
-        self._pauses = Pauses(random.random)
+        self._pauses = Pauses(transport.runtime.random)
         self.closed = False
         forking.register(self)
 
@@ -46,6 +44,10 @@ class Following:
     def open(self) -> bool:
         """Whether there is a stream whose end has not been taken."""
         return self._stream is not None
+
+    def deadline(self, seconds: float | None) -> float | None:
+        """The moment so many seconds from now, for `take` and `pause`; None: never."""
+        return None if seconds is None else self._monotonic() + seconds
 
     def begin(self, descriptor: Header) -> None:
         """Opens a stream from where the descriptor says. Raises what refused it."""
@@ -73,7 +75,7 @@ class Following:
 
     def _forked(self) -> None:
         """In a child process, which reads on from here by a stream of its own."""
-        self._changed = threading.Condition()
+        self._changed = self._transport.runtime.condition()
         self._number += 1
         self._arrived.clear()
         self._bytes = 0
@@ -108,7 +110,7 @@ class Following:
     def take(self, until: float | None) -> Arrived | FastiError | None:
         """The next that came, or why there are no more; None at `until` (monotonic) or when closed."""
         with self._changed:
-            left = None if until is None else until - time.monotonic()
+            left = None if until is None else until - self._monotonic()
             self._changed.wait_for(lambda: self._arrived or self.closed, left)
             if self.closed or not self._arrived:
                 return None
@@ -126,9 +128,9 @@ class Following:
         pause = self._pauses.next_s(error)
         with self._changed:
             if until is not None:
-                pause = min(pause, max(0.0, until - time.monotonic()))
+                pause = min(pause, max(0.0, until - self._monotonic()))
             self._changed.wait_for(lambda: self.closed, pause)
-        return not self.closed and (until is None or time.monotonic() < until)
+        return not self.closed and (until is None or self._monotonic() < until)
 
     # Any thread
 

@@ -7,7 +7,6 @@ goes on behind the last row that it gave out: none is missing and none comes twi
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -183,7 +182,7 @@ class Reader:
         return True
 
     def _next_batch(self) -> pa.RecordBatch | None:
-        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        until = self._following.deadline(self._timeout_s)
         if self.follow:
             return self._followed(until)
         if self._plain is None:
@@ -204,7 +203,7 @@ class Reader:
         if all(self._position[number] >= end for number, end in self._ends.items()):
             self._plan({"offsets": {str(number): at for number, at in self._position.items()}})
         for partition in sorted(self._ends):
-            patience = _Patience()
+            until = self._following.deadline(_PATIENCE_S)
             while self._position[partition] < self._ends[partition]:
                 try:
                     for batch in self._transport.read(self._ticket(partition)):
@@ -212,12 +211,12 @@ class Reader:
                             return
                         if batch.num_rows:
                             yield batch
-                            patience.renew()
+                            until = self._following.deadline(_PATIENCE_S)
                 except FastiError as error:
-                    self._bear(error, partition, patience)
+                    self._bear(error, partition, until)
                 else:
                     if self._position[partition] < self._ends[partition]:
-                        self._bear(Closed("the read ended too early"), partition, patience)
+                        self._bear(Closed("the read ended too early"), partition, until)
 
     def _ticket(self, partition: int) -> Header:
         return {
@@ -229,7 +228,7 @@ class Reader:
             "end_offset": self._ends[partition],
         }
 
-    def _bear(self, error: FastiError, partition: int, patience: _Patience) -> None:
+    def _bear(self, error: FastiError, partition: int, until: float | None) -> None:
         """Trouble that may pass is waited for; what doesn't is raised."""
         # A broker that was named may have gone: any of the address knows more.
         self._brokers.pop(partition, None)
@@ -238,20 +237,20 @@ class Reader:
             return
         if self._following.closed:
             raise Closed(f"the reader of {self.topic!r} is closed")
-        if error.code not in PASSING or not self._following.pause(error, patience.until):
+        if error.code not in PASSING or not self._following.pause(error, until):
             raise error
 
     def _plan(self, place: Header) -> None:
         """Where each partition is begun and, without following, ended. Asked once: what is the end
         by now is another end after a reconnection.
         """
-        patience = _Patience()
+        until = self._following.deadline(_PATIENCE_S)
         tickets: list[Header] = []
         while not tickets:
             try:
                 tickets = self._transport.plan({"call": "log", "topic": self.topic, **place})
             except FastiError as error:
-                self._bear(error, -1, patience)
+                self._bear(error, -1, until)
         self._position = {int(ticket["partition"]): int(ticket["offset"]) for ticket in tickets}
         self._ends = {int(ticket["partition"]): int(ticket["end_offset"]) for ticket in tickets}
         self._brokers = {
@@ -315,15 +314,3 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"<Reader of {self.topic!r}>"
-
-
-class _Patience:
-    """How long a read that makes no progress goes on trying."""
-
-    def __init__(self) -> None:
-        self.until = 0.0
-        self.renew()
-
-    def renew(self) -> None:
-        """Something came."""
-        self.until = time.monotonic() + _PATIENCE_S

@@ -7,7 +7,6 @@ was lost is still given; the next stream goes on behind it.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,7 +160,7 @@ class Watch:
 
     def more(self) -> bool:
         """Waits until there is something to take; False after `timeout`, or when it is closed."""
-        until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        until = self._following.deadline(self._timeout_s)
         while not self._rows and not self._batches:
             if not self._fill(until):
                 return False
