@@ -12,6 +12,7 @@ import numpy as np
 from fasti.broker.cron.emission import occurrence_text, one_row
 from fasti.broker.cron.fire_counts import FireCounts
 from fasti.broker.cron.scheduler import Scheduler
+from fasti.broker.faults import Faults
 from fasti.broker.threads import Threads
 from fasti.config import ShardSettings
 from fasti.core import commands as co
@@ -45,6 +46,7 @@ class SteppedShard:
         self.recoveries = 0
         self.failed = False
         self.fire_counts = FireCounts()
+        self.faults = Faults(self)
         # None of them is started.
         self.threads = Threads(30.0)
         self.on_schedules: Callable[[int], None] | None = None
@@ -58,7 +60,7 @@ class SteppedShard:
         """Monotonic time, which goes as the other does."""
         return self.now
 
-    def submit(self, inputs: Sequence[Any]) -> Future[list[Any]]:
+    def submit(self, inputs: Sequence[Any], engine: Any = None) -> Future[list[Any]]:
         answer: Future[list[Any]] = Future()
         answer.set_result(self.step(inputs).replies)
         return answer

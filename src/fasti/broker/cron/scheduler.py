@@ -71,6 +71,7 @@ class Scheduler:
         self._retry_at = 0
         self._poller = Poller(shard.threads, "fasti-cron", self.poll)
         self._recoveries = -1
+        self._engine = shard.engine
         self._topics: dict[int, _Topic] = {}
         self._groups: dict[GroupKey, Group] = {}
         self._occurrences: dict[Timing, Occurrences] = {}
@@ -159,6 +160,7 @@ class Scheduler:
             self._parcels.clear()
             self._sent.clear()
             self._changed, self._recoveries = True, shard.recoveries
+            self._engine = shard.engine
         if not self._changed:
             return
         self._changed = False
@@ -268,7 +270,12 @@ class Scheduler:
         parcel.add(piece)
 
     def _submit(self, parcel: Parcel) -> None:
-        self._sent.append((parcel, self._shard.submit([parcel.command()])))
+        command = parcel.command()
+        if self._shard.faults.suspects:
+            self._shard.faults.check(command)
+        # For the engine that the schedules were read from: the one after it may not know of the
+        # occurrences before these, and would take them for done.
+        self._sent.append((parcel, self._shard.submit([command], self._engine)))
         if len(self._sent) >= _IN_FLIGHT_MAX:
             self._take(*self._sent.popleft())
 
