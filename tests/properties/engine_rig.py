@@ -218,7 +218,7 @@ class Rig:
     def settle(self) -> None:
         """Steps until there is no more to do at this moment."""
         for _ in range(1_000):
-            if not self.last.more:
+            if not self.last.more and not self._due(self.last):
                 return
             self.step()
         raise AssertionError("the engine never comes to rest")
