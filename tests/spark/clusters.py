@@ -20,6 +20,12 @@ _START_S = 120.0
 # Several Javas on one small machine.
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
+# Plans are interpreted: to compile one takes longer than these few rows.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 # No job begins before every worker is there, however long Java takes to start.
 ALL_WORKERS = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -126,6 +132,7 @@ def connect(master: str, **conf: str) -> Iterator[str]:
         "spark.executor.extraJavaOptions": _QUICK,
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
+        **INTERPRETED,
         **ALL_WORKERS,
         **conf,
     }

@@ -22,9 +22,11 @@ import fasti
 import fasti.spark
 from fasti.broker.launch import BrokerProcess
 from fasti.client.client import Client
+from tests.spark.clusters import INTERPRETED
 
 # Small and quick to start: one compiler, one collector, no page, hardly any partitions.
 QUICK = {
+    **INTERPRETED,
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.streaming.pollingDelay": "10ms",

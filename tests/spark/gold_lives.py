@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 BEGIN = datetime(2026, 3, 1, 22, 30, tzinfo=UTC)
 SHARD = "00000000000000aa"
@@ -130,8 +133,8 @@ class World:
 
 def frame(spark: SparkSession, rows: list[dict[str, Any]], schema: str) -> DataFrame:
     """Rows as a DataFrame; what a row doesn't have is null."""
-    columns = names(schema)
-    return spark.createDataFrame([tuple(row.get(c) for c in columns) for row in rows], schema)
+    kinds = to_arrow_schema(StructType.fromDDL(schema), timezone="UTC")
+    return spark.createDataFrame(pa.Table.from_pylist(rows, kinds))
 
 
 def a_world(seed: int = 1, count: int = 300) -> World:

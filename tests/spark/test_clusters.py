@@ -49,24 +49,26 @@ def check(told: dict[str, Any], client: Client, executors: int) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_through_connect_on_a_cluster_of_two_workers(
+def test_through_connect_on_two_executors(
     prepared: tuple[BrokerProcess, Client], tmp_path: Path
 ) -> None:
     broker, client = prepared
-    with standalone(tmp_path / "workers") as master, connect(master) as address:
+    # A master and workers in the server's own process; executors are processes as in any cluster.
+    with connect("local-cluster[2,1,600]") as address:
         check(worked(address, broker, tmp_path), client, executors=2)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("where", ["a cluster", "connect"])
-def test_in_a_cluster_and_through_connect_alone(
+@pytest.mark.parametrize("where", ["a cluster", "connect", "connect on a cluster"])
+def test_in_a_cluster_and_through_connect(
     where: str, prepared: tuple[BrokerProcess, Client], tmp_path: Path
 ) -> None:
     broker, client = prepared
     with contextlib.ExitStack() as stack:
-        if where == "connect":
-            address = stack.enter_context(connect("local[2]"))
-        else:
+        address = "local[2]"
+        if "cluster" in where:
             address = stack.enter_context(standalone(tmp_path / "workers"))
-        check(worked(address, broker, tmp_path), client, executors=1 + (where == "a cluster"))
+        if "connect" in where:
+            address = stack.enter_context(connect(address))
+        check(worked(address, broker, tmp_path), client, executors=1 + ("cluster" in where))

@@ -21,7 +21,7 @@ from fasti.pipeline import runner, shared
 from fasti.pipeline.lake import Lake
 from fasti.pipeline.stages import pipeline
 from fasti.pipeline.state import LakeState
-from tests.spark.clusters import ALL_WORKERS, connect, standalone
+from tests.spark.clusters import ALL_WORKERS, INTERPRETED, connect, standalone
 from tests.spark.plain_delta import as_the_broker_says, assert_tables_are_true, states
 from tests.spark.test_pipeline_bronze import feed, in_lake
 from tests.spark.test_pipeline_silver import assert_equal
@@ -38,8 +38,6 @@ SMALL = {
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     **ALL_WORKERS,
 }
-# Plans take longer to compile than these few rows.
-QUICK = {"spark.sql.codegen.wholeStage": "false"}
 GOLD = ("lateness", "throughput", "consumers", "retries", "attempts", "backlog")
 
 
@@ -110,7 +108,7 @@ def test_on_a_cluster_of_two_workers(
     queue: tuple[BrokerProcess, Client], spark: SparkSession, tmp_path: Path
 ) -> None:
     with standalone(tmp_path / "workers") as master:
-        in_two_rounds(queue, spark, tmp_path, master, **SMALL, **QUICK)
+        in_two_rounds(queue, spark, tmp_path, master, **SMALL, **INTERPRETED)
 
 
 @pytest.mark.long
@@ -119,7 +117,7 @@ def test_through_connect(
     queue: tuple[BrokerProcess, Client], spark: SparkSession, tmp_path: Path
 ) -> None:
     with connect("local[2]") as master:
-        in_two_rounds(queue, spark, tmp_path, master, **QUICK)
+        in_two_rounds(queue, spark, tmp_path, master, **INTERPRETED)
         # A directory that is another one in each process: that in which it was started.
         alone = "/proc/self/cwd/alone"
         refused = once(alone, queue[0], master, tmp_path)
@@ -137,4 +135,4 @@ def test_through_connect_on_a_cluster(
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(standalone(tmp_path / "workers"))
         address = stack.enter_context(connect(master))
-        in_two_rounds(queue, spark, tmp_path, address, **QUICK)
+        in_two_rounds(queue, spark, tmp_path, address, **INTERPRETED)

@@ -118,18 +118,9 @@ def test_an_end_at_every_place_one_after_the_other(
     assert_whole(lake, client, spark)
 
 
-@pytest.mark.parametrize(
-    ("table", "place"),
-    [
-        ("messages", "adopted"),
-        *(
-            pytest.param(table, place, marks=pytest.mark.long)
-            for table in ("transitions", "messages")
-            for place in PLACES
-            if (table, place) != ("messages", "adopted")
-        ),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("table", ["transitions", "messages"])
+@pytest.mark.parametrize("place", PLACES)
 def test_a_driver_is_killed(
     table: str,
     place: str,

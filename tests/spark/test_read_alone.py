@@ -47,6 +47,8 @@ def hello(client: Client, topic: MakeTopic) -> str:
     return name
 
 
+# The demo's test runs on the packaged one as well.
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_machine_without_java_reads_with_the_packaged_one(
     broker: BrokerProcess, hello: str, tmp_path: Path
