@@ -296,14 +296,24 @@ def _header_pattern(nonce: int) -> re.Pattern[bytes]:
     return re.compile(re.escape(MAGIC) + between + re.escape(struct.pack("<I", nonce)), re.DOTALL)
 
 
+# A mark on a frame's place in its segment, which is counted in steps of its alignment.
+CHECKED = 1 << 31
+
+
+def offset_of(place: int) -> int:
+    """Where in the file a frame begins."""
+    return (place & (CHECKED - 1)) * ALIGNMENT
+
+
 class Segment:
     """An open segment file: its map, the places of its frames, and where the next one goes.
 
-    ``places`` is None until a frame of a sealed segment is read.  ``verified`` has a 1 for
-    every frame whose body this process has written or checked.
+    ``places`` is None until a frame of a sealed segment is read, and again when younger segments have
+    come: one list that is only ever replaced as a whole, so a reader takes it and needs no lock.  The
+    places of frames whose body this process has checked are marked with ``CHECKED``.
     """
 
-    __slots__ = ("end", "file", "header", "name", "places", "verified", "view")
+    __slots__ = ("end", "file", "header", "name", "places", "view")
 
     def __init__(self, file: File, name: str, header: SegmentHeader) -> None:
         self.file = file
@@ -311,33 +321,25 @@ class Segment:
         self.header = header
         self.view = file.map()
         self.places: array[int] | None = None
-        self.verified = bytearray()
         self.end = SEGMENT_HEADER_BYTES
 
     def adopt(self, places: array[int], verified: bool) -> None:
         """Take over the places of frames that `walk` found."""
-        self.places = places
-        self.verified = bytearray([verified]) * len(places)
+        self.places = array("I", [place | CHECKED for place in places]) if verified else places
 
     def note(self, offsets: Sequence[int]) -> None:
         """Frames were written at these offsets."""
         if self.places is None:
             self.places = array("I")
+        # What was written is read from the disk again, some day: it is checked then.
         for offset in offsets:
             self.places.append(offset // ALIGNMENT)
-            # What was written is read from the disk again, some day: it is checked then.
-            self.verified.append(0)
-
-    def offset(self, index: int) -> int:
-        """Where in the file the frame with this index begins; the index must be known."""
-        assert self.places is not None
-        return self.places[index] * ALIGNMENT
 
     def frames_from(self, sequence: int) -> list[tuple[Header, list[memoryview]]]:
         """Headers and bodies of the frames known, which must have been checked."""
         frames = []
-        for index in range(sequence - self.header.first_sequence, len(self.places or ())):
-            offset = self.offset(index)
+        for place in (self.places or ())[sequence - self.header.first_sequence :]:
+            offset = offset_of(place)
             header = decode_header(self.view, offset)
             assert header is not None
             start = offset + HEADER_BYTES

@@ -24,6 +24,7 @@ for its spare instead of making another.
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -31,7 +32,14 @@ from contextlib import suppress
 from fasti.errors import Closed, FastiError, Gone, NotFound, PermissionDenied
 from fasti.storage.files import Files
 from fasti.storage.files.journal_recovery import check_sealed, corrupt_frame
-from fasti.storage.files.journal_segment import SEGMENT_HEADER_BYTES, Segment, read_through, walk
+from fasti.storage.files.journal_segment import (
+    CHECKED,
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    offset_of,
+    read_through,
+    walk,
+)
 from fasti.storage.frames import (
     BEGIN,
     END,
@@ -43,6 +51,10 @@ from fasti.storage.frames import (
     decode_header,
     stored_body,
 )
+
+# So many segments keep the places of their frames: those that a checkpoint has not passed yet, by far.
+# What only the change feed still needs may be a thousand segments with a hundred thousand frames each.
+_INDEXED = 8
 
 
 class SegmentTable:
@@ -91,6 +103,9 @@ class SegmentTable:
             elif tail is not None and tail.places is not None:
                 del tail.places[first - tail.header.first_sequence :]
             self._segments.append(segment)
+            # They are found again when they are read.
+            for old in self._segments[:-_INDEXED]:
+                old.places = None
         if tail is not None:
             if replaced:
                 tail.let_go()
@@ -133,22 +148,24 @@ class SegmentTable:
     def read(self, sequence: int) -> tuple[Header, memoryview]:
         """Header and body of one frame; raises `Gone`, `NotFound`, `Closed` or `Corruption`."""
         segment, view = self._find(sequence)
-        if segment.places is None:
-            self._index(segment, view)
+        places = segment.places
+        if places is None:
+            places = self._index(segment, view)
         index = sequence - segment.header.first_sequence
-        offset = segment.offset(index)
+        place = places[index]
+        offset = offset_of(place)
         header = decode_header(view, offset)
         if header is None or header.sequence != sequence:
             raise corrupt_frame(segment.name, offset, sequence, "its header", "it was there before")
         if header.flags & VOID:
             raise Gone(f"frame {sequence} was lost, and given up by a repair")
-        if not segment.verified[index]:
+        if not place & CHECKED:
             if stored_body(view, offset, header) is None:
                 reason = "its segment was sealed"
                 raise corrupt_frame(
                     segment.name, offset, sequence, "the checksum of its body is wrong", reason
                 )
-            segment.verified[index] = 1
+            places[index] = place | CHECKED
         start = offset + HEADER_BYTES
         return header, view[start : start + header.body_length]
 
@@ -165,8 +182,8 @@ class SegmentTable:
             segment = self._segments[place - 1]
             return segment, segment.view[:]
 
-    def _index(self, segment: Segment, view: memoryview) -> None:
-        """Find the frames of a sealed segment, by their headers only."""
+    def _index(self, segment: Segment, view: memoryview) -> array[int]:
+        """Find the frames of a sealed segment, by their headers only: their places."""
         first = segment.header.first_sequence
         with self._lock:
             place = bisect_right(self._segments, first, key=_first_of)
@@ -179,6 +196,7 @@ class SegmentTable:
         with self._lock:
             if segment.places is None:
                 segment.adopt(scan.places, verified=False)
+        return scan.places
 
     def finished(self, through: int) -> int:
         """The last frame up to there that ends a group; the one before the first if none does."""

@@ -216,6 +216,30 @@ def test_frames_of_an_opening_that_died_are_never_taken_for_new() -> None:
     assert (again.epoch, sequences(again)) == (3, [1, 2, 3])
 
 
+def test_only_the_youngest_segments_remember_where_their_frames_are() -> None:
+    """The change feed may keep a thousand segments, and most of them are never read again."""
+    files = SimulatedFiles()
+    journal = open_journal(files)
+    while len(segments(files)) < 20:
+        synced(journal)
+
+    def remembered() -> list[bool]:
+        return [segment.places is not None for segment in journal._table._segments]
+
+    assert remembered() == [False] * 12 + [True] * 8
+    # They are found again when they are wanted, and checked again.
+    assert journal.body(3) == BODY
+    assert remembered() == [True] + [False] * 11 + [True] * 8
+    second = segments(files)[1]
+    overwrite(files, segment_name("journal", second), 64 + HEADER_BYTES, b"damage")
+    with pytest.raises(Corruption):
+        journal.body(second)
+    while len(segments(files)) < 21:
+        synced(journal)
+    assert remembered() == [False] * 13 + [True] * 8
+    assert sequences(journal, 2 * second) == list(range(2 * second + 1, journal.last_sequence + 1))
+
+
 def test_a_segment_that_is_read_is_deleted_instead_of_recycled(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     journal = open_journal(files)
