@@ -96,7 +96,8 @@ def test_an_opening_that_fails_leaves_nothing_open(
             with suppress(FastiError, OSError):
                 Shard(FileStorage(LocalFiles(tmp_path)), settings).close(checkpoint=False)
         gc.collect()
-        assert descriptors() == before, nth
+        # What earlier tests left may be closed meanwhile.
+        assert descriptors() <= before, nth
         if left[0] >= 0:
             return
     raise AssertionError("an opening has no end")

@@ -83,6 +83,8 @@ def read_topics(work: Work, query: ReadTopics) -> Done:
     if query.name:
         topic = state.by_name.get(query.name)
         return Done([_view(topic)] if topic is not None else [])
+    if query.kind and query.kind not in state.kinds:
+        return Done([])
     topics = state.kinds[query.kind].all_topics if query.kind else state.topics
     # In the order of their numbers: a new topic has the highest, also in a checkpoint.
     numbers = list(topics)

@@ -34,7 +34,7 @@ from fasti.core.rows.arena import CHANGED, EXPIRES, STATE_MASK
 from fasti.core.rows.location import in_block, is_in_run, number_of
 from fasti.core.timeline.corrupt import GiveUp
 from fasti.core.traits import KINDS
-from fasti.errors import FastiError, StorageFull
+from fasti.errors import FastiError
 from fasti.model import SEQUENCE_BITS, State
 from fasti.storage.blocks import BlockStore
 from fasti.storage.log_blocks import LogWriter
@@ -113,7 +113,7 @@ class Written:
 
 class CheckpointWriter:
     """Writes one checkpoint, in the epoch of an opening. `pace(bytes)` is called after each object and
-    may wait; `make_room` when the disk has none for the last and small part, and says if it has now.
+    may wait.
     """
 
     def __init__(
@@ -124,10 +124,8 @@ class CheckpointWriter:
         plan: Plan,
         pace: Callable[[int], None],
         epoch: int,
-        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._blocks, self._payloads, self._pace = blocks, payloads, pace
-        self._make_room = make_room
         self._plan = plan
         # In the names of its blocks.
         self._epoch = epoch
@@ -193,14 +191,7 @@ class CheckpointWriter:
         manifest.blocks += self._written.new_blocks
         self._write_logs()
         manifest.state_name = object_name(self._epoch, self._take_number(), "state")
-        state = encode_state(self._plan.capsule)
-        try:
-            self._store(manifest.state_name, state)
-        except StorageFull:
-            # What a full disk waits for: it lets go of what was deleted and acknowledged.
-            if not self._make_room():
-                raise
-            self._store(manifest.state_name, state)
+        self._store(manifest.state_name, encode_state(self._plan.capsule))
         manifest.next_block = self._next_block
         return self._written
 

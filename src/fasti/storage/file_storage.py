@@ -79,7 +79,6 @@ class OpenFiles:
         self.allocated_bytes = settings.segment_bytes
         # Asked often: nothing stands in between.
         self.room_bytes, self.prepare_spare = self.journal.room_bytes, self.journal.prepare_spare
-        self.release_spare = self.journal.release_spare
         self.free_bytes = files.free_bytes
 
     @property

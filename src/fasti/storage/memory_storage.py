@@ -60,9 +60,6 @@ class OpenMemory:
     def prepare_spare(self) -> bool:
         return False
 
-    def release_spare(self) -> bool:
-        return False
-
     def explain(self, error: Corruption) -> Corruption:
         return error
 

@@ -39,9 +39,6 @@ class Capacity(Protocol):
         `StorageFull` when there is no space for it, which harms nothing yet.
         """
 
-    def release_spare(self) -> bool:
-        """Free some of the room that was made ahead, the reserve too; False if there is none."""
-
     @property
     def allocated_bytes(self) -> int:
         """What the journal takes beside its sealed pieces."""

@@ -28,7 +28,7 @@ from fasti.core.kv.commands import KvExpire, LoadRemoved
 from fasti.core.log.order import LoadKeys
 from fasti.core.replies import Asked, LoadSlice
 from fasti.core.replies import Frame as EngineFrame
-from fasti.errors import Corruption, FastiError, NotFound, StorageFull
+from fasti.errors import Corruption, FastiError, NotFound
 from fasti.storage.checkpoint import CheckpointWriter, Written
 from fasti.storage.event_codec import encode
 from fasti.storage.frames import Frame, StoredFrame, body_bytes
@@ -144,13 +144,7 @@ class ShardStore:
         if self._uncertain:
             self.version = self._stored_version()
         writer = CheckpointWriter(
-            self.blocks,
-            self.payloads,
-            self.manifest,
-            plan,
-            pace,
-            self.journal.epoch,
-            self.capacity.release_spare,
+            self.blocks, self.payloads, self.manifest, plan, pace, self.journal.epoch
         )
         try:
             written = writer.write()
@@ -170,7 +164,7 @@ class ShardStore:
 
     def _switch(self, writer: CheckpointWriter, written: Written) -> int:
         try:
-            return self._switch_manifest(written.manifest.encode())
+            return self.blocks.switch_manifest(self.version, written.manifest.encode())
         except BaseException:
             # No number serves twice: neither of what stays, nor of what could not be deleted.
             self.manifest.next_block = writer.next_block
@@ -180,14 +174,6 @@ class ShardStore:
                 # It can be read but may not be durable: the blocks of both must stay.
                 self._uncertain |= written.manifest.names
             raise
-
-    def _switch_manifest(self, manifest: bytes) -> int:
-        try:
-            return self.blocks.switch_manifest(self.version, manifest)
-        except StorageFull:
-            if not self._is_unchanged() or not self.capacity.release_spare():
-                raise
-            return self.blocks.switch_manifest(self.version, manifest)
 
     def _is_unchanged(self) -> bool:
         try:

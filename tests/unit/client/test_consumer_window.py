@@ -48,7 +48,7 @@ def test_it_asks_for_one_until_it_is_known_to_be_quick(
     messages = iter(consumer)
     consumer.session.start()
     stream = opened(transport)
-    assert credited(stream) == 1
+    eventually(lambda: credited(stream) == 1)
     stream.lease(1, [1], [NOW_US])
     next(messages).ack()
     eventually(lambda: credited(stream) >= 2)

@@ -453,10 +453,6 @@ class FileJournal:
         self._check_usable()
         return self._spares.prepare()
 
-    def release_spare(self) -> bool:
-        self._check_usable()
-        return self._spares.release()
-
     def close(self) -> None:
         self._closed = True
         self._active = None

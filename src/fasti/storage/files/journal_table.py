@@ -331,14 +331,6 @@ class Spares:
             self.give_back(self.make())
             return True
 
-    def release(self) -> bool:
-        """Delete one, of the reserve too, so that its bytes are free; False if there was none."""
-        name = self.take(use_reserve=True)
-        if name is None:
-            return False
-        self.discard(name)
-        return True
-
     def recycle(self, name: str, size_bytes: int) -> None:
         """Take a segment file out of service: keep it as a spare, or delete it.
 
