@@ -1,9 +1,9 @@
 """What a program asks of the machine that runs it: clocks, random draws, threads, and ways to wait.
 
 A shard is handed a `Runtime`, and its services get all of these from it; the threads of producers and
-consumers get them from their transport. `SystemRuntime` is the machine. Tests
-have a simulated one (`tests/simulation/runtime.py`): time is virtual, everything happens in one thread,
-and a seed decides which service is next.
+consumers get them from their transport. `SystemRuntime` is the machine. Tests have a simulated one
+(`tests/simulation/runtime.py`): time is virtual, everything happens in one thread, and a seed decides
+which service is next.
 
 A service that is a step runs on both. A thread calls its steps one after the other and waits in
 between; a runtime without threads calls `turn` instead, which says when it is to be called again. What

@@ -21,7 +21,7 @@ from fasti.core.state import Topic
 from fasti.core.work import Work
 from fasti.model import TopicSettings
 
-# So many are told in one step, in less than a millisecond.
+# So many are told in one step, in about a millisecond.
 TOPICS_PER_PAGE = 1_000
 
 
