@@ -32,7 +32,8 @@ class ShardSettings:
     # Memory for the metadata of pending messages; beyond it produce answers `overloaded`.
     memory_bytes: int = 8 << 30
     leases_max: int = 1 << 20
-    # A checkpoint is begun when the journal has grown by this much since the last one.
+    # A checkpoint is begun when the journal has grown by this much since the last one, or a little later
+    # while most of what it would write is about to be consumed.
     checkpoint_bytes: int = 256 << 20
     checkpoint_bytes_per_s: int = 80 << 20
     # All who take a backup read at most so fast, each.

@@ -4,7 +4,8 @@ Three services, each a step with a thread around it: one for checkpoints, becaus
 each for what must not wait for them. What fails is tried again, and one that dies all the same is run
 again, with what it had in hand. A checkpoint keeps to a byte rate, so that its writes don't stand in the
 way of the journal's syncs; when the journal has grown far beyond what a checkpoint was to begin at, it
-goes faster.
+goes faster. One that would mostly write what is about to be consumed waits a little: what is gone need
+not be written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from fasti.broker.memory import give_memory_back
 from fasti.broker.metrics.counts import Distribution
 from fasti.broker.threads import Driver
-from fasti.core.checkpoint import Plan
+from fasti.core.checkpoint import Plan, ReadUnwritten
 from fasti.core.commands import DropSnapshot, RunsInstalled, Tidy
 from fasti.core.engine import Engine
 from fasti.core.replies import Asked
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fasti.broker.housekeeper")
 
 _RETRY_S = 1.0
+# A checkpoint that would mostly write what is about to be consumed waits for that, up to so much
+# of the journal and so long, if there is as much of it that this is worth while.
+_PATIENCE_SIZES = 4
+_PATIENCE_S = 10.0
+_LOOK_AGAIN_S = 0.25
+_SHORT_LIVED_MIN = 65_536
 _TIDY_PIECES_MAX = 10_000
 _CHECKPOINT_BOUNDS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
@@ -52,6 +59,8 @@ class Housekeeper:
         self._next_callers: list[Future[None]] = []
         self._callers: list[Future[None]] = []
         self._retry_at = 0.0
+        # Since when the next one could have begun, while it waits for what is about to be consumed.
+        self._waiting_since: float | None = None
         self.checkpoints = 0
         self.last_error: BaseException | None = None
         # For metrics: what checkpoints took and wrote, and which old blocks they made needless.
@@ -109,7 +118,7 @@ class Housekeeper:
         if shard.store.capacity.room_bytes() < shard.settings.segment_bytes:
             # Less than a whole segment: no spare is ready behind the one in use.
             self._look_for_spares()
-        elif self._checkpoint_is_due():
+        elif self._checkpoint_is_due() and self._monotonic() >= self._retry_at:
             with self._changed:
                 self._changed.notify_all()
 
@@ -251,6 +260,10 @@ class Housekeeper:
             return False
         callers, self._callers = self._callers, []
         try:
+            if not callers and self._can_wait():
+                self._retry_at = self._monotonic() + _LOOK_AGAIN_S
+                return True
+            self._waiting_since = None
             self._checkpoint()
         except BaseException as error:
             self.last_error = error
@@ -274,6 +287,20 @@ class Housekeeper:
         shard = self._shard
         limit = shard.settings.checkpoint_bytes
         return shard.committer.written_bytes >= limit or shard.engine.memory.trimmed_bytes >= limit
+
+    def _can_wait(self) -> bool:
+        """Whether most of what a checkpoint would write is about to be consumed."""
+        shard = self._shard
+        grown = shard.committer.written_bytes / shard.settings.checkpoint_bytes
+        if self._waiting_since is None:
+            self._waiting_since = self._monotonic()
+        waited_s = self._monotonic() - self._waiting_since
+        # If retention of logs dropped enough, or the disk is full, it begins for the room that it makes.
+        if not 1 <= grown < _PATIENCE_SIZES or waited_s >= _PATIENCE_S or shard.room.full:
+            return False
+        unwritten = shard.ask(ReadUnwritten()).result()
+        many = unwritten.short_lived >= _SHORT_LIVED_MIN
+        return many and unwritten.short_lived * 4 >= unwritten.rows * 3
 
     def _checkpoint(self) -> None:
         """One checkpoint, of the engine as it is when it begins."""

@@ -56,6 +56,7 @@ _BY_EVENTS_ONLY = (
     *(sink_commands.DropStages, sink_commands.ForgetSink, sink_commands.DescribeSinks),
     *(sink_commands.Carry, commands.Transaction, Bind, Unbind, ReadBindings),
     *(sink_commands.ReadParcels, sink_commands.SumSinks, *queries.HANDLERS),
+    checkpoint.ReadUnwritten,
 )
 
 
@@ -125,6 +126,7 @@ class Engine:
             commands.DropSnapshot: self._drop_snapshot,
             commands.Tidy: self._tidy,
             commands.Transaction: self._transaction,
+            checkpoint.ReadUnwritten: checkpoint.read_unwritten,
             checkpoint.BeginCheckpoint: self._begin_checkpoint,
             checkpoint.BlocksAdded: self._blocks_added,
             commands.SliceLoaded: self.slices.loaded,

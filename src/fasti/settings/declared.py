@@ -179,7 +179,7 @@ SHARD = _of_library(
         "durability": "When a mutation is answered: `always` after its frame is synced, `interval` after it is written. See [operating](operating.md#durability).",
         "sync_interval_ms": "With `interval`, how long written frames wait for their sync at most.",
         "segment_bytes": "Size of a journal segment file; it is allocated whole. A frame that is larger gets a segment of its own.",
-        "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one.",
+        "checkpoint_bytes": "A checkpoint begins when the journal has grown by this much since the last one; by up to four times as much, for ten seconds at most, while most of what it would write is about to be consumed.",
         "checkpoint_bytes_per_s": "How fast a checkpoint writes, per second, so that it doesn't stand in the way of the journal. It goes faster when the journal has grown far beyond `checkpoint_size`.",
         "backup_bytes_per_s": "How fast a backup is read, per second, so that it doesn't stand in the way of the journal. A caller may ask for less.",
         "scrub_interval_us": "How often everything that is stored is read, to find [damage](operating.md#damage-and-what-to-do-about-it) before a reader does. `0s`: never.",
