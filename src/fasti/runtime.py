@@ -75,6 +75,8 @@ class Runtime(Protocol):
     """The machine, or a simulated one. Any thread may call anything."""
 
     clock: MachineClock
+    # Whether a thread that brings a service work may do a turn of it.
+    leads: bool
 
     def monotonic(self) -> float:
         """Seconds from any origin, for intervals."""
@@ -145,6 +147,7 @@ class SystemRuntime:
     sleep = staticmethod(time.sleep)
     condition = threading.Condition
     queue = SimpleQueue
+    leads = True
 
     def __init__(self, clock: MachineClock | None = None) -> None:
         self.clock = clock or SystemClock()

@@ -28,6 +28,9 @@ class Deadlock(BaseException):
 class SimulatedRuntime:
     """Hands out what a `SystemRuntime` does, and drives it."""
 
+    # Who is next is for the seed to decide.
+    leads = False
+
     def __init__(self, seed: int = 0) -> None:
         self.clock = VirtualClock()
         self.draws = random.Random(seed)

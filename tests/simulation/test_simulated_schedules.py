@@ -68,9 +68,9 @@ def test_what_was_sent_to_an_engine_that_is_gone_is_left_to_the_scheduler() -> N
     shard, submit = simulation.shard, simulation.shard.submit
     fires = 0
 
-    def fail_once(inputs: Any, *engine: Any) -> Any:
+    def fail_once(inputs: Any, *engine: Any, **options: Any) -> Any:
         nonlocal fires
-        answer = submit(inputs, *engine)
+        answer = submit(inputs, *engine, **options)
         fires += isinstance(inputs[0], Fire)
         if fires == 3 and not shard.recoveries:
             files.faulty = ".segment"

@@ -49,6 +49,8 @@ class Producer:
         self._home = home
         self._producer = producer
         self._box = producer.outbox
+        # A write that waits would hold up the loop.
+        self._box.leads = False
         self._answers = Answers(home, self._box)
         self._max_block_s = max_block_s
         # The client keeps those that have something under way, so here is nothing left to send.

@@ -131,8 +131,11 @@ class Committer:
         )
         self._driver.start()
 
-    def take_over(self, work: Work) -> None:
-        """The sequencer hands a step over, which it decides only while `is_behind` is False."""
+    def take_over(self, work: Work, wake: bool = True) -> None:
+        """The sequencer hands a step over, which it decides only while `is_behind` is False.
+
+        Without `wake`, the caller goes on to `lead`.
+        """
         work.frames = self._store.encode(work.step.frames)
         work.size_bytes = self._store.size(work.frames)
         with self._changed:
@@ -141,9 +144,17 @@ class Committer:
                 self._waiting.append(work)
                 self._queued_bytes += work.size_bytes
                 self.waiting_bytes += work.size_bytes
-                self._changed.notify_all()
+                if wake:
+                    self._changed.notify_all()
         if failed:
             self._fail(FastiError("the journal failed before"), [work])
+
+    def lead(self) -> None:
+        """Writes what waits, in the caller's thread, unless another one is at it."""
+        with self._changed:
+            leads = self._driver.begin_to_lead()
+        if leads:
+            self._driver.lead()
 
     @property
     def waiting_steps(self) -> int:
@@ -174,6 +185,8 @@ class Committer:
 
     def _take(self) -> float | None:
         """With the lock: takes a batch, which is empty when it is only time to sync, mark or end."""
+        if self._batch:
+            return 0.0
         if not self._waiting and not self._stopping:
             if self._unsynced:
                 wait_s = self._interval_s

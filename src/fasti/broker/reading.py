@@ -48,7 +48,7 @@ def fetch(
     error: FastiError | None = None
     gather = gather or _gather_all
     for _ in range(_TRIES):
-        found: Messages = shard.call(Get(topic, target))
+        found: Messages = shard.call(Get(topic, target), lead=True)
         if found.error is not None:
             raise found.error
         here = np.flatnonzero(found.status == Outcome.OK)
@@ -104,7 +104,7 @@ def update(
 ) -> Reply:
     """`Update`, with each message's own key and time of creation put into the rows."""
     whole = refreshed(shard, topic, target, rows)
-    reply: Reply = shard.call(Update(topic, target, whole, versions, owner))
+    reply: Reply = shard.call(Update(topic, target, whole, versions, owner), lead=True)
     return reply
 
 
@@ -135,7 +135,7 @@ def redrive(shard: Shard, topic: str, ids: Int64s, when: When) -> Reply:
         lost = _find_lost(shard, topic, ids)
     _, contents = fetch(shard, topic, Target(ids=ids[~lost]), _gather_names)
     keys = Keys(contents.column("key"), shard.store.seed)
-    reply: Reply = shard.call(Redrive(topic, ids[~lost], keys, when))
+    reply: Reply = shard.call(Redrive(topic, ids[~lost], keys, when), lead=True)
     if not lost.any() or reply.error is not None:
         return reply
     whole = blank(len(ids))

@@ -313,14 +313,16 @@ class Service:
         shard.faults.note_call(call, error)
         return InternalError(f"the broker failed on this {call}, as far as it came: {error!r}")
 
-    def submit(self, shard: Shard, commands: Sequence[Any]) -> Future[list[Any]]:
-        """Hands commands to a shard; what they produce is routed first."""
+    def submit(
+        self, shard: Shard, commands: Sequence[Any], lead: bool = False
+    ) -> Future[list[Any]]:
+        """Hands commands to a shard; what they produce is routed first. `lead`: see `Shard.submit`."""
         if self.stopping:
             raise self.unavailable()
         if self.routes.may_route:
             for command in commands:
                 self.routes.route(command)
-        return shard.submit(commands)
+        return shard.submit(commands, lead=lead)
 
     def command(self, command: Any) -> Any:
         """One command's reply; its error is raised."""

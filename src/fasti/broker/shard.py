@@ -135,6 +135,8 @@ class Shard:
         # What the sequencer has taken, and what its last step asked for.
         self._taken: list[Request] = []
         self._last_step: Step | None = None
+        # The turn is led by a caller, who leads the committer next.
+        self._is_led = False
         self._one_closes = threading.Lock()
         self._failure: FastiError | None = None
         self._failures_in_a_row = 0
@@ -219,13 +221,19 @@ class Shard:
         """What positions of the change feed belong to."""
         return FeedName(self.name, f"{self.store.journal.incarnation:016x}")
 
-    def submit(self, inputs: Sequence[Command], engine: Engine | None = None) -> Future[list[Any]]:
-        """Hands commands over; the future holds their replies once they are durable."""
+    def submit(
+        self, inputs: Sequence[Command], engine: Engine | None = None, lead: bool = False
+    ) -> Future[list[Any]]:
+        """Hands commands over; the future holds their replies once they are durable.
+
+        With `lead` this thread decides, writes and syncs them itself, and what came meanwhile, if no
+        other thread is at it. It must hold no lock then.
+        """
         for command in inputs:
             self._route(command)
             if engine is None and self.faults.suspects:
                 self.faults.check(command)
-        return self._enter(Request.of(inputs, self.runtime.future(), engine))
+        return self._enter(Request.of(inputs, self.runtime.future(), engine), lead)
 
     def ask(self, query: Any, engine: Engine | None = None) -> Future[Any]:
         """Hands an input over whose value is told as soon as its step is decided.
@@ -236,7 +244,7 @@ class Shard:
             self.faults.check(query)
         return self._enter(Request.of([query], self.runtime.future(), engine, at_once=True))
 
-    def _enter(self, request: Request) -> Future[Any]:
+    def _enter(self, request: Request, lead: bool = False) -> Future[Any]:
         bulk, rows = request.is_bulk, request.rows
         with self._wakeup:
             if self._closing or self._stopped:
@@ -247,7 +255,14 @@ class Shard:
                 raise Overloaded("the inbox is full", retry_after_us=10_000)
             self._inbox_rows += rows
             (self._bulk if bulk else self._urgent).append(request)
-            self._wakeup.notify()
+            leads = lead and self._failure is None and self._sequencer.begin_to_lead()
+            # Who has a turn looks for more after it.
+            if not leads and not self._sequencer.in_turn:
+                self._wakeup.notify()
+        if leads:
+            self._is_led = True
+            self._sequencer.lead()
+            self.committer.lead()
         return request.answer
 
     def _route(self, command: Command) -> None:
@@ -258,9 +273,9 @@ class Shard:
                 if topic is not None and topic.settings.partitions > 1:
                     topic.kind.prepare_keys(topic, produce.keys)
 
-    def call(self, command: Any, timeout: float | None = None) -> Any:
+    def call(self, command: Any, timeout: float | None = None, lead: bool = False) -> Any:
         """One command's reply, durable."""
-        return self.submit([command]).result(timeout)[0]
+        return self.submit([command], lead=lead).result(timeout)[0]
 
     def open_session(self) -> Session:
         """A place where leased messages arrive."""
@@ -390,6 +405,7 @@ class Shard:
         return 0.0
 
     def _turn(self) -> bool:
+        led, self._is_led = self._is_led, False
         if self._failure is not None:
             if self._recover():
                 return True
@@ -400,7 +416,7 @@ class Shard:
             return False
         last = self._last_step
         tick = self._ticks.look(last.wake_at_tick if last is not None else None)
-        self._last_step = self._step(self._taken, tick)
+        self._last_step = self._step(self._taken, tick, led)
         self._taken = []
         return True
 
@@ -448,7 +464,7 @@ class Shard:
             waits.append((step.wake_at_tick - self._ticks.now()) / 1e6)
         return min(*waits, _SLEEP_MAX_S) if waits else None
 
-    def _step(self, requests: list[Request], tick: int) -> Step:
+    def _step(self, requests: list[Request], tick: int, led: bool) -> Step:
         admitted = [request for request in requests if self._admit(request)]
         inputs = [command for request in admitted for command in request.inputs]
         try:
@@ -462,7 +478,7 @@ class Shard:
                 if isinstance(effect, Asked):
                     self.housekeeper.load(effect, self.engine)
             if _answer_queries(admitted, step.replies) or step.frames or step.effects:
-                self.committer.take_over(Work(step, admitted))
+                self.committer.take_over(Work(step, admitted), wake=not led)
         except Exception as error:
             self._void(error, admitted)
             return Step()

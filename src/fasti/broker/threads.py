@@ -19,6 +19,7 @@ where the runtime has no threads, it calls `turn` instead.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import traceback
@@ -242,8 +243,12 @@ class Driver(Worker):
     """A thread around a service that is a step, and nothing else of the service knows of a thread.
 
     `take` is called with `changed` held: it takes what there is to do and returns 0, or returns in how
-    many seconds there will be something; None: when `changed` is notified. `step` does what was taken,
-    and returns False when the service has ended.
+    many seconds there will be something; None: when `changed` is notified. It may be called again before
+    what it took is done, and then returns 0 too. `step` does what was taken, and returns False when the
+    service has ended.
+
+    Another thread may *lead*: do a turn itself, when it brings work while none is under way. So no
+    thread has to be woken for a lone caller. Its own thread does what then is left.
     """
 
     def __init__(
@@ -257,17 +262,83 @@ class Driver(Worker):
     ) -> None:
         super().__init__(threads, name, self._take_and_step, failed, changed)
         self._changed, self._take, self._step = changed, take, step
+        # A turn is under way. Whoever has it looks for more work after it, with the lock.
+        self.in_turn = False
+        # When its own thread, which waits, wakes up by itself; and which thread leads.
+        self._wakes_at = math.inf
+        self._leader: int | None = None
+        # What a leader's turn ended with, for its own thread to end with.
+        self._ended = False
+        self._raised: BaseException | None = None
+
+    @property
+    def ident(self) -> int | None:
+        return self._leader or super().ident
+
+    # A leader's thread
+
+    def begin_to_lead(self) -> bool:
+        """With `changed` held: takes what there is to do, unless a turn is under way. Then `lead` follows."""
+        if self.in_turn or self._ended or not self._runtime.leads or _may_be_interrupted():
+            return False
+        wait_s = self._take()
+        if wait_s is None or wait_s > 0:
+            self._wake_within(wait_s)
+            return False
+        self.in_turn = True
+        return True
+
+    def lead(self) -> None:
+        """Does what was taken. Raises nothing: what escapes from the step is its own thread's death."""
+        self._leader = threading.get_ident()
+        self.busy()
+        try:
+            self._ended = not self._step()
+        except BaseException as error:
+            self._ended, self._raised = True, error
+        with self._changed:
+            self._leader = None
+            self.working = self.in_turn = False
+            self._wake_within(0.0 if self._ended else self._take())
+
+    def _wake_within(self, wait_s: float | None) -> None:
+        """With the lock: its own thread is woken if it would sleep for longer."""
+        if wait_s is not None and self._runtime.monotonic() + wait_s < self._wakes_at:
+            self._changed.notify_all()
+
+    # Its own thread
 
     def _take_and_step(self) -> None:
-        changed, take, step = self._changed, self._take, self._step
+        changed, step = self._changed, self._step
         while True:
             self.idle()
             with changed:
-                while (wait_s := take()) is None or wait_s > 0:
-                    changed.wait(wait_s)
+                self._wait_for_turn()
+                if self._ended:
+                    break
+                self.in_turn = True
             self.busy()
-            if not step():
+            try:
+                self._ended = not step()
+            finally:
+                self.in_turn = False
+            if self._ended:
                 return
+        if self._raised is not None:
+            error, self._raised = self._raised, None
+            # What can't be trusted any more is not led either.
+            self._ended = self._failed is not None
+            raise error
+
+    def _wait_for_turn(self) -> None:
+        while not self._ended:
+            wait_s = None
+            if not self.in_turn:
+                wait_s = self._take()
+                if wait_s is not None and wait_s <= 0:
+                    return
+            self._wakes_at = math.inf if wait_s is None else self._runtime.monotonic() + wait_s
+            self._changed.wait(wait_s)
 
     def turn(self) -> float | None:
         self.idle()
@@ -392,6 +463,11 @@ class Threads:
     def _poll(self) -> float:
         self.look(self.runtime.monotonic())
         return self._every_s
+
+
+def _may_be_interrupted() -> bool:
+    """Whether this is the main thread: a handler of signals that raises would end the step midway."""
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _stack(ident: int | None) -> str:

@@ -237,7 +237,9 @@ class _ProduceStream:
             if batch is None:
                 self._intake.end_producer()
             else:
-                self._intake.put(metadata, batch)
+                receipt = self._intake.put(metadata, batch, waited=True)
+                if receipt is not None:
+                    self._receipt(receipt)
         except Closed as error:
             raise Unavailable("the stream has ended") from error
 

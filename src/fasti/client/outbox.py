@@ -1,7 +1,8 @@
 """The threads around a `ProducerMachine`: they gather, connect, write and settle.
 
 Callers add with `lock`; one sending thread writes and connects; the stream's reading thread brings
-receipts. The sending thread ends when there was nothing to do for a while.
+receipts. The sending thread ends when there was nothing to do for a while. A caller that sends while
+nothing is under way writes by itself, on the stream that is open: no thread has to be woken for it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import pyarrow as pa
 
 from fasti.client import forking
 from fasti.client.failures import Failures
-from fasti.client.machines.producer import ProducerMachine
+from fasti.client.machines.producer import ProducerMachine, Step
 from fasti.client.machines.run import prepare
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import Shipment
 from fasti.client.transport import Header, Stream, Transport
-from fasti.errors import Closed, FastiError, Overloaded, TimedOut
+from fasti.errors import Closed, FastiError, Overloaded, TimedOut, Unavailable
 from fasti.protocol.problems import error_from_json
 from fasti.runtime import ENDED, Thread
 
@@ -64,7 +65,13 @@ class Outbox:
         )
         self._work = self._runtime.condition(self.lock)
         self._room = self._runtime.condition(self.lock)
+        # Whether the sending thread waits, and until when; whether a caller writes in its place, and
+        # whether it is to look for more afterwards.
         self._sleeping = False
+        self._sleeps_until = 0.0
+        self._led = self._wanted = False
+        # Whether callers may write: not where a write that waits would hold up others.
+        self.leads = True
         self._thread: Thread | None = None
         self._stream: Stream | None = None
         # The number of the last stream that was, or could not be, opened.
@@ -82,10 +89,12 @@ class Outbox:
 
         Waits while the buffer is full. Raises `overloaded` after `max_block`, `closed`.
         """
-        self.seal()
+        if self.machine.open is not None:
+            self.seal()
         self._await_room()
         shipment = self.machine.gather(on_conflict, partition, self._monotonic())
-        self._start()
+        if self._thread is None:
+            self._start()
         return shipment
 
     def seal(self) -> None:
@@ -121,6 +130,21 @@ class Outbox:
         elif self._sleeping:
             self._work.notify()
 
+    def begin_to_lead(self) -> Step[Shipment] | None:
+        """What the caller is to do in the sending thread's place, by `lead`; None: that one is woken."""
+        machine = self.machine
+        step: Step[Shipment] | None = None
+        if self.leads and self._sleeping and not self._led and self._stream is not None:
+            step = machine.poll(self._monotonic())
+        # What can't be written at once is found again by the sending thread.
+        unwritable = step is not None and step.action == "write" and not machine.connected
+        if step is None or step.action in ("wait", "end") or unwritable:
+            self.wake()
+            return None
+        self._led = True
+        machine.idle = machine.work = False
+        return step
+
     def _start(self) -> None:
         if self._thread is None:
             # Here and not in the thread: an interpreter that is ending imports nothing more, and
@@ -152,6 +176,25 @@ class Outbox:
             self._room.wait(until - now)
 
     # Callers, without the lock
+
+    def lead(self, step: Step[Shipment]) -> None:
+        """Does what `begin_to_lead` gave."""
+        number = self.machine.stream_number
+        try:
+            self._fail(step.failed)
+            if step.parcel is not None:
+                self._carry_out(step.parcel, number)
+        except BaseException:
+            # A signal's handler raised, in the middle of a write perhaps: it is sent again.
+            self._broken(number, Unavailable("the caller was interrupted while it was sending"))
+            raise
+        finally:
+            with self.lock:
+                self._led = False
+                late = step.parcel is not None and step.parcel.deadline < self._sleeps_until
+                if self._wanted or late:
+                    self._wanted = False
+                    self._work.notify()
 
     @property
     def settled(self) -> bool:
@@ -189,7 +232,7 @@ class Outbox:
         # With those that waited for the old ones are gone.
         self._work = self._runtime.condition(self.lock)
         self._room = self._runtime.condition(self.lock)
-        self._sleeping = False
+        self._sleeping = self._led = self._wanted = False
         self._thread = self._stream = None
         self._abandoned = []
 
@@ -202,10 +245,15 @@ class Outbox:
     def _turn(self, wait: bool = False) -> float | None:
         """One step of the machine's; or how long until there is one, for which it may wait."""
         with self.lock:
-            step = self.machine.poll(self._monotonic())
+            while self._led:
+                self._wanted = True
+                self._work.wait()
+            now = self._monotonic()
+            step = self.machine.poll(now)
             self._sleeping = step.action == "wait"
             if self._sleeping:
                 if wait:
+                    self._sleeps_until = now + step.wait_s
                     self._work.wait(step.wait_s)
                     self._sleeping = False
                 return step.wait_s

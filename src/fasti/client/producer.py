@@ -179,6 +179,7 @@ class Producer:
             if headers is not None or content_type is not None or subject is not None:
                 size_bytes += len(str(extras))
         box, machine = self._box, self._machine
+        step = None
         with box.lock:
             parcel = machine.open
             if parcel is None or parcel.on_conflict != on_conflict or parcel.partition != partition:
@@ -194,8 +195,12 @@ class Producer:
                     parcel.put(name, row, value)
             if row >= _PARCEL_ROWS or total_bytes >= _PARCEL_BYTES:
                 box.seal()
-            elif machine.idle or row == GATHER_ROWS or total_bytes >= GATHER_BYTES:
+            elif machine.idle:
+                step = box.begin_to_lead()
+            elif row == GATHER_ROWS or total_bytes >= GATHER_BYTES:
                 box.wake()
+        if step is not None:
+            box.lead(step)
         return Receipt(parcel, row)
 
     def _extras(

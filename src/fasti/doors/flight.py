@@ -44,6 +44,8 @@ _log = logging.getLogger("fasti.doors.flight")
 _BEARER = "Bearer "
 _CREDENTIALS = "credentials"
 _LOG_EVERY_S = 60.0
+# What is there already is read in less.
+_SILENCE_S = 0.0001
 _FLIGHT_ERRORS: dict[type[FastiError], Any] = {
     Unavailable: fl.FlightUnavailableError,
     Unauthenticated: fl.FlightUnauthenticatedError,
@@ -151,10 +153,12 @@ class FlightDoor(fl.FlightServerBase):
 
                 with _writing(write_receipts) as check:
                     try:
-                        for metadata, batch in _chunks(reader, line):
+                        for metadata, batch, waited in _chunks(reader, line):
                             check()
                             if batch is not None:
-                                intake.put(metadata, batch)
+                                receipt = intake.put(metadata, batch, waited)
+                                if receipt is not None:
+                                    writer.write(pa.py_buffer(dump(receipt)))
                             elif metadata.get("end") is True:
                                 intake.end_producer()
                             else:
@@ -184,7 +188,7 @@ class FlightDoor(fl.FlightServerBase):
 
                 with _writing(write_all) as check:
                     try:
-                        for metadata, batch in _chunks(reader, line):
+                        for metadata, batch, _ in _chunks(reader, line):
                             check()
                             session.take(metadata, batch)
                         session.finish()
@@ -305,17 +309,21 @@ def _command(descriptor: Any) -> dict[str, Any]:
     return parse_request(descriptor.command)
 
 
-def _chunks(reader: Any, line: Line) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None]]:
-    """What the other side writes, until it has finished."""
+def _chunks(
+    reader: Any, line: Line
+) -> Iterator[tuple[dict[str, Any], pa.RecordBatch | None, bool]]:
+    """What the other side writes, until it has finished; and whether it was silent before."""
     while True:
+        begin = time.perf_counter()
         try:
             chunk = reader.read_chunk()
         except StopIteration:
             return
+        waited = time.perf_counter() - begin >= _SILENCE_S
         line.heard += 1
         metadata = chunk.app_metadata
         header = parse_request(metadata.to_pybytes()) if metadata is not None else {}
-        yield header, chunk.data
+        yield header, chunk.data, waited
 
 
 @contextmanager

@@ -259,7 +259,7 @@ def test_a_frame_that_comes_while_its_session_is_called_silent_is_heard(
             session.take({"op": "clock", "request": 1}, None)
             at_the_lock.set()
 
-        def submitted(inputs: Any, engine: Any = None) -> Any:
+        def submitted(inputs: Any, engine: Any = None, lead: bool = False) -> Any:
             said.append(type(inputs[0]).__name__)
             if said == ["Unheard"]:
                 threads.append(threading.Thread(target=take))

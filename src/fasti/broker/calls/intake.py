@@ -2,6 +2,9 @@
 
 Two threads: one calls `put` and `finish`, another `next_receipt`. `put` waits while too much has
 no receipt yet, and then nothing more is read from the wire: that is the back-pressure.
+
+A small batch that comes alone is decided and synced by the thread that brings it, and `put` returns
+its receipt: no thread has to be woken for it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 _BATCHES_MAX = 64
 _BYTES_MAX = 64 << 20
+# A batch with more rows is worth being read while the one before it is written.
+_LONE_ROWS_MAX = 64
 
 Header = dict[str, Any]
 
@@ -62,15 +67,21 @@ class Intake:
         # Batches whose receipts are to be written, and None at the end.
         self._waiting = service.runtime.queue()
         self._changed = service.runtime.condition()
+        # What has no receipt yet, or one that is being written.
         self._batches = self._bytes = 0
+        self._written: _Pending | None = None
         self._number = 0
         self._ended = False
         # Called once, set by the service.
         self.when_ended: Callable[[], None] = lambda: None
         self._refused: FastiError | None = None
 
-    def put(self, metadata: Header, batch: pa.RecordBatch) -> None:
-        """Takes a batch, or notes why not. Waits while too much has no receipt yet."""
+    def put(self, metadata: Header, batch: pa.RecordBatch, waited: bool = False) -> Header | None:
+        """Takes a batch, or notes why not. Waits while too much has no receipt yet.
+
+        `waited` says that the stream was silent before it: then what it returns is the receipt, if
+        there is one already.
+        """
         misshapen = requests.misshapen(batch)
         size_bytes = 0 if misshapen else batch.nbytes
         with self._changed:
@@ -81,6 +92,7 @@ class Intake:
                 self._changed.wait()
             if self._ended:
                 raise Closed("the stream has ended")
+            lone = waited and not self._batches and batch.num_rows <= _LONE_ROWS_MAX
             self._batches += 1
             self._bytes += size_bytes
         try:
@@ -88,27 +100,36 @@ class Intake:
                 raise self._refused
             if misshapen is not None:
                 raise misshapen
-            self._waiting.put(_Pending(self._submit_counted(metadata, batch), size_bytes))
+            pending = _Pending(self._submit_counted(metadata, batch, lone), size_bytes)
         except FastiError as error:
             # Tracebacks would keep the batch until the next full collection of garbage.
             error.__cause__ = error.__context__ = error.__traceback__ = None
             if self._ordered:
                 self._refused = error
-            self._waiting.put(_Pending(error, size_bytes))
+            pending = _Pending(error, size_bytes)
+        if lone and isinstance(pending.answer, Future) and pending.answer.done():
+            # The other thread waits for something to write: nothing else is written meanwhile.
+            receipt = self._receipt_of(pending)
+            self._note_written(pending)
+            return receipt
+        self._waiting.put(pending)
+        return None
 
-    def _submit_counted(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
+    def _submit_counted(
+        self, metadata: Header, batch: pa.RecordBatch, lead: bool
+    ) -> Future[list[Any]]:
         """Its rows count towards the caller's share of the inbox until they are answered."""
         share, caller, rows = self._service.shares.inbox_rows, self.caller, batch.num_rows
         share.take(caller, rows)
         try:
-            answer = self._submit(metadata, batch)
+            answer = self._submit(metadata, batch, lead)
         except BaseException:
             share.give_back(caller, rows)
             raise
         answer.add_done_callback(lambda _: share.give_back(caller, rows))
         return answer
 
-    def _submit(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
+    def _submit(self, metadata: Header, batch: pa.RecordBatch, lead: bool) -> Future[list[Any]]:
         fields = requests.checked(
             metadata, sequence=0, on_conflict="reject", atomic=False, partition=None, stage=""
         )
@@ -130,7 +151,7 @@ class Intake:
             partition=requests.integer(fields, "partition"),
             stage=fields["stage"],
         )
-        return self._service.submit(self._shard, [command])
+        return self._service.submit(self._shard, [command], lead)
 
     def end_producer(self) -> None:
         """The producer is over, and has read all its receipts: nothing of it is remembered."""
@@ -158,10 +179,13 @@ class Intake:
         self.end()
 
     def next_receipt(self) -> Header | None:
-        """The next batch's receipt, when it is durable; None at the end."""
-        pending = self._waiting.get()
-        if pending is None:
-            return None
+        """The next batch's receipt, when it is durable; None at the end. The one before is written."""
+        if self._written is not None:
+            self._note_written(self._written)
+        self._written = pending = self._waiting.get()
+        return None if pending is None else self._receipt_of(pending)
+
+    def _receipt_of(self, pending: _Pending) -> Header:
         try:
             if isinstance(pending.answer, FastiError):
                 raise pending.answer
@@ -185,8 +209,10 @@ class Intake:
             receipt = {"error": error_to_json(error)}
         receipt["batch"] = self._number
         self._number += 1
+        return receipt
+
+    def _note_written(self, pending: _Pending) -> None:
         with self._changed:
             self._batches -= 1
             self._bytes -= pending.size_bytes
             self._changed.notify_all()
-        return receipt

@@ -37,7 +37,7 @@ def fetch(
     names = (("key",) if keys else ()) + (_CONTENTS if values else _WITHOUT_VALUES)
     error: FastiError | None = None
     for _ in range(_TRIES):
-        found: KvFound = shard.call(command)
+        found: KvFound = shard.call(command, lead=True)
         if found.error is not None:
             raise found.error
         here = found.status == Outcome.OK
@@ -81,7 +81,7 @@ def pieces(
     places = np.arange(len(ids))
     tries = 0
     while len(places):
-        found: KvFound = shard.call(KvRows(topic, ids[places]))
+        found: KvFound = shard.call(KvRows(topic, ids[places]), lead=True)
         if found.error is not None:
             raise found.error
         here = np.flatnonzero(found.status == Outcome.OK)

@@ -110,6 +110,6 @@ class RouteBook:
         while True:
             tries += 1
             self.route(command)
-            reply = shard.call(command)
+            reply = shard.call(command, lead=True)
             if not produces or tries == _TRIES or not self.learn(reply.error):
                 return reply

@@ -62,7 +62,7 @@ class StageIntake(Intake):
             # Made when it is needed; there already is as good.
             service.command(co.CreateTopic(PARCELS, TopicSettings()))
 
-    def _submit(self, metadata: Header, batch: pa.RecordBatch) -> Future[list[Any]]:
+    def _submit(self, metadata: Header, batch: pa.RecordBatch, lead: bool) -> Future[list[Any]]:
         offset = requests.checked(metadata, offset=int)["offset"]
         if offset < 0:
             raise InvalidArgument("offset must be 0 or more", field="offset", limit=0)
@@ -72,7 +72,7 @@ class StageIntake(Intake):
         command.staging = co.Staging(*place, offset)
         # What a topic with bindings says to being staged into is said by the engine.
         self._counts.append(offset + batch.num_rows)
-        return self._shard.submit([command])
+        return self._shard.submit([command], lead=lead)
 
     def _receipt(self, reply: Reply) -> Header:
         return {"rows": self._counts.pop(0)}

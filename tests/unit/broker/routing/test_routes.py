@@ -125,7 +125,7 @@ class OneTopic:
         topics.set_result([TopicView(1, "s", TopicSettings(), False, ((">", "t"),), 0, 0)])
         return topics
 
-    def call(self, command: Any) -> Any:
+    def call(self, command: Any, lead: bool = False) -> Any:
         if isinstance(command, ReadBindings):
             if self.bindings is None:
                 return Done(error=NotFound("there is no such topic"))

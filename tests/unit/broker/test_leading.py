@@ -1,0 +1,210 @@
+"""Callers who decide, write and sync by themselves when nobody else is at it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from fasti.broker.shard import Shard
+from fasti.broker.threads import Driver, Threads
+from fasti.core import commands as co
+from fasti.core.keys import Rows
+from fasti.errors import InternalError, OutcomeUnknown
+from tests.integration.shard_rig import SharedFiles, held_up, make_topic, produce, serving, shown
+
+WAIT_S = 60.0
+
+
+def elsewhere(work: Callable[[], Any]) -> Any:
+    """What it returns in a thread that is not the main one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(WAIT_S)
+
+
+def put(shard: Shard, *payloads: bytes, delay_us: int = 0) -> Any:
+    command = co.Produce("t", Rows.of(list(payloads)), co.When(delay_us=delay_us))
+    return shard.call(command, WAIT_S, lead=True)
+
+
+def note_threads(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Which thread stepped, and which synced."""
+    seen: list[tuple[str, int]] = []
+    step, sync = shard.engine.step, shard.store.journal.sync
+
+    def noted_step(inputs: Sequence[Any], *times: int) -> Any:
+        if any(isinstance(command, co.Produce) for command in inputs):
+            seen.append(("step", threading.get_ident()))
+        return step(inputs, *times)
+
+    def noted_sync() -> None:
+        seen.append(("sync", threading.get_ident()))
+        sync()
+
+    monkeypatch.setattr(shard.engine, "step", noted_step)
+    monkeypatch.setattr(shard.store.journal, "sync", noted_sync)
+    return seen
+
+
+def test_a_lone_caller_steps_and_syncs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(SharedFiles()) as shard:
+        make_topic(shard)
+        seen = note_threads(shard, monkeypatch)
+
+        def lone() -> int:
+            assert put(shard, b"x").all_ok
+            return threading.get_ident()
+
+        me = elsewhere(lone)
+        assert seen == [("step", me), ("sync", me)]
+
+
+def test_the_main_thread_never_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A handler of signals may raise there, in the middle of a step.
+    with serving(SharedFiles()) as shard:
+        make_topic(shard)
+        seen = note_threads(shard, monkeypatch)
+        assert put(shard, b"x").all_ok
+        assert len(seen) == 2
+        assert threading.get_ident() not in dict(seen).values()
+
+
+def test_who_comes_while_another_has_the_turn_is_served_after_it() -> None:
+    with serving(SharedFiles()) as shard:
+        make_topic(shard)
+        with ThreadPoolExecutor(4) as pool:
+            with held_up(shard):
+                waiting = [pool.submit(put, shard, b"%d" % number) for number in range(4)]
+                while shard.inbox_rows < 4:
+                    threading.Event().wait(0.001)
+            assert all(answer.result(WAIT_S).all_ok for answer in waiting)
+        assert len(shown(shard)) == 4
+
+
+def test_many_who_lead_at_once_are_all_answered_and_nothing_is_lost() -> None:
+    files = SharedFiles()
+    with serving(files) as shard:
+        make_topic(shard)
+
+        def many(thread: int) -> list[int]:
+            return [put(shard, b"%d" % number).ids.tolist()[0] for number in range(200)]
+
+        with ThreadPoolExecutor(8) as pool:
+            ids = [number for part in pool.map(many, range(8)) for number in part]
+        assert len(set(ids)) == 1600
+        assert set(shown(shard)) == set(ids)
+    with serving(files) as shard:
+        assert set(shown(shard)) == set(ids)
+
+
+def test_what_a_leader_plans_wakes_the_shards_own_thread_in_time() -> None:
+    with serving(SharedFiles()) as shard:
+        make_topic(shard)
+        session = shard.open_session()
+        session.lease("t", "c", 1)
+        assert elsewhere(lambda: put(shard, b"soon", delay_us=20_000)).all_ok
+        # Its own thread slept for longer, for nothing was planned.
+        delivery = session.receive(WAIT_S / 2)
+        assert delivery is not None
+        assert delivery.payloads.column("payload").to_pylist() == [b"soon"]
+
+
+def test_a_leader_whose_sync_fails_is_told_and_the_shard_recovers() -> None:
+    files = SharedFiles()
+    with serving(files) as shard:
+        make_topic(shard)
+        assert elsewhere(lambda: put(shard, b"before")).all_ok
+        files.faulty = ".segment"
+        files.fail("sync", 1)
+        with pytest.raises(OutcomeUnknown):
+            elsewhere(lambda: put(shard, b"lost"))
+        assert elsewhere(lambda: put(shard, b"after")).all_ok
+        assert shard.recoveries == 1
+        assert sorted(shown(shard).values()) == [b"after", b"before"]
+
+
+def test_a_leader_whose_step_raises_is_told_and_the_shard_recovers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(SharedFiles()) as shard:
+        make_topic(shard)
+        produce(shard, b"before")
+        encode = shard.store.encode
+
+        def fail_once(frames: Any) -> Any:
+            monkeypatch.setattr(shard.store, "encode", encode)
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(shard.store, "encode", fail_once)
+        # Which of a step's requests it was can't be told: it is decided again, by itself.
+        assert elsewhere(lambda: put(shard, b"again")).all_ok
+        assert shard.recoveries == 1
+        assert sorted(shown(shard).values()) == [b"again", b"before"]
+        assert shard.threads.troubles() == []
+
+
+def test_a_command_that_always_raises_is_refused_to_its_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(SharedFiles()) as shard:
+        make_topic(shard)
+        step = type(shard.engine).step
+
+        def fail(engine: Any, inputs: Sequence[Any], *times: int) -> Any:
+            if any(isinstance(command, co.Produce) for command in inputs):
+                raise ZeroDivisionError("a bug")
+            return step(engine, inputs, *times)
+
+        monkeypatch.setattr(type(shard.engine), "step", fail)
+        with pytest.raises(InternalError):
+            elsewhere(lambda: put(shard, b"bad"))
+        monkeypatch.undo()
+        assert elsewhere(lambda: put(shard, b"good")).all_ok
+
+
+def test_what_escapes_from_a_turn_that_was_led_is_the_death_of_its_own_thread() -> None:
+    threads, told, changed = Threads(), [], threading.Condition()
+    work: list[str] = []
+
+    def step() -> bool:
+        raise ZeroDivisionError(work.pop())
+
+    driver = Driver(
+        threads, "fasti-some", changed, lambda: 0.0 if work else None, step, told.append
+    )
+    driver.start()
+
+    def lead() -> None:
+        with changed:
+            work.append("bad")
+            assert driver.begin_to_lead()
+        driver.lead()
+
+    elsewhere(lead)
+    driver.wait()
+    assert [str(error) for error in told] == ["bad"]
+    with changed:
+        work.append("more")
+        assert not driver.begin_to_lead()
+    driver.join()
+
+
+def test_a_service_that_ended_while_it_was_led_has_ended() -> None:
+    threads, changed, ends = Threads(), threading.Condition(), []
+    driver = Driver(
+        threads, "fasti-some", changed, lambda: 0.0 if ends else None, lambda: bool(ends.clear())
+    )
+    driver.start()
+
+    def lead() -> None:
+        with changed:
+            ends.append(1)
+            assert driver.begin_to_lead()
+        driver.lead()
+
+    elsewhere(lead)
+    driver.wait()
+    assert threads.deaths == {"fasti-some": 0}
