@@ -17,6 +17,7 @@ import fasti
 import fasti.aio
 from fasti.broker.caller import EMBEDDED
 from fasti.broker.launch import BrokerProcess
+from fasti.broker.sinks.rows import PARCEL_ROWS
 from fasti.client.sinks import Published, Sink
 from fasti.errors import (
     AlreadyExists,
@@ -24,6 +25,7 @@ from fasti.errors import (
     IllegalTransition,
     InvalidArgument,
     NotFound,
+    StorageFailed,
 )
 
 FAR_US = 4_000_000_000_000_000
@@ -454,6 +456,42 @@ def test_forgetting_waits_until_all_is_done(tmp_path: Path) -> None:
         sink = client.sink("t", "s", "cancel")
         assert sink.publish(0, [stage]) == Published(0, 1, True, {"not_found": 1})
         assert sink.forget()
+
+
+def test_parcels_keep_their_order_over_a_disk_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fasti.connect(f"embedded:{tmp_path}") as client:
+        client.create_topic("t", kind="kv")
+        service = client.transport.service  # type: ignore[attr-defined]
+        shard, make = service.placement.catalogue, service.carrier._command
+        made = 0
+
+        def fail_first(*arguments: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == 1:
+                journal = shard.store.journal
+                failed = StorageFailed("a bad sector")
+                monkeypatch.setattr(journal, "sync", lambda: (_ for _ in ()).throw(failed))
+            elif made == 2:
+                # The engine that comes next knows nothing of the first parcel.
+                while not shard.recoveries:
+                    threading.Event().wait(0.001)
+            return make(*arguments)
+
+        sink = client.sink("t", "s", "put")
+        rows = 2 * PARCEL_ROWS
+        columns = {
+            "key": pa.array(["k"] * rows),
+            "payload": pa.array([b"%d" % (row // PARCEL_ROWS) for row in range(rows)], pa.binary()),
+        }
+        stage = staged(sink, 0, pa.RecordBatch.from_pydict(columns))
+        monkeypatch.setattr(service.carrier, "_command", fail_first)
+        assert sink.publish(0, [stage]).rows == rows
+        assert made > 2
+        assert shard.recoveries == 1
+        assert client.kv("t").get("k").value == b"1"
 
 
 def test_from_an_event_loop(tmp_path: Path) -> None:
