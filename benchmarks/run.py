@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.durable import checkpoint_beside_traffic, durable_produce
-from benchmarks.engine import engine_alone
+from benchmarks.engine import engine_alone, single_rows
 from benchmarks.limits import disk_limits, machine
 from benchmarks.pending import fill, reopened
 
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "engine": lambda directory, **arguments: engine_alone(**arguments),
+    "single": lambda directory, **arguments: single_rows(**arguments),
     "durable": durable_produce,
     "checkpoint": checkpoint_beside_traffic,
     "fill": fill,

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core import events as ev
+from fasti.core.columns import codes
+from fasti.core.columns.reductions import rows_where, some
 from fasti.core.commands import Cancel, Move, Purge, Redrive, Reprioritise, Target, Update
 from fasti.core.priority.events import Reprioritised
 from fasti.core.replies import Reply, blank
@@ -33,7 +35,8 @@ from fasti.model import Outcome, State
 
 Int64s = NDArray[np.int64]
 Rows = NDArray[np.intp]
-MakeEvents = Callable[[Piece, Rows, Rows, Int64s], list[ev.Event]]
+# Of a piece: those of its rows that change, where these stand among all, and their new versions.
+MakeEvents = Callable[[Piece, "Rows | slice", Rows, Int64s], list[ev.Event]]
 
 
 def update(work: Work, command: Update) -> Reply:
@@ -47,7 +50,7 @@ def update(work: Work, command: Update) -> Reply:
     check_priorities(topic, priorities, len(command.target))
     work.bring(command.rows)
 
-    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+    def events(piece: Piece, good: Rows | slice, places: Rows, versions: Int64s) -> list[ev.Event]:
         place = (work.now_us, topic.number, piece.partition.number, piece.sequences[good])
         updated = ev.Updated(*place, versions, places.astype(np.int64))
         if priorities is None:
@@ -62,7 +65,7 @@ def reprioritise(work: Work, command: Reprioritise) -> Reply:
     topic = work.topic(command.topic)
     check_priorities(topic, command.priorities, len(command.target))
 
-    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+    def events(piece: Piece, good: Rows | slice, places: Rows, versions: Int64s) -> list[ev.Event]:
         place = (work.now_us, topic.number, piece.partition.number, piece.sequences[good])
         return [Reprioritised(*place, versions, command.priorities[places])]
 
@@ -75,7 +78,7 @@ def move(work: Work, command: Move) -> Reply:
     due = work.moments(command.when, len(command.target))
     expires = None if command.expires is None else work.expiry(command.expires, due)
 
-    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+    def events(piece: Piece, good: Rows | slice, places: Rows, versions: Int64s) -> list[ev.Event]:
         place = (work.now_us, topic.number, piece.partition.number, piece.sequences[good])
         moved = ev.Moved(*place, versions, due[places])
         return [moved] if expires is None else [moved, ev.ExpirySet(*place, expires[places])]
@@ -87,7 +90,7 @@ def cancel(work: Work, command: Cancel) -> Reply:
     """Messages that are not out are never delivered again."""
     topic = work.topic(command.topic)
 
-    def events(piece: Piece, good: Rows, places: Rows, versions: Int64s) -> list[ev.Event]:
+    def events(piece: Piece, good: Rows | slice, places: Rows, versions: Int64s) -> list[ev.Event]:
         place = (work.now_us, topic.number, piece.partition.number)
         return [ev.Cancelled(*place, piece.sequences[good])]
 
@@ -109,16 +112,20 @@ def _change(
         )
         reply.status[piece.rows] = status
         current = piece.versions()
-        reply.versions[piece.rows] = current
-        explain(work, piece, reply)
-        good = np.flatnonzero(status == Outcome.OK)
-        if len(good):
-            places = np.arange(len(target))[piece.rows][good]
-            reply.versions[places] += 1
-            if command.dry_run:
-                continue
-            for event in make_events(piece, good, places, current[good] + 1):
-                work.emit(event, piece.slots[good])
+        places = np.arange(len(target))[piece.rows]
+        slots = piece.slots
+        good: Rows | slice = slice(None)
+        if some(status):
+            reply.versions[piece.rows] = current
+            explain(work, piece, reply)
+            good = rows_where(status == codes.OK)
+            places, slots, current = places[good], slots[good], current[good]
+        if len(places):
+            changed = current + 1
+            reply.versions[places] = changed
+            if not command.dry_run:
+                for event in make_events(piece, good, places, changed):
+                    work.emit(event, slots)
     unname_strangers(reply, target.keys is not None)
     return reply
 

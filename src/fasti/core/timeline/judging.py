@@ -210,8 +210,9 @@ def judge_change(work: Work, piece: Piece, versions: Int64s, owner: str, by_key:
     """Which rows the owner may update, move or cancel; why not, for the others."""
     arena = piece.partition.arena
     status = np.zeros(len(piece.sequences), dtype=np.uint8)
-    current = arena.version.take(piece.slots, mode="clip")
-    status[(versions != 0) & (versions != current)] = Outcome.CONFLICT
+    if some(versions):
+        current = arena.version.take(piece.slots, mode="clip")
+        status[(versions != 0) & (versions != current)] = Outcome.CONFLICT
     owners = arena.owner.take(piece.slots, mode="clip")
     if some(owners):
         mine = work.state.memory.owners.find(owner) if owner else None
@@ -273,12 +274,14 @@ def is_landing(work: Work, topic: Topic, partition: int, sequences: Int64s) -> N
     return landing
 
 
+_EXPLAINED = np.zeros(256, dtype=np.bool_)
+_EXPLAINED[[Outcome.LEASED, Outcome.DONE, Outcome.CANCELLED, Outcome.DEAD]] = True
+
+
 def explain(work: Work, piece: Piece, reply: Reply) -> None:
     """Adds who has the leased ones until when, and when the others ended."""
     status = reply.status[piece.rows]
-    told = np.flatnonzero(
-        np.isin(status, [Outcome.LEASED, Outcome.DONE, Outcome.CANCELLED, Outcome.DEAD])
-    )
+    told = rows_where(_EXPLAINED[status])
     if not len(told):
         return
     if reply.at_us is None:
