@@ -44,14 +44,34 @@ _BATCHES_MAX = 4096
 _TAKE = pc.get_function("array_take")
 _UNCHECKED = pc.TakeOptions(boundscheck=False)
 _FEW = 256
-# From how many places on values of one length are gathered by numpy.
+# From how many places on values are gathered by views.
 _MANY = 8
+# What Arrow calls a view of a value, but for short ones, which stand in it themselves. Its second field
+# has the first four bytes, for comparisons; nothing compares these.
+_VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])
+_INLINE_BYTES = 12
+_NO_BYTES = pa.py_buffer(b"")
+_VIEWS = {pa.binary(): pa.binary_view(), pa.string(): pa.string_view()}
+
+
+class _Values:
+    """The values of a column of bytes or text, of which none is null."""
+
+    __slots__ = ("bytes", "data", "ends", "shortest", "width")
+
+    def __init__(self, data: pa.Buffer, ends: NDArray[np.int32]) -> None:
+        self.data, self.ends = data, ends
+        self.bytes = np.frombuffer(data, dtype=np.uint8)
+        lengths = np.diff(ends)
+        self.shortest = int(lengths.min()) if len(lengths) else 0
+        # Of all; 0 if they differ.
+        self.width = self.shortest if self.shortest * len(lengths) == ends[-1] - ends[0] else 0
 
 
 class _Stored:
     """A frame's or block's rows as they were written. Never changed."""
 
-    __slots__ = ("_even", "_widest", "at_us", "batch", "columns", "damaged", "found")
+    __slots__ = ("_values", "_widest", "at_us", "batch", "columns", "damaged", "found", "names")
 
     def __init__(
         self,
@@ -68,8 +88,10 @@ class _Stored:
         self.columns: dict[str, pa.Array] = dict(
             zip(batch.schema.names, batch.columns, strict=True)
         )
+        # Most frames have the same: what they have together is found by few comparisons.
+        self.names = tuple(self.columns)
         self._widest = 0
-        self._even: dict[str, NDArray[np.void] | None] = {}
+        self._values: dict[str, _Values | None] = {}
 
     def lost(self, names: list[str]) -> NDArray[np.bool_]:
         """Which rows have lost a value of these columns."""
@@ -80,11 +102,12 @@ class _Stored:
                 lost |= mask
         return lost
 
-    def even(self, name: str) -> NDArray[np.void] | None:
-        """A column's values as an array, if all have the same length; None if they haven't."""
-        if name not in self._even:
-            self._even[name] = _even(self.columns[name]) if name in self.columns else None
-        return self._even[name]
+    def values(self, name: str) -> _Values | None:
+        """Where a column's values lie, unless some are null or it has another type than bytes or text."""
+        if name not in self._values:
+            column = self.columns.get(name)
+            self._values[name] = None if column is None else _values_of(column)
+        return self._values[name]
 
     @property
     def widest(self) -> int:
@@ -166,7 +189,13 @@ class Payloads:
         if len(places) == 1 and _consecutive(rows):
             columns = _sliced(places[0], int(rows[0]), schema)
         else:
-            columns = [_joined(field, places, rows, order) for field in schema]
+            present = {name for names in {place.stored.names for place in places} for name in names}
+            columns = [
+                _joined(field, places, rows, order)
+                if field.name in present
+                else _left_out(field, places, order)
+                for field in schema
+            ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def damaged(self, locations: Int64s) -> NDArray[np.bool_]:
@@ -250,17 +279,23 @@ class Payloads:
             sources, locations = sources[order], locations[order]
         starts = np.flatnonzero(np.concatenate([[True], sources[1:] != sources[:-1]]))
         firsts = locations[starts]
+        keys = list(zip(is_in_run(firsts).tolist(), number_of(firsts).tolist(), strict=True))
+        begins = starts.tolist()
+        ends = [*begins[1:], len(locations)]
         places = [
-            _Place(self._stored(in_run, number), begin, end - begin)
-            for in_run, number, begin, end in zip(
-                is_in_run(firsts).tolist(),
-                number_of(firsts).tolist(),
-                starts.tolist(),
-                [*starts[1:].tolist(), len(locations)],
-                strict=True,
-            )
+            _Place(stored or self._stored(*key), begin, end - begin)
+            for key, stored, begin, end in zip(keys, self._known(keys), begins, ends, strict=True)
         ]
         return order, row_of(locations), places
+
+    def _known(self, keys: list[tuple[bool, int]]) -> list[_Stored | None]:
+        """What of these is in memory, by one look: a delivery may have a hundred places."""
+        cache, kept = self._cache, self._kept
+        with self._lock:
+            for key in keys:
+                if key in cache:
+                    cache.move_to_end(key)
+            return [cache.get(key) or (None if key[0] else kept.get(key[1])) for key in keys]
 
     def forget(self, in_run: bool, wanted: Callable[[int], bool]) -> None:
         """Drops cached batches whose frame or block is not wanted any more."""
@@ -415,19 +450,22 @@ def _offsets(array: pa.Array) -> NDArray[np.int32]:
     return offsets[array.offset : array.offset + len(array) + 1]
 
 
+def _left_out(field: pa.Field, places: list[_Place], order: NDArray[np.intp] | None) -> pa.Array:
+    """A column that no place has."""
+    if field.name == "created_us":
+        return _put_back(pa.array(_written_us(places)), order)
+    return _nulls(field, places[-1].begin + places[-1].count if places else 0)
+
+
 def _joined(
     field: pa.Field, places: list[_Place], rows: Int64s, order: NDArray[np.intp] | None
 ) -> pa.Array:
     """One column of all places, some of which may have left it out, in the order asked for."""
     name = field.name
-    if not any(name in place.stored.columns for place in places):
-        if name == "created_us":
-            return _put_back(pa.array(_written_us(places)), order)
-        return _nulls(field, len(rows))
-    if len(places) > _MANY:
-        even = _joined_evenly(field, places, rows, order)
-        if even is not None:
-            return even
+    if len(places) > _MANY and field.type in _VIEWS:
+        joined = _joined_by_views(field, places, rows, order)
+        if joined is not None:
+            return joined
     wanted = pa.array(rows)
     arrays = []
     for place in places:
@@ -442,42 +480,59 @@ def _joined(
     return _put_back(joined, order)
 
 
-def _joined_evenly(
+def _joined_by_views(
     field: pa.Field, places: list[_Place], rows: Int64s, order: NDArray[np.intp] | None
 ) -> pa.Array | None:
-    """The same for values of one length: of many places by numpy, whose calls cost less.
+    """The same for bytes and text: numpy says where each value lies, and Arrow copies them at once.
 
-    None where they are not.
+    None where one is null.
     """
-    views = [place.stored.even(field.name) for place in places]
-    first = views[0]
-    if first is None or len(rows) * first.itemsize >= 1 << 31:
+    found = [place.stored.values(field.name) for place in places]
+    values = [each for each in found if each is not None]
+    if len(values) < len(places):
         return None
-    taken = np.empty(len(rows), dtype=first.dtype)
-    for place, view in zip(places, views, strict=True):
-        if view is None or view.dtype != first.dtype:
-            return None
-        end = place.begin + place.count
-        view.take(rows[place.begin : end], out=taken[place.begin : end], mode="clip")
+    counts = [place.count for place in places]
+    views = np.zeros(len(rows), dtype=_VIEW)
+    views["buffer"] = np.repeat(np.arange(len(places), dtype=np.int32), counts)
+    if all(each.width for each in values):
+        widths = np.repeat(np.array([each.width for each in values], dtype=np.int64), counts)
+        firsts = np.repeat(np.array([each.ends[0] for each in values], dtype=np.int64), counts)
+        views["offset"], views["length"] = firsts + rows * widths, widths
+    else:
+        begins, ends = np.empty((2, len(rows)), dtype=np.int32)
+        behind = rows + 1
+        for place, each in zip(places, values, strict=True):
+            piece = slice(place.begin, place.begin + place.count)
+            each.ends.take(rows[piece], out=begins[piece], mode="clip")
+            each.ends.take(behind[piece], out=ends[piece], mode="clip")
+        views["offset"], views["length"] = begins, ends - begins
+    if int(views["length"].sum(dtype=np.int64)) >= 1 << 31:
+        return None
+    if any(each.shortest <= _INLINE_BYTES for each in values):
+        _put_short_ones(views, places, values)
     if order is not None:
-        sorted_, taken = taken, np.empty_like(taken)
-        taken[order] = sorted_
-    ends = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(first.itemsize)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(taken)]
-    return pa.Array.from_buffers(field.type, len(rows), buffers)
+        sorted_, views = views, np.empty_like(views)
+        views[order] = sorted_
+    buffers = [None, pa.py_buffer(views), *(each.data for each in values)]
+    return pa.Array.from_buffers(_VIEWS[field.type], len(rows), buffers).cast(field.type)
 
 
-def _even(column: pa.Array) -> NDArray[np.void] | None:
-    if column.null_count or not (
-        pa.types.is_binary(column.type) or pa.types.is_string(column.type)
-    ):
+def _put_short_ones(views: NDArray[np.void], places: list[_Place], values: list[_Values]) -> None:
+    """Into the views themselves, in the place of where they lie."""
+    windows = views["offset"][:, None] + np.arange(_INLINE_BYTES)
+    contents = np.empty(windows.shape, dtype=np.uint8)
+    for place, each in zip(places, values, strict=True):
+        piece = slice(place.begin, place.begin + place.count)
+        if each.data.size:
+            each.bytes.take(windows[piece], out=contents[piece], mode="clip")
+    short = views["length"] <= _INLINE_BYTES
+    views.view(np.uint8).reshape(len(views), -1)[short, 4:] = contents[short]
+
+
+def _values_of(column: pa.Array) -> _Values | None:
+    if column.null_count or column.type not in _VIEWS:
         return None
-    ends = _offsets(column)
-    width = int(ends[-1] - ends[0]) // max(1, len(column))
-    if not width or not (np.diff(ends) == width).all():
-        return None
-    data = np.frombuffer(column.buffers()[2], dtype=np.uint8)[int(ends[0]) : int(ends[-1])]
-    return data.view(f"V{width}")
+    return _Values(column.buffers()[2] or _NO_BYTES, _offsets(column))
 
 
 def _written_us(places: list[_Place]) -> Int64s:

@@ -233,8 +233,8 @@ def test_only_the_columns_that_are_named(places: Any) -> None:
         assert read.column("key").to_pylist() == [["x", "y"][row] for row in rows]
 
 
-@pytest.mark.parametrize("width", [0, 1, 7, 100])
-@pytest.mark.parametrize("odd", [None, "shorter", "null", "missing"])
+@pytest.mark.parametrize("width", [0, 1, 12, 13, 100])
+@pytest.mark.parametrize("odd", [None, "shorter", "longer", "null", "missing"])
 def test_values_of_one_length_from_many_places(width: int, odd: str | None) -> None:
     """Gathered in another way than others, and one frame that isn't like the rest is enough."""
     journal = MemoryJournal()
@@ -242,9 +242,11 @@ def test_values_of_one_length_from_many_places(width: int, odd: str | None) -> N
     expected: dict[int, tuple[bytes, str | None]] = {}
     for n in range(20):
         contents = [bytes([65 + n]) * width for _ in range(9)]
-        keys: list[str | None] = [f"{n:03}{row}" for row in range(9)]
+        keys: list[str | None] = [f"{n:03}{row}" * (1 + width // 4) for row in range(9)]
         if n == 13 and odd == "shorter":
             contents[4] = b"x"
+        if n == 13 and odd == "longer":
+            contents = [content + b"+" * row for row, content in enumerate(contents)]
         if n == 13 and odd == "null":
             keys[4] = None
         columns = {} if n == 13 and odd == "missing" else {"key": keys}
