@@ -7,8 +7,8 @@ join payloads while it runs; they wait for its `Commit` before anything leaves.
 
 With durability `interval` answers leave after the write, and syncs follow at intervals.
 
-`take_over`, `is_behind` and `stop` are for the sequencer, `wait_durable` for any thread; the rest is the
-committer's own thread's.
+`take_over`, `is_behind` and `stop` are for the sequencer, `lead` and `wait_durable` for any thread; the
+rest is done in the committer's turn, by its own thread or by a caller that leads.
 """
 
 from __future__ import annotations

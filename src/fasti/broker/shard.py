@@ -5,7 +5,8 @@ piece at a time and bulk produce last, and steps the engine: nothing else change
 tell all that it does. The committer writes and syncs what the steps decided while the next step runs,
 and only then lets replies and deliveries go. The housekeeper writes checkpoints, loads slices of runs and
 prepares journal segments. Each is a step with a thread around it, from the runtime: in virtual time one
-thread does them all in turn.
+thread does them all in turn. A caller that finds nobody at work leads: its thread does the sequencer's
+turn and the committer's, and is answered without a word to another thread.
 
 When an append or sync fails, no caller is told ok: everything that was decided and not yet durable
 answers `unknown` (or `storage_full`, if nothing of it was written), the engine is dropped, and a
