@@ -153,10 +153,10 @@ def test_no_step_is_decided_while_the_disk_is_behind(monkeypatch: pytest.MonkeyP
     shard = Shard(MemoryStorage(), SETTINGS, runtime)
     for number in range(2):
         shard.submit([co.CreateTopic(f"topic-{number}", TopicSettings())])
-        assert shard._sequencer.turn() == 0.0
+        assert shard.sequencer._driver.turn() == 0.0
     last = shard.submit([co.CreateTopic("topic-2", TopicSettings())])
     # Its turn comes when the committer has caught up.
-    assert shard._sequencer.turn() is None
+    assert shard.sequencer._driver.turn() is None
     assert last.result(60.0)[0].error is None
     shard.close()
 

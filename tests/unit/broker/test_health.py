@@ -48,7 +48,7 @@ def test_a_step_that_does_not_come_back_is_asked_for_once() -> None:
         service = Service(OneShard(shard), Metrics())
         with held_up(shard):
             assert not any(shard.pulse.beats(0.01) for _ in range(5))
-            assert len(shard._urgent) == 1
+            assert len(shard.sequencer._urgent) == 1
         assert shard.pulse.beats(60)
         assert health.report(service)["ready"]
         service.close()

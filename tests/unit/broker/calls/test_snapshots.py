@@ -152,7 +152,7 @@ def test_what_a_reader_does_after_a_recovery_is_not_done_to_a_checkpoint(client:
     service = transport_of(client).service
     shard, snapshots = service.placement.catalogue, service.snapshots
     read, kept = (snapshots.take(EMBEDDED, shard, name=name) for name in ("read", "kept"))
-    shard._fail(StorageFailed("a cable was loose"), [])
+    shard.recovery.journal_failed(StorageFailed("a cable was loose"), [])
     while not shard.recoveries:
         time.sleep(0.01)
     begin = BeginCheckpoint(shard.store.journal.first_sequence, [])
