@@ -38,8 +38,10 @@ from fasti.storage.seals import unseal
 Int64s = NDArray[np.int64]
 
 # A batch of one row holds on to kilobytes, whatever it says of its bytes: its objects, and the piece
-# of the network's buffer that it came in. So batches are counted too.
+# of the network's buffer that it came in. So batches are counted too, and small ones are kept as the
+# few bytes that the journal has of them.
 _BATCHES_MAX = 4096
+_SMALL_BYTES = 4096
 # The function behind `Array.take`, without the look-ups and checks around it: many small calls.
 _TAKE = pc.get_function("array_take")
 _UNCHECKED = pc.TakeOptions(boundscheck=False)
@@ -93,6 +95,15 @@ class _Stored:
         self._widest = 0
         self._values: dict[str, _Values | None] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        """What is counted of it."""
+        return int(self.batch.nbytes)
+
+    def stored(self) -> _Stored:
+        """Itself, decoded."""
+        return self
+
     def lost(self, names: list[str]) -> NDArray[np.bool_]:
         """Which rows have lost a value of these columns."""
         lost = np.zeros(self.batch.num_rows, dtype=np.bool_)
@@ -116,6 +127,23 @@ class _Stored:
             sizes = _row_bytes(self.columns, np.arange(self.batch.num_rows))
             self._widest = int(sizes.max(initial=1))
         return self._widest
+
+
+class _Small:
+    """A frame of few bytes, as the journal has it, to be decoded by who asks for it."""
+
+    __slots__ = ("_at_us", "_encoded", "_schema")
+
+    def __init__(self, rows: Rows, at_us: int) -> None:
+        self._encoded, self._at_us = rows.encoded, at_us
+        self._schema = _schema_of(tuple(rows.batch.schema.names))
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._encoded.size)
+
+    def stored(self) -> _Stored:
+        return _Stored(pa.ipc.read_record_batch(self._encoded, self._schema), self._at_us)
 
 
 class _Place:
@@ -144,7 +172,7 @@ class Payloads:
         self._journal, self._blocks = journal, blocks
         # What the payloads of each block are called. Never changed: replaced as a whole.
         self.names = names or {}
-        self._kept: OrderedDict[int, _Stored] = OrderedDict()
+        self._kept: OrderedDict[int, _Stored | _Small] = OrderedDict()
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes
         self._cache: OrderedDict[tuple[bool, int], _Stored] = OrderedDict()
         self._lock = threading.Lock()
@@ -154,15 +182,17 @@ class Payloads:
 
     def keep(self, frame: int, rows: Rows, at_us: int) -> None:
         """A frame that is on its way to the journal, and may be asked for before it is there."""
+        small = rows.batch.nbytes <= _SMALL_BYTES
+        kept = _Small(rows, at_us) if small else _Stored(rows.batch, at_us)
         with self._lock:
-            self._kept[frame] = _Stored(rows.batch, at_us)
-            self._kept_bytes += rows.batch.nbytes
+            self._kept[frame] = kept
+            self._kept_bytes += kept.size_bytes
             written = self._journal.last_sequence
             while self._kept_bytes > self._kept_bytes_max or len(self._kept) > _BATCHES_MAX:
                 oldest = next(iter(self._kept))
                 if oldest > written:
                     return
-                self._kept_bytes -= self._kept.pop(oldest).batch.nbytes
+                self._kept_bytes -= self._kept.pop(oldest).size_bytes
 
     def gather(
         self,
@@ -295,7 +325,8 @@ class Payloads:
             for key in keys:
                 if key in cache:
                     cache.move_to_end(key)
-            return [cache.get(key) or (None if key[0] else kept.get(key[1])) for key in keys]
+            known = [cache.get(key) or (None if key[0] else kept.get(key[1])) for key in keys]
+        return [None if each is None else each.stored() for each in known]
 
     def forget(self, in_run: bool, wanted: Callable[[int], bool]) -> None:
         """Drops cached batches whose frame or block is not wanted any more."""
@@ -306,7 +337,7 @@ class Payloads:
                     self.damages.forget(stored.found.file.__eq__)
             if not in_run:
                 for frame in [f for f in self._kept if not wanted(f)]:
-                    self._kept_bytes -= self._kept.pop(frame).batch.nbytes
+                    self._kept_bytes -= self._kept.pop(frame).size_bytes
 
     def _stored(self, in_run: bool, number: int) -> _Stored:
         """A frame or block, from memory if it was asked for lately."""
@@ -317,7 +348,7 @@ class Payloads:
                 return found
             kept = None if in_run else self._kept.get(number)
         if kept is not None:
-            return kept
+            return kept.stored()
         found = self._read_block(number) if in_run else self._read_frame(number)
         if found.found is not None:
             self.damages.note(found.found)

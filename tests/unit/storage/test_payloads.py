@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,22 @@ def test_small_frames_in_memory_are_bounded_by_their_number(
     assert len(payloads._kept) <= 11
     read = payloads.gather(in_frame(int64s(1, 30), int64s(0, 0)))
     assert read.column("payload").to_pylist() == [b"1-0", b"30-0"]
+
+
+def test_a_small_frame_in_memory_does_not_hold_the_batch_that_it_came_in() -> None:
+    payloads = Payloads(MemoryJournal(), MemoryBlocks())
+    held = []
+    for frame, content in ((1, b"small"), (2, b"large" * 1000)):
+        rows = Rows.of([content], key=["k"])
+        payloads.keep(frame, rows, AT_US)
+        held.append(weakref.ref(rows.batch))
+        del rows
+        found = payloads.gather(in_frame(frame, int64s(0))).to_pylist()
+        assert [(row["payload"], row["key"], row["created_us"]) for row in found] == [
+            (content, "k", AT_US)
+        ]
+    # A piece of the network's buffer goes with a batch. Of a large one that is most of it.
+    assert [batch() is None for batch in held] == [True, False]
 
 
 def test_a_row_that_is_named_often_counts_as_often() -> None:
