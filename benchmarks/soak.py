@@ -30,6 +30,8 @@ _SCRAPES = 10
 _METRICS = {
     "memory_used_mb": "fasti_memory_used_bytes",
     "arena_mb": 'fasti_memory_bytes{part="rows"}',
+    "heap_used_mb": 'fasti_memory_heap_bytes{state="used"}',
+    "heap_free_mb": 'fasti_memory_heap_bytes{state="free"}',
     "sessions": "fasti_sessions",
     "leases": "fasti_leases",
 }
@@ -79,7 +81,7 @@ def judged(samples: list[Figures]) -> Figures:
 def _sample(pid: int, address: str) -> Figures:
     with fasti.connect(address, timeout="60s") as client:
         text = _metrics(client)
-    values = dict(re.findall(r"^(fasti_\w+(?:\{part=\S+\})?) (\S+)$", text, re.MULTILINE))
+    values = dict(re.findall(r"^(fasti_\w+(?:\{\w+=\S+\})?) (\S+)$", text, re.MULTILINE))
     sample: Figures = {
         "resident_mb": memory_mb(pid),
         "threads": len(list(Path(f"/proc/{pid}/task").iterdir())),

@@ -47,6 +47,28 @@ def anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
+_HEAP_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _HeapInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _HEAP_FIELDS)
+
+
+def heap_bytes() -> dict[str, int]:
+    """What the C library has allocated, and what it keeps of what was freed; nothing if it doesn't tell."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if ask is None:
+        return {}
+    ask.restype = _HeapInfo
+    info = ask()
+    return {"used": info.uordblks + info.hblkhd, "free": info.fordblks}
+
+
 class MemoryReturn:
     """Decides when memory is to be given back: after the process has grown. For one thread."""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 
-from fasti.broker.memory import MemoryReturn, anonymous_bytes
+import pytest
+
+from fasti.broker.memory import MemoryReturn, anonymous_bytes, heap_bytes
 
 MIB = 1 << 20
 
@@ -79,3 +83,13 @@ def test_a_process_knows_its_size() -> None:
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         block[::4096] = b"x" * len(block[::4096])
         assert anonymous_bytes() - before > 32 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc tells")
+def test_the_heap_tells_what_is_used_and_what_is_kept() -> None:
+    before = heap_bytes()
+    blocks = [ctypes.create_string_buffer(100_000) for _ in range(100)]
+    during = heap_bytes()
+    assert during["used"] - before["used"] > 9_000_000
+    del blocks
+    assert heap_bytes()["used"] < during["used"]

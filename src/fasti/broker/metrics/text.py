@@ -21,7 +21,7 @@ from fasti.broker.clock import ClockState, EngineClock
 from fasti.broker.cron import metrics as cron_metrics
 from fasti.broker.kv import metrics as kv_metrics
 from fasti.broker.log import metrics as log_metrics
-from fasti.broker.memory import anonymous_bytes
+from fasti.broker.memory import anonymous_bytes, heap_bytes
 from fasti.broker.metrics import damage
 from fasti.broker.metrics import shares as share_metrics
 from fasti.broker.metrics.counts import OTHER, Metrics, series_of
@@ -98,6 +98,7 @@ fasti_compacted_bytes_total             Bytes of those blocks.
 fasti_memory_used_bytes                 What counts into the memory budget.
 fasti_memory_bytes{part}                The same by what it is for.
 fasti_memory_resident_bytes             Memory of the process that is its own: without mapped files.
+fasti_memory_heap_bytes{state}          What the C library has allocated (used), and keeps of what was freed (free).
 fasti_memory_budget_bytes               What it may be.
 fasti_leases                            Leases that are out.
 fasti_leases_max                        How many may be.
@@ -264,6 +265,7 @@ def _shard(shard: Shard) -> Families:
     families.add_all("fasti_memory_bytes", parts)
     if resident_bytes := anonymous_bytes():
         families.add("fasti_memory_resident_bytes", resident_bytes)
+    families.add_all("fasti_memory_heap_bytes", heap_bytes())
     families.add("fasti_memory_budget_bytes", memory.budget_bytes)
     families.add("fasti_leases", memory.leases.active)
     families.add("fasti_leases_max", shard.settings.leases_max)
