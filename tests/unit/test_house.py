@@ -29,7 +29,6 @@ LARGE_CLASSES = {
     "core/kind.py Kind",
     "core/log/groups.py LogGroups",
     "core/log/kind.py LogKind",
-    "core/timeline/kind.py Applying",
     "core/timeline/partition.py Partition",
     "storage/files/journal.py FileJournal",
 }

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasti.core.agenda import Agenda
-from fasti.core.columns.reductions import every
+from fasti.core.columns.reductions import every, some
 from fasti.core.delivery.leases import LeaseTable
 from fasti.core.producers import Producers
 from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE, Arena
@@ -500,6 +500,18 @@ class Memory:
             leases.token[held] = tokens
 
         self.undo.when_settled(let_go, take_back)
+
+    def use_reason(self, reason: str, rows: int) -> int:
+        """The number of a reason that so many rows have from now on."""
+        number = self.reasons.number(reason)
+        self.reasons.use(number, rows)
+        self.undo.note(lambda: self.reasons.use(number, -rows))
+        return number
+
+    def drop_reasons(self, numbers: NDArray[np.integer[Any]]) -> None:
+        """Rows have these reasons no more, once that stands."""
+        if some(numbers):
+            self.undo.once_settled(lambda: self.reasons.unuse_all(numbers))
 
     def require(self, needed_bytes: int, what: str) -> None:
         """Raises `overloaded` if the budget has no room for what a command would make it remember.

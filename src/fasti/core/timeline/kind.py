@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fasti.core import commands, traits
 from fasti.core import events as ev
-from fasti.core.columns.reductions import some
 from fasti.core.commands import Lease, Produce
 from fasti.core.delivery.verbs import LEASE_EXPIRED, VERBS
 from fasti.core.events import Event, Int64s
@@ -169,7 +168,7 @@ class Applying:
         partition = self._state.partition(event)
         slots = self._state.slots_of(partition, event.sequence)
         values = {"due": event.due_us, "version": event.version, "attempts": 0, **columns}
-        self._unuse_reasons(partition, slots)
+        self._memory.drop_reasons(partition.arena.lease.take(slots, mode="clip"))
         partition.turn(slots, Verb.REPLACE, lease=0, **values)
         partition.relocate(slots, in_frame(frame, event.row))
         partition.schedule(event.sequence, slots, event.due_us)
@@ -186,14 +185,19 @@ class Applying:
         partition.schedule(event.sequence, slots, event.due_us)
 
     def _cancelled(self, event: ev.Cancelled, _: int) -> None:
-        partition = self._state.partition(event)
-        self._unuse_reasons(partition, self._state.slots_of(partition, event.sequence))
-        self._finish(event, Verb.CANCEL)
+        self._finish_unleased(event, Verb.CANCEL)
 
     def _expiry_set(self, event: ev.ExpirySet, _: int) -> None:
         partition = self._state.partition(event)
         slots = self._state.slots_of(partition, event.sequence)
         partition.set_expiry(event.sequence, slots, event.expires_us, event.at_us)
+
+    def _finish_unleased(self, event: Any, verb: Verb) -> None:
+        """Their reasons stand in the rows, and go with them."""
+        partition = self._state.partition(event)
+        slots = self._state.slots_of(partition, event.sequence)
+        self._memory.drop_reasons(partition.arena.lease.take(slots, mode="clip"))
+        self._finish(event, verb)
 
     def _finish(self, event: Any, verb: Verb) -> None:
         partition = self._state.partition(event)
@@ -263,7 +267,7 @@ class Applying:
         slots, reasons = self._close_leases(partition, event.sequence, reason is None)
         values: dict[str, Any] = {"lease": reasons}
         if reason is not None:
-            values["lease"] = self._use_reason(reason, len(slots))
+            values["lease"] = self._memory.use_reason(reason, len(slots))
         if verb is not Verb.EXPIRE:
             version = partition.arena.version.take(slots, mode="clip") + 1
             values |= {"due": due, "version": version}
@@ -284,7 +288,7 @@ class Applying:
 
     def _bury(self, partition: Partition, slots: Int64s, verb: Verb, event: Any) -> None:
         partition.keep_moments()
-        reason = self._use_reason(event.reason, len(slots))
+        reason = self._memory.use_reason(event.reason, len(slots))
         partition.turn(slots, verb, lease=reason, moment=event.at_us)
 
     def _redriven(self, event: ev.Redriven, _: int) -> None:
@@ -297,9 +301,7 @@ class Applying:
         partition.claim_keys(hashes, event.sequence)
 
     def _purged(self, event: ev.Purged, _: int) -> None:
-        partition = self._state.partition(event)
-        self._unuse_reasons(partition, self._state.slots_of(partition, event.sequence))
-        self._finish(event, Verb.PURGE)
+        self._finish_unleased(event, Verb.PURGE)
 
     def _lapsed(self, event: ev.Lapsed, _: int) -> None:
         partition = self._state.partition(event)
@@ -307,24 +309,8 @@ class Applying:
         if int(partition.states(slots[:1])[0]) == State.LEASED:
             self._close_leases(partition, event.sequence)
         else:
-            self._unuse_reasons(partition, slots)
+            self._memory.drop_reasons(partition.arena.lease.take(slots, mode="clip"))
         self._bury(partition, slots, Verb.LAPSE, event)
-
-    def _use_reason(self, reason: str, rows: int) -> int:
-        """The number of a reason that so many rows have from now on."""
-        reasons = self._memory.reasons
-        number = reasons.number(reason)
-        reasons.use(number, rows)
-        self._memory.undo.note(lambda: reasons.use(number, -rows))
-        return number
-
-    def _unuse_reasons(self, partition: Partition, slots: Int64s) -> None:
-        """Rows that are not leased lose their reasons, which go when a transaction stands."""
-        self._unuse(partition.arena.lease.take(slots, mode="clip"))
-
-    def _unuse(self, numbers: NDArray[Any]) -> None:
-        if some(numbers):
-            self._memory.undo.once_settled(lambda: self._memory.reasons.unuse_all(numbers))
 
     def _held(self, partition: Partition, sequences: Int64s) -> Int64s:
         slots = self._state.slots_of(partition, sequences)
@@ -340,7 +326,7 @@ class Applying:
         if self._memory.reasons:
             reasons = self._memory.leases.reason.take(held, mode="clip")
             if not keep_reasons:
-                self._unuse(reasons)
+                self._memory.drop_reasons(reasons)
         self._memory.close_leases(held, sequences)
         return slots, reasons
 
