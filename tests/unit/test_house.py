@@ -26,7 +26,6 @@ LARGE_CLASSES = {
     "client/message.py Message",
     "core/cron/kind.py CronKind",
     "core/engine.py Engine",
-    "core/kind.py Kind",
     "core/log/groups.py LogGroups",
     "core/log/kind.py LogKind",
     "core/timeline/partition.py Partition",

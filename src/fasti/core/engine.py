@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasti.core import checkpoint, commands, queries
 from fasti.core import events as ev
@@ -178,15 +179,13 @@ class Engine:
         for topic, number in np.unique(places, axis=1).T.tolist():
             held = live[(places[0] == topic) & (places[1] == number)]
             owner = self.state.topics[topic]
-            if not owner.partitions:
-                owner.kind.arm(owner, held, tick)
-                continue
-            partition = owner.partitions[number]
-            due = partition.arena.due.take(partition.ledger.slots(leases.sequence[held]))
-            # Sent ahead of its time, as far as the last event's time can tell.
-            start = tick + np.maximum(due - self.state.last_at_us, 0)
-            hold_us = owner.settings.hold_us
-            leases.arm(held, start + leases.length[held], start + hold_us)
+            start: NDArray[np.int64] | int = tick
+            if owner.partitions:
+                partition = owner.partitions[number]
+                due = partition.arena.due.take(partition.ledger.slots(leases.sequence[held]))
+                # Sent ahead of its time, as far as the last event's time can tell.
+                start = tick + np.maximum(due - self.state.last_at_us, 0)
+            leases.arm(held, start + leases.length[held], start + owner.settings.hold_us)
         self.memory.news.clear()
         self.slices.start()
         for kind in self.kinds:

@@ -161,17 +161,6 @@ class Kind:
         """The number of the group that leases belong to, by the partition that they tell."""
         raise AssertionError(f"{self.name} topics have no groups")
 
-    def count_held(self, topic: Topic, consumer: str, group: int) -> int:
-        """How many leases a consumer has on the topic, in that group of it."""
-        memory = self.state.memory
-        number = memory.consumers.find(consumer)
-        if number is None:
-            return 0
-        held = memory.leases.held_by(number, topic.number)
-        if topic.partitions:
-            return len(held)
-        return int((self.groups_of(memory.leases.partition[held]) == group).sum())
-
     # Leases of topics without partitions
 
     def is_credit(self, topic: Topic, command: Lease) -> bool:
@@ -185,10 +174,6 @@ class Kind:
     def leased_at(self, topic: Topic, place: int, sequences: Int64s) -> LeasedRows:
         """Leased messages of one partition, as the lease table names them."""
         raise AssertionError(f"{self.name} topics have no leases")
-
-    def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
-        """After a start: these leases run their full length from here."""
-        raise AssertionError(f"{self.name} topics have no leases of their own")
 
     def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
         """Leases that a checkpoint kept have these slots now."""

@@ -94,7 +94,7 @@ def doubt(work: Work, holder: Holder) -> None:
     if line is None or session is None:
         return
     work.touched = True
-    held = holder.topic.kind.count_held(holder.topic, holder.consumer, holder.group)
+    held = count_held(work, holder.topic, holder.consumer, holder.group)
     line.doubt(session, holder.ended, held)
     work.effects.append(SessionDoubted(session))
     # It may be that it can take a message now, and that messages lie there for it.
@@ -107,6 +107,15 @@ def held_on(work: Work, topic: Topic, consumer: str) -> Int64s:
     if number is None:
         return np.zeros(0, dtype=np.int64)
     return work.state.memory.leases.held_by(number, topic.number)
+
+
+def count_held(work: Work, topic: Topic, consumer: str, group: int) -> int:
+    """How many leases a consumer has on a topic, or in that group of a log."""
+    held = held_on(work, topic, consumer)
+    if topic.partitions:
+        return len(held)
+    groups = topic.kind.groups_of(work.state.memory.leases.partition[held])
+    return int((groups == group).sum())
 
 
 def again(reason: str) -> str:

@@ -300,7 +300,7 @@ class Turns:
         self._lines[key] = line
         self._lines_of.setdefault(command.session, set()).add(key)
         if line.is_doubted(command.session):
-            held = topic.kind.count_held(topic, command.consumer, key[1])
+            held = silence.count_held(work, topic, command.consumer, key[1])
             line.count_held(command.session, held)
         if comes_new:
             self._resume(work, topic, command)

@@ -271,11 +271,6 @@ class LogGroups:
 
     # Leases
 
-    def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
-        """After a start: these leases run their full length from here."""
-        leases = self.memory.leases
-        leases.arm(held, tick + leases.length[held], tick + topic.settings.hold_us)
-
     def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
         """Leases that a checkpoint kept have these slots now."""
         group = _groups(topic).by_number[place >> GROUP_SHIFT]

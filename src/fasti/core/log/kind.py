@@ -253,10 +253,6 @@ class LogKind(Kind):
         """Rows that a group has leased."""
         return leased_at(topic, place, sequences)
 
-    def arm(self, topic: Topic, held: Int64s, tick: int) -> None:
-        """Leases of groups, after a start."""
-        self.groups.arm(topic, held, tick)
-
     def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
         """Leases of groups, from a checkpoint."""
         self.groups.restore_leases(topic, place, sequences, held)
