@@ -33,7 +33,7 @@ class Faulty(MixedShard):
     def sessions(self) -> Any:
         """Who waits, as what, for how many."""
         engine = self.shard.engine
-        groups = engine.kind("log").groups.turns._lines  # type: ignore[attr-defined]
+        groups = engine.kind("log").turns._lines  # type: ignore[attr-defined]
         lines = {key: line for key, line in (engine.turns._lines | groups).items() if line}
         return {
             key: [(each.session, each.consumer, each.credit) for each in line._waiting.values()]

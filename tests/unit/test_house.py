@@ -26,8 +26,6 @@ LARGE_CLASSES = {
     "client/message.py Message",
     "core/cron/kind.py CronKind",
     "core/engine.py Engine",
-    "core/log/groups.py LogGroups",
-    "core/log/kind.py LogKind",
     "core/timeline/partition.py Partition",
     "storage/files/journal.py FileJournal",
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fasti.core.agenda import FOREVER
 from fasti.core.capsule import Capsule, capture
 from fasti.core.command import Command
-from fasti.core.log.kind import LogKind
+from fasti.core.log.body import tails
 from fasti.core.log.partition import LogTail
 from fasti.core.replies import Done
 from fasti.core.rows.snapshot import Snapshot
@@ -78,8 +78,7 @@ class Plan:
 
 def read_unwritten(work: Work, query: ReadUnwritten) -> Done:
     """Counts without looking at the rows, so that it costs a step nothing."""
-    state, logs = work.state, work.state.kinds["log"]
-    assert isinstance(logs, LogKind)
+    state = work.state
     rows = soon = 0
     for topic in state.topics.values():
         for partition in topic.partitions.made():
@@ -90,14 +89,13 @@ def read_unwritten(work: Work, query: ReadUnwritten) -> Done:
     marks = state.memory.marks
     # Some of them have what is due soon too: where that can't be told, it counts as theirs.
     in_runs = sum(marks.rows(number) - marks.dead(number) for number in marks.blocks())
-    tails = sum(tail.next_offset - tail.first_offset for tail in logs.tails().values())
-    return Done(Unwritten(rows - in_runs + tails, max(0, soon - in_runs)))
+    in_logs = sum(tail.next_offset - tail.first_offset for tail in tails(state).values())
+    return Done(Unwritten(rows - in_runs + in_logs, max(0, soon - in_runs)))
 
 
 def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
     """Closes an epoch. Called by the engine in a step, and by tools that have an engine at rest."""
-    state, memory, logs = engine.state, engine.memory, engine.kind("log")
-    assert isinstance(logs, LogKind)
+    state, memory = engine.state, engine.memory
     state.directory.prune(command.first_frame)
     epoch = memory.epoch
     capsule = capture(state)
@@ -107,7 +105,7 @@ def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
         for partition in topic.partitions.made():
             partition.calendar.generation = epoch + 1
     unwritten = [*command.unwritten, epoch]
-    return Plan(snapshot, capsule, epoch, unwritten, logs.tails(), memory.trimmed_bytes)
+    return Plan(snapshot, capsule, epoch, unwritten, tails(state), memory.trimmed_bytes)
 
 
 def add_blocks(engine: Engine, command: BlocksAdded) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
-from fasti.core.log.partition import LogPartition
-from fasti.core.state import Partitions, Topic
+from fasti.core.log.group import Groups
+from fasti.core.log.partition import LogPartition, LogTail
+from fasti.core.state import Partitions, ShardState, Topic
 from fasti.errors import InvalidArgument
 
 
@@ -21,8 +21,7 @@ class Log:
         self.earliest = self.end = self.size_bytes = 0
         # How many rows were dropped since the start, by why: no durable state.
         self.dropped: Counter[str] = Counter()
-        # Whatever LogGroups keeps for the topic.
-        self.groups: Any = None
+        self.groups = Groups()
 
     def count(self, partition: LogPartition) -> None:
         """Something of a partition has changed: so have the sums."""
@@ -38,6 +37,16 @@ def log_of(topic: Topic) -> Log:
     """A log topic's body."""
     log: Log = topic.body
     return log
+
+
+def tails(state: ShardState) -> dict[tuple[int, int], LogTail]:
+    """Rows of logs that lie in the journal only, by topic and partition."""
+    return {
+        (topic.number, partition.number): tail
+        for topic in state.kinds["log"].all_topics.values()
+        for partition in log_of(topic).partitions.made()
+        if (tail := partition.tail()) is not None
+    }
 
 
 def partition_of(topic: Topic, number: int) -> LogPartition:

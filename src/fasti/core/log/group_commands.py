@@ -79,7 +79,7 @@ def delete_group(work: Work, command: DeleteGroup) -> Done:
     topic = work.topic(command.topic)
     group = find_group(topic, command.group)
     work.emit(ge.GroupDropped(work.now_us, topic.number, group.number))
-    log_turns = topic.kind.groups.turns  # type: ignore[attr-defined]
+    log_turns = topic.kind.turns  # type: ignore[attr-defined]
     log_turns.delete(work, topic, group)
     log_turns.forget(topic, group)
     return Done(group.number)

@@ -1,13 +1,13 @@
-"""What a log's consumer groups add to the log: every hook that `LogKind` passes on.
+"""The consumer groups of logs: who decides what is asked of them, and how their events are made so.
 
 The rows are `topic.body.partitions` (partition.py); what a topic's groups keep is
-`topic.body.groups` (group.py). Here is who decides what (leasing.py, group_commands.py,
-turns.py), and how the events of groups are made so, while they are decided and in replay.
+`topic.body.groups` (group.py). Commands are decided in leasing.py, group_commands.py and turns.py;
+events are made so here, while they are decided and in replay.
 
 A group's leases stand in the shard's one lease table: `sequence` is the offset plus one, as in ids,
 and `partition` the group's number and the partition (`Group.place`).
 
-The methods that `Kind` has too mean the same here. The sequencer's thread only.
+The sequencer's thread only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from fasti.core.lifecycle import Verb
 from fasti.core.log import commands as lo
 from fasti.core.log import group_capsule, group_commands, leasing
 from fasti.core.log import group_events as ge
-from fasti.core.log.group import GROUP_SHIFT, PLACE_BYTES, Group, GroupPartition, Groups
+from fasti.core.log.body import log_of
+from fasti.core.log.group import GROUP_SHIFT, PLACE_BYTES, Group, GroupPartition
 from fasti.core.log.turns import LogTurns
 from fasti.core.log.window import ACKED
 from fasti.core.timeline.corrupt import GiveUp
 from fasti.model import PARTITIONS_MAX
 
 if TYPE_CHECKING:
-    from fasti.core.engine import Engine
-    from fasti.core.state import Topic
-    from fasti.core.work import Work
+    from fasti.core.state import ShardState, Topic
 
 Int64s = NDArray[np.int64]
 
@@ -43,10 +42,8 @@ Int64s = NDArray[np.int64]
 class LogGroups:
     """Consumer groups of all logs of an engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.state, self.limits = engine, engine.state, engine.limits
-        self.memory = engine.memory
-        self.turns = LogTurns(self.state)
+    def __init__(self, state: ShardState, turns: LogTurns) -> None:
+        self.state, self.memory, self.turns = state, state.memory, turns
 
     def handlers(self) -> dict[type, Handler]:
         """Who decides commands on groups."""
@@ -65,10 +62,6 @@ class LogGroups:
             lo.ListDead: group_commands.list_dead,
         }
 
-    def commands(self) -> dict[type, Handler]:
-        """Completions of storage."""
-        return {lo.KeysLoaded: self.turns.keys_loaded}
-
     def events(self) -> dict[type[Event], Apply]:
         """Events of groups."""
         return {
@@ -86,16 +79,9 @@ class LogGroups:
             ge.GroupPurged: self._purged,
         }
 
-    # What rows do, told from apply: in steps and in replay. `grown` may be told of an append that
-    # a transaction takes back: it is a hint to look.
-
-    def grown(self, topic: Topic, partition: int) -> None:
-        """A partition has more rows."""
-        self.turns.grown(topic, partition)
-
-    def trimmed(self, topic: Topic, partition: int, first_offset: int, at_us: int) -> None:
+    def trimmed(self, topic: Topic, partition: int, first_offset: int) -> None:
         """A partition begins at this offset now."""
-        for group in _groups(topic).by_number.values():
+        for group in log_of(topic).groups.by_number.values():
             if group.partitions.get(partition) is None and group.offset(partition) >= first_offset:
                 continue
             place = group.partitions[partition]
@@ -111,7 +97,7 @@ class LogGroups:
 
     def _find(self, event: Any) -> tuple[Topic, Group, GroupPartition]:
         topic = self.state.topics[event.topic]
-        group = _groups(topic).by_number[event.group]
+        group = log_of(topic).groups.by_number[event.group]
         place = group.partitions[event.partition]
         if self.memory.undo.active:
             # Noted first, done last: when all else of the event is taken back.
@@ -122,12 +108,12 @@ class LogGroups:
         topic = self.state.topics[event.topic]
         ordered = bool(event.ordered)
         group = Group(event.group, event.number, ordered, event.offsets, self._note_places)
-        _groups(topic).add(group)
+        log_of(topic).groups.add(group)
         self.memory.groups_bytes += group.size_bytes
 
     def _dropped(self, event: ge.GroupDropped, _: int) -> None:
         topic = self.state.topics[event.topic]
-        group = _groups(topic).remove(event.number)
+        group = log_of(topic).groups.remove(event.number)
         leases = self.memory.leases
         live = leases.live()
         mine = leases.topic[live] == event.topic
@@ -160,7 +146,7 @@ class LogGroups:
         self.memory.leases.extend(held, event.length_us, self.state.tick, undo)
 
     def _renewed(self, event: ge.GroupRenewed, _: int) -> None:
-        group = _groups(self.state.topics[event.topic]).by_number[event.group]
+        group = log_of(self.state.topics[event.topic]).groups.by_number[event.group]
         held = leasing.held_in_group(self.memory, event.topic, group, event.consumer)
         self.memory.leases.renew(held, self.state.tick)
 
@@ -232,71 +218,26 @@ class LogGroups:
         group.partitions.clear()
         self.memory.groups_bytes -= group.size_bytes
 
-    # A topic's life
-
-    def make(self, topic: Topic) -> None:
-        """The topic is new, or read back."""
-        topic.body.groups = Groups()
-
     def drop(self, topic: Topic) -> None:
         """The topic is being deleted; its leases go with all others of the topic."""
-        for group in _groups(topic).by_number.values():
+        for group in log_of(topic).groups.by_number.values():
             self._forget(group)
-
-    def forget(self, topic: Topic) -> None:
-        """Session state goes."""
-        self.turns.forget_topic(topic)
-
-    def counts(self, topic: Topic) -> dict[str, int]:
-        """What `Count` tells besides the number of rows."""
-        places = [p for group in _groups(topic).by_number.values() for p in group.partitions.made()]
-        return {
-            "leased": sum(place.leased for place in places),
-            "dead": sum(place.dead.count for place in places),
-        }
-
-    # Steps
-
-    def after(self, work: Work) -> bool:
-        """After the inputs and after retention: hands out; True if there is more."""
-        return self.turns.serve(work)
-
-    def next_us(self) -> int:
-        """When it wants a step."""
-        return self.turns.next_us()
-
-    def detach(self, session: int) -> None:
-        """A session is gone."""
-        self.turns.detach(session)
-
-    # Leases
 
     def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
         """Leases that a checkpoint kept have these slots now."""
-        group = _groups(topic).by_number[place >> GROUP_SHIFT]
+        group = log_of(topic).groups.by_number[place >> GROUP_SHIFT]
         mine = group.partitions[place & (PARTITIONS_MAX - 1)]
         mine.lease[mine.slots(sequences - 1)] = held
 
-    # Checkpoints
-
-    def capture(self, topic: Topic, columns: Columns) -> dict[str, Any]:
-        """What is durable of a topic's groups."""
-        return group_capsule.capture(topic.number, _groups(topic), columns)
-
     def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
-        """Back from `capture`."""
+        """Back from a checkpoint."""
         captured = group_capsule.restore(topic.number, described, columns, self._note_places)
         for group in captured:
-            _groups(topic).add(group)
+            log_of(topic).groups.add(group)
             self.memory.groups_bytes += group.size_bytes
             for place in group.partitions.made():
                 place.count_reasons(self.memory.reasons)
                 self._changed(group, place)
-
-
-def _groups(topic: Topic) -> Groups:
-    groups: Groups = topic.body.groups
-    return groups
 
 
 def _held(place: GroupPartition, offsets: Int64s) -> Int64s:

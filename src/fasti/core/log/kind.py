@@ -4,8 +4,7 @@ A row's place is its partition and offset; its id is `partition << 51 | offset +
 "no id". The bytes stay in the journal's frame until a checkpoint writes them into blocks.
 
 Appending is decided in append.py, retention in retention.py; what can be read is answered by
-reading.py. Consumer groups are kept by `LogGroups` (groups.py): everything a group's state
-needs to know of rows it is told by `grown` and `trimmed`, from apply.
+reading.py. Events of consumer groups are made so in groups.py; who waits for rows stands in turns.py.
 
 The sequencer's thread only.
 """
@@ -24,12 +23,13 @@ from fasti.core.delivery.turns import Line
 from fasti.core.events import Event
 from fasti.core.keys import Keys, Rows
 from fasti.core.kind import Apply, Columns, Handler, Kind
-from fasti.core.log import append, reading
+from fasti.core.log import append, group_capsule, reading
 from fasti.core.log.backlog import read_backlog
-from fasti.core.log.body import Log, log_of, partition_of
+from fasti.core.log.body import Log, log_of
 from fasti.core.log.commands import (
     DescribeLog,
     FindOffset,
+    KeysLoaded,
     LogsInstalled,
     ReadBacklog,
     ReadLog,
@@ -41,13 +41,13 @@ from fasti.core.log.group import GROUP_SHIFT
 from fasti.core.log.groups import LogGroups
 from fasti.core.log.judging import GroupPiece, find_group
 from fasti.core.log.leasing import LeasableGroup, leased_at
-from fasti.core.log.partition import LOG_PARTITION_BYTES, NO_ROWS, LogPartition, LogTail
-from fasti.core.log.retention import Retention
-from fasti.core.replies import Counts, Done, Reply
+from fasti.core.log.partition import LOG_PARTITION_BYTES, NO_ROWS, LogPartition
+from fasti.core.log.retention import Retention, truncate
+from fasti.core.log.turns import LogTurns
+from fasti.core.replies import Done, Reply
 from fasti.core.state import Topic
 from fasti.core.traits import Traits
 from fasti.core.work import Work
-from fasti.errors import InvalidArgument
 
 Int64s = NDArray[np.int64]
 
@@ -60,7 +60,8 @@ class LogKind(Kind):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self.groups = LogGroups(engine)
+        self.turns = LogTurns(self.state)
+        self._groups = LogGroups(self.state, self.turns)
         self._retention = Retention(self.state)
 
     def handlers(self) -> dict[type, Handler]:
@@ -68,26 +69,26 @@ class LogKind(Kind):
         return {
             Produce: append.produce,
             Get: reading.get,
-            Count: self._count,
-            Truncate: self._truncate,
+            Count: reading.count,
+            Truncate: truncate,
             ReadLog: reading.read,
             FindOffset: reading.find,
             DescribeLog: reading.describe,
             SumLog: reading.sum_up,
             ReadBacklog: read_backlog,
-            **self.groups.handlers(),
+            **self._groups.handlers(),
         }
 
     def commands(self) -> dict[type, Handler]:
         """Completions of storage."""
-        return {LogsInstalled: self._installed, **self.groups.commands()}
+        return {LogsInstalled: self._installed, KeysLoaded: self.turns.keys_loaded}
 
     def events(self) -> dict[type[Event], Apply]:
         """Events of rows and of groups."""
         return {
             LogAppended: self._appended,
             LogTrimmed: self._trimmed,
-            **self.groups.events(),
+            **self._groups.events(),
         }
 
     # Deciding
@@ -115,29 +116,6 @@ class LogKind(Kind):
         """Appends them."""
         append.put_rows(work, topic, command, piece, begin, rows, reply)
 
-    def _truncate(self, work: Work, command: Truncate) -> Done:
-        topic = work.topic(command.topic)
-        partition = partition_of(topic, command.partition)
-        if not 0 <= command.before <= partition.next_offset:
-            raise InvalidArgument(
-                f"partition {partition.number} ends at {partition.next_offset}: rows before "
-                f"{command.before} can't be dropped",
-                field="before",
-                limit=partition.next_offset,
-            )
-        if command.before > partition.earliest:
-            work.emit(
-                LogTrimmed(work.now_us, topic.number, partition.number, command.before, "truncated")
-            )
-        return Done(reading.describe_partition(partition))
-
-    def _count(self, work: Work, command: Count) -> Counts:
-        topic = work.topic(command.topic)
-        rows = sum(len(partition) for partition in log_of(topic).partitions.made())
-        words = ("scheduled", "ready", "leased", "dead", "staged", "done", "cancelled")
-        states = dict.fromkeys(words, 0) | {"ready": rows}
-        return Counts(states | self.groups.counts(topic), work.state.next_frame - 1)
-
     # Making it so
 
     def _appended(self, event: LogAppended, frame: int) -> None:
@@ -157,7 +135,7 @@ class LogKind(Kind):
         self._changed(topic, partition)
         # Not taken back with a transaction: who looks finds nothing to do.
         self._retention.look_after(topic, partition)
-        self.groups.grown(topic, event.partition)
+        self.turns.grown(topic, event.partition)
 
     def _trimmed(self, event: LogTrimmed, _: int) -> None:
         topic = self.state.topics[event.topic]
@@ -165,7 +143,7 @@ class LogKind(Kind):
         log_of(topic).dropped[event.why] += event.first_offset - partition.earliest
         self.state.memory.trimmed_bytes += partition.trim(event.first_offset)
         self._changed(topic, partition)
-        self.groups.trimmed(topic, event.partition, event.first_offset, event.at_us)
+        self._groups.trimmed(topic, event.partition, event.first_offset)
 
     def _changed(self, topic: Topic, partition: LogPartition) -> None:
         """Counts what the partition takes, and what it adds to the log's sums, anew."""
@@ -184,7 +162,6 @@ class LogKind(Kind):
             memory.topics_bytes += count * LOG_PARTITION_BYTES
 
         topic.body = Log(topic.settings.partitions, note)
-        self.groups.make(topic)
 
     def changed(self, topic: Topic) -> None:
         """Retention may begin, or be shorter."""
@@ -195,43 +172,42 @@ class LogKind(Kind):
         self._retention.forget(topic)
         partitions = log_of(topic).partitions
         self.state.memory.trimmed_bytes += sum(p.segments.size_bytes for p in partitions.made())
-        self.groups.drop(topic)
+        self._groups.drop(topic)
         self.state.memory.logs_bytes -= sum(p.counted_bytes for p in partitions.made())
         partitions.clear()
 
     def forget(self, topic: Topic) -> None:
         """Session state of groups."""
-        self.groups.forget(topic)
+        self.turns.forget_topic(topic)
 
     # Steps
 
     def after(self, work: Work) -> bool:
         """Drops what is too old or too much; then groups hand out."""
         more = self._retention.drop(work)
-        return self.groups.after(work) or more
+        return self.turns.serve(work) or more
 
     def next_us(self) -> int:
         """When the next segment may be too old, or groups have something to do."""
-        return min(self._retention.next_us(), self.groups.next_us())
+        return min(self._retention.next_us(), self.turns.next_us())
 
     def detach(self, session: int) -> None:
         """A session is gone."""
-        self.groups.detach(session)
+        self.turns.detach(session)
 
     def withdraw(self, session: int) -> None:
         """A session waits for nothing for now."""
-        self.groups.turns.withdraw(session)
+        self.turns.withdraw(session)
 
     # Leases
 
     def lines(self, topic: Topic) -> Iterator[tuple[int, Line]]:
         """Who waits for the rows of each group."""
-        return self.groups.turns.lines(topic)
+        return self.turns.lines(topic)
 
     def group_name(self, topic: Topic, number: int) -> str:
         """The name of a group."""
-        name: str = topic.body.groups.by_number[number].name
-        return name
+        return log_of(topic).groups.by_number[number].name
 
     def groups_of(self, places: NDArray[np.int32]) -> Int64s:
         """The group of leases: it stands above the partition."""
@@ -239,11 +215,11 @@ class LogKind(Kind):
 
     def resumed(self, topic: Topic) -> None:
         """Groups go on where they were."""
-        self.groups.turns.resume(topic)
+        self.turns.resume(topic)
 
     def is_credit(self, topic: Topic, command: Lease) -> bool:
         """Whether a `Lease` does no more than add to its session's credit."""
-        return self.groups.turns.is_credit(topic, command)
+        return self.turns.is_credit(topic, command)
 
     def leasable(self, topic: Topic, group: str) -> LeasableGroup:
         """One of its groups."""
@@ -255,20 +231,9 @@ class LogKind(Kind):
 
     def restore_leases(self, topic: Topic, place: int, sequences: Int64s, held: Int64s) -> None:
         """Leases of groups, from a checkpoint."""
-        self.groups.restore_leases(topic, place, sequences, held)
+        self._groups.restore_leases(topic, place, sequences, held)
 
     # Checkpoints
-
-    def tails(self) -> dict[tuple[int, int], LogTail]:
-        """Rows that lie in the journal only, by topic and partition."""
-        tails = {}
-        for topic in self.state.topics.values():
-            if topic.kind is self:
-                for partition in log_of(topic).partitions.made():
-                    tail = partition.tail()
-                    if tail is not None:
-                        tails[topic.number, partition.number] = tail
-        return tails
 
     def _installed(self, work: Work, command: LogsInstalled) -> Done:
         topic = self.state.topics.get(command.topic)
@@ -286,7 +251,7 @@ class LogKind(Kind):
             described[partition.number] = partition.capture()
         return {
             "partitions": described,
-            "groups": self.groups.capture(topic, columns),
+            "groups": group_capsule.capture(topic.number, log_of(topic).groups, columns),
         }
 
     def restore(self, topic: Topic, described: dict[str, Any], columns: Columns) -> None:
@@ -296,12 +261,11 @@ class LogKind(Kind):
             if values != NO_ROWS:
                 partitions[number].restore(values)
                 self._retention.look_after(topic, partitions[number])
-        self.groups.restore(topic, described["groups"], columns)
+        self._groups.restore(topic, described["groups"], columns)
 
     def start(self, tick: int) -> None:
         """Replay is over."""
-        for topic in self.state.topics.values():
-            if topic.kind is self:
-                log_of(topic).dropped.clear()
-                for partition in log_of(topic).partitions.made():
-                    self._changed(topic, partition)
+        for topic in self.all_topics.values():
+            log_of(topic).dropped.clear()
+            for partition in log_of(topic).partitions.made():
+                self._changed(topic, partition)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.commands import Get
+from fasti.core.commands import Count, Get
 from fasti.core.log.body import log_of, partition_of
 from fasti.core.log.commands import DescribeLog, FindOffset, LogPage, LogSums, ReadLog, SumLog
 from fasti.core.log.partition import LogPartition
-from fasti.core.replies import Done, Messages
+from fasti.core.replies import Counts, Done, Messages
 from fasti.core.timeline.reads import READY
 from fasti.core.work import Work
 from fasti.errors import Gone, InvalidArgument
@@ -53,6 +53,18 @@ def describe(work: Work, command: DescribeLog) -> Done:
     """Each partition in numbers."""
     partitions = log_of(work.topic(command.topic)).partitions
     return Done([describe_partition(partition) for partition in partitions])
+
+
+def count(work: Work, command: Count) -> Counts:
+    """Rows, all of which are ready, and what groups have leased and buried."""
+    log = log_of(work.topic(command.topic))
+    places = [p for group in log.groups.by_number.values() for p in group.partitions.made()]
+    words = ("scheduled", "ready", "leased", "dead", "staged", "done", "cancelled")
+    states = dict.fromkeys(words, 0)
+    states["ready"] = sum(len(partition) for partition in log.partitions.made())
+    states["leased"] = sum(place.leased for place in places)
+    states["dead"] = sum(place.dead.count for place in places)
+    return Counts(states, work.state.next_frame - 1)
 
 
 def sum_up(work: Work, command: SumLog) -> Done:

@@ -9,17 +9,38 @@ decided is journaled (`LogTrimmed`). The sequencer's thread only.
 from __future__ import annotations
 
 from fasti.core.agenda import Agenda
-from fasti.core.log.body import log_of
+from fasti.core.log.body import log_of, partition_of
+from fasti.core.log.commands import Truncate
 from fasti.core.log.events import LogTrimmed
 from fasti.core.log.partition import LogPartition
+from fasti.core.log.reading import describe_partition
+from fasti.core.replies import Done
 from fasti.core.state import ShardState, Topic
 from fasti.core.work import Work
+from fasti.errors import InvalidArgument
 
 _TRIMMED_PER_STEP = 512
 # Why rows are dropped.
 REASONS = ("age", "bytes", "truncated")
 
 Place = tuple[int, int]
+
+
+def truncate(work: Work, command: Truncate) -> Done:
+    """Drops the rows before an offset at once."""
+    topic = work.topic(command.topic)
+    partition = partition_of(topic, command.partition)
+    if not 0 <= command.before <= partition.next_offset:
+        raise InvalidArgument(
+            f"partition {partition.number} ends at {partition.next_offset}: rows before "
+            f"{command.before} can't be dropped",
+            field="before",
+            limit=partition.next_offset,
+        )
+    if command.before > partition.earliest:
+        where = topic.number, partition.number
+        work.emit(LogTrimmed(work.now_us, *where, command.before, "truncated"))
+    return Done(describe_partition(partition))
 
 
 class Retention:
