@@ -26,7 +26,6 @@ LARGE_CLASSES = {
     "client/message.py Message",
     "core/engine.py Engine",
     "core/timeline/partition.py Partition",
-    "storage/files/journal.py FileJournal",
 }
 
 # `_told` had 16 meanings: a function is named for what it returns.

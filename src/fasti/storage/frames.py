@@ -43,6 +43,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from fasti.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -115,6 +117,23 @@ class Header(NamedTuple):
     at_us: int
     body_checksum: int
     nonce: int
+
+
+def check_order(frames: Sequence[Frame], last_sequence: int, in_group: bool) -> bool:
+    """Whether a group is open after these frames; raises if they don't follow the last one."""
+    for expected, frame in enumerate(frames, last_sequence + 1):
+        if frame.sequence != expected:
+            raise InvalidArgument(
+                f"frame {frame.sequence} where {expected} is next", field="sequence"
+            )
+        if frame.begins_group == in_group:
+            state = "inside" if in_group else "outside"
+            raise InvalidArgument(
+                f"frame {expected} {state} of a group has begins_group={frame.begins_group}",
+                field="begins_group",
+            )
+        in_group = not frame.ends_group
+    return in_group
 
 
 def body_checksum(body: Sequence[Buffer]) -> int:

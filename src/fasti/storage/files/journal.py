@@ -60,6 +60,7 @@ from fasti.storage.frames import (
     StoredFrame,
     body_bytes,
     body_checksum,
+    check_order,
     encode_header,
     frame_bytes,
     padding,
@@ -184,14 +185,11 @@ class FileJournal:
         except StorageFull:
             if chain.cut_valid:
                 raise
-            self._sync_in_place(tail)
-
-    def _sync_in_place(self, segment: Segment) -> None:
-        file = self._files.open(segment.name, writable=True)
-        try:
-            file.sync()
-        finally:
-            file.close()
+            file = self._files.open(tail.name, writable=True)
+            try:
+                file.sync()
+            finally:
+                file.close()
 
     # ------------------------------------------------------------------ properties
 
@@ -245,12 +243,13 @@ class FileJournal:
 
     def append(self, frames: Sequence[Frame], *, use_reserve: bool = False) -> None:
         self._check_usable()
-        in_group = self._check_order(frames)
+        in_group = check_order(frames, self.last_sequence, self._in_group)
         lengths = [body_bytes(frame.body) for frame in frames]
         if max(lengths, default=0) > BODY_BYTES_MAX:
             raise InvalidArgument("frame body is too long", field="body", limit=BODY_BYTES_MAX)
-        (done, _), *shares = self._shares(lengths)
-        spares = self._take_spares(shares, use_reserve)
+        rest = 0 if self._active is None else _rest(self._active)
+        (done, _), *shares = _divide(lengths, rest, self._segment_bytes)
+        spares = self._spares.obtain_all([_file_bytes(used) for _, used in shares], use_reserve)
         try:
             self._write(frames[:done], lengths[:done])
             for spare, (count, _) in zip(spares, shares, strict=True):
@@ -259,61 +258,6 @@ class FileJournal:
         except BaseException as error:
             self._fail(error)
         self._in_group = in_group
-
-    def _check_order(self, frames: Sequence[Frame]) -> bool:
-        """Whether a group is open after these frames; raises before anything is written."""
-        in_group = self._in_group
-        for expected, frame in enumerate(frames, self.last_sequence + 1):
-            if frame.sequence != expected:
-                raise InvalidArgument(
-                    f"frame {frame.sequence} where {expected} is next", field="sequence"
-                )
-            if frame.begins_group == in_group:
-                state = "inside" if in_group else "outside"
-                raise InvalidArgument(
-                    f"frame {expected} {state} of a group has begins_group={frame.begins_group}",
-                    field="begins_group",
-                )
-            in_group = not frame.ends_group
-        return in_group
-
-    def _shares(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """How many frames, and bytes, go into the active segment and each one after it."""
-        rest = 0 if self._active is None else _rest(self._active)
-        whole = sum(map(frame_bytes, lengths))
-        if whole <= rest:
-            return [(len(lengths), whole)]
-        shares = [(0, 0)]
-        for length in lengths:
-            size = frame_bytes(length)
-            count, used = shares[-1]
-            if used + size <= rest:
-                shares[-1] = (count + 1, used + size)
-            else:
-                shares.append((1, size))
-                rest = max(self._segment_bytes, _file_bytes(size)) - _file_bytes(0)
-        return shares
-
-    def _take_spares(self, shares: Sequence[tuple[int, int]], use_reserve: bool) -> list[str]:
-        """Files for the segments to come, and the reserve restored; or `StorageFull`."""
-        if not use_reserve:
-            while self._spares.count < self._spares.reserve:
-                self._spares.prepare()
-        taken: list[str] = []
-        try:
-            for _, used in shares:
-                taken.append(self._spare_for(used, use_reserve))
-        except FastiError:
-            for name in taken:
-                self._spares.give_back(name)
-            raise
-        return taken
-
-    def _spare_for(self, used: int, use_reserve: bool) -> str:
-        size = _file_bytes(used)
-        if size > self._segment_bytes:
-            return self._spares.make(size)
-        return self._spares.take(use_reserve) or self._spares.make()
 
     def _write(self, frames: Sequence[Frame], lengths: Sequence[int]) -> None:
         active = self._active
@@ -351,7 +295,7 @@ class FileJournal:
         ``content`` is in it when it is born, whether new or copied from the one before it.
         """
         sizes = [frame_bytes(header.body_length) for header, _ in content]
-        spare = spare or self._spare_for(sum(sizes), use_reserve=True)
+        spare = spare or self._spares.obtain(_file_bytes(sum(sizes)), use_reserve=True)
         last = first + len(sizes) - 1
         nonce = self._draw() & 0xFFFF_FFFF
         buffers: list[Buffer] = []
@@ -419,25 +363,14 @@ class FileJournal:
 
     def trim(self, through: int) -> None:
         with self._trimming:
-            while self._leaving is not None or self._take_out(through):
-                # One that could not go is tried again before the next: no hole may come about.
-                assert self._leaving is not None
-                name, size = self._leaving
+            # One that could not go is tried again before the next: no hole may come about.
+            while leaving := self._leaving or self._table.detach(through):
+                self._leaving = name, size = leaving
                 if size:
                     self._spares.recycle(name, size)
                 else:
                     self._spares.discard(name)
                 self._leaving = None
-
-    def _take_out(self, through: int) -> bool:
-        segment = self._table.detach(through)
-        if segment is None:
-            return False
-        size = len(segment.view)
-        unread = segment.let_go()
-        segment.file.close()
-        self._leaving = (segment.name, size if unread else 0)
-        return True
 
     def sealed(self) -> list[Sealed]:
         return self._table.sealed()
@@ -458,6 +391,23 @@ class FileJournal:
         self._active = None
         self._end.close()
         self._table.close()
+
+
+def _divide(lengths: Sequence[int], rest: int, segment_bytes: int) -> list[tuple[int, int]]:
+    """How many frames, and bytes, go into the `rest` of the active segment and each one after it."""
+    whole = sum(map(frame_bytes, lengths))
+    if whole <= rest:
+        return [(len(lengths), whole)]
+    shares = [(0, 0)]
+    for length in lengths:
+        size = frame_bytes(length)
+        count, used = shares[-1]
+        if used + size <= rest:
+            shares[-1] = (count + 1, used + size)
+        else:
+            shares.append((1, size))
+            rest = max(segment_bytes, _file_bytes(size)) - _file_bytes(0)
+    return shares
 
 
 def _end_of(segment: Segment, last: int) -> SyncedEnd:

@@ -111,14 +111,21 @@ class SegmentTable:
                 tail.let_go()
             tail.file.close()
 
-    def detach(self, through: int) -> Segment | None:
-        """Take out the first segment if it holds only frames up to ``through``; never the last."""
+    def detach(self, through: int) -> tuple[str, int] | None:
+        """Take out the first segment if it holds only frames up to ``through``; never the last.
+
+        Its name, and its size if no view of it is alive, else 0.
+        """
         with self._lock:
             if len(self._segments) < 2:
                 return None
             if self._segments[1].header.first_sequence - 1 > through:
                 return None
-            return self._segments.pop(0)
+            segment = self._segments.pop(0)
+        size_bytes = len(segment.view)
+        is_unread = segment.let_go()
+        segment.file.close()
+        return segment.name, size_bytes if is_unread else 0
 
     def sealed(self) -> list[Sealed]:
         """All segments but the last."""
@@ -302,6 +309,27 @@ class Spares:
             if len(self._ready) > (0 if use_reserve else self.reserve):
                 return self._ready.pop()
             return None
+
+    def obtain(self, size_bytes: int, use_reserve: bool) -> str:
+        """A file of at least this size: a ready one, or one that is made; or `StorageFull`."""
+        if size_bytes > self.size_bytes:
+            return self.make(size_bytes)
+        return self.take(use_reserve) or self.make()
+
+    def obtain_all(self, sizes: Sequence[int], use_reserve: bool) -> list[str]:
+        """A file for each size, and the reserve restored; or `StorageFull`, and none is taken."""
+        if not use_reserve:
+            while self.count < self.reserve:
+                self.prepare()
+        names: list[str] = []
+        try:
+            for size_bytes in sizes:
+                names.append(self.obtain(size_bytes, use_reserve))
+        except FastiError:
+            for name in names:
+                self.give_back(name)
+            raise
+        return names
 
     def give_back(self, name: str) -> None:
         """Return what `take` or `make` gave and wasn't used."""

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from fasti.errors import (
     Closed,
     Gone,
-    InvalidArgument,
     NotFound,
     StorageFull,
 )
-from fasti.storage.frames import Frame, Sealed, StoredFrame, flattened, frame_bytes
+from fasti.storage.frames import Frame, Sealed, StoredFrame, check_order, flattened, frame_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -101,7 +100,8 @@ class MemoryJournal:
         size = sum(frame_bytes(len(body)) for body in bodies)
         with self._lock:
             self._check_open()
-            self._check_order(frames)
+            in_group = bool(self._frames) and not self._frames[-1].ends_group
+            check_order(frames, self.last_sequence, in_group)
             if size > self._limit - self._used - (0 if use_reserve else self._reserve):
                 raise StorageFull("the memory journal is full")
             for frame, body in zip(frames, bodies, strict=True):
@@ -113,17 +113,6 @@ class MemoryJournal:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the journal is closed")
-
-    def _check_order(self, frames: Sequence[Frame]) -> None:
-        in_group = bool(self._frames) and not self._frames[-1].ends_group
-        for expected, frame in enumerate(frames, self.last_sequence + 1):
-            if frame.sequence != expected:
-                raise InvalidArgument(
-                    f"frame {frame.sequence} where {expected} is next", field="sequence"
-                )
-            if frame.begins_group == in_group:
-                raise InvalidArgument(f"frame {expected}: group flags", field="begins_group")
-            in_group = not frame.ends_group
 
     def sync(self) -> int:
         with self._lock:
