@@ -236,12 +236,12 @@ def _message(found: Any, row: int) -> dict[str, Any]:
     return columns | {name: names[columns[name]] for name, names in found.names.items()}
 
 
-def list_all(shard: LocalShard, topic: str, now_us: int, snapshot: int = 0) -> list[Any]:
+def list_all(shard: LocalShard, topic: str, now_us: int) -> list[Any]:
     """Every message of a topic, by pages."""
     listed: list[Any] = []
     after = 0
     while True:
-        page = shard.call(co.List(topic, after, limit=7, snapshot=snapshot), now_us, 0)
+        page = shard.call(co.List(topic, after, limit=7), now_us, 0)
         listed += [(int(page.ids[row]), _message(page, row)) for row in range(len(page.ids))]
         after = page.next_after_id
         if not after:

@@ -32,7 +32,7 @@ from fasti.core.replies import (
 )
 from fasti.core.rows.arena import EXPIRES, STATE_MASK
 from fasti.core.rows.location import is_in_run, number_of, row_of
-from fasti.core.rows.snapshot import live_rows_of, read_range
+from fasti.core.rows.snapshot import Snapshot, read_range
 from fasti.core.timeline.partition import Partition
 from fasti.core.timeline.reads import READY, STATE_WORDS
 from fasti.errors import FastiError
@@ -174,7 +174,7 @@ class Rig:
         self.tokens_used: dict[int, list[int]] = {}
         self.last = Step()
         # By number: the model as it was, when that was, and until when it can be read.
-        self.snapshots: dict[int, tuple[Model, int, int]] = {}
+        self.snapshots: dict[int, tuple[Model, Snapshot]] = {}
         self.broken = False
 
     def _new_engine(self) -> Engine:
@@ -471,7 +471,7 @@ class Rig:
     def _rows_of(self, partition: Partition) -> dict[int, dict[str, Any]]:
         view = partition.ledger.view()
         last = view.next_sequence
-        columns = read_range(view, live_rows_of(self.engine.memory.arena), 0, last)
+        columns = read_range(view, self.engine.memory.arena, 0, last)
         if not columns:
             return {}
         values = {name: column.tolist() for name, column in columns.items()}
@@ -589,23 +589,16 @@ class Rig:
 
     # Lists and snapshots
 
-    def list_all(self, topic: str, limit: int, filters: dict[str, Any], snapshot: int = 0) -> None:
-        """Reads all pages and compares them with the model, or with a copy of it then."""
-        model, now_us, deadline_us = self.snapshots.get(
-            snapshot, (self.model, self.model.now_us, FOREVER)
-        )
+    def list_all(self, topic: str, limit: int, filters: dict[str, Any]) -> None:
+        """Reads all pages and compares them with the model."""
         after, pages = 0, 0
         rows: list[tuple[Messages, int]] = []
         while True:
-            command = co.List(topic, after_id=after, limit=limit, snapshot=snapshot, **filters)
+            command = co.List(topic, after_id=after, limit=limit, **filters)
             step = self.engine.step([command], self.now_us, self.tick)
             assert not step.frames, "reading changes nothing"
             (reply,) = step.replies
-            if not snapshot:
-                model.begin_step(self.now_us, self.tick)
-            if deadline_us <= self.model.now_us:
-                assert reply.error.code == "gone"
-                return
+            self.model.begin_step(self.now_us, self.tick)
             assert reply.error is None, reply.error
             assert len(reply.ids) <= limit
             rows += [(reply, row) for row in range(len(reply.ids))]
@@ -617,10 +610,48 @@ class Rig:
                 break
             assert reply.next_after_id > after
             after = reply.next_after_id
-        expected = model.listed(topic, now_us, **filters)
+        expected = self.model.listed(topic, self.model.now_us, **filters)
         assert [int(reply.ids[row]) for reply, row in rows] == [m.id for m in expected]
         for (reply, row), message in zip(rows, expected, strict=True):
-            self._check_shown(reply, row, message, now_us, model.tick)
+            self._check_shown(reply, row, message, self.model.now_us, self.model.tick)
+
+    def check_snapshot(self, number: int) -> None:
+        """A snapshot shows what the model was when it was taken, until its deadline."""
+        self.step()
+        model, snapshot = self.snapshots[number]
+        assert snapshot.closed == (snapshot.deadline_us <= self.model.now_us)
+        if snapshot.closed:
+            return
+        rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in model.topics}
+        for topic, partition in snapshot.ledgers:
+            for columns in snapshot.rows(topic, partition):
+                values = {name: column.tolist() for name, column in columns.items()}
+                for place, sequence in enumerate(values["sequence"]):
+                    row = {name: column[place] for name, column in values.items()}
+                    rows[snapshot.topics[topic][0]][make_id(partition, sequence)] = row
+        for name, found in rows.items():
+            messages = model.topics[name].messages
+            assert set(found) == set(messages)
+            for message_id, row in found.items():
+                self._check_kept(snapshot, model.tick, messages[message_id], row)
+
+    def _check_kept(
+        self, snapshot: Snapshot, tick: int, message: Message, row: dict[str, Any]
+    ) -> None:
+        names, leases, held = snapshot.names, snapshot.leases, row["lease"]
+        assert row["flags"] & int(STATE_MASK) == message.state
+        assert row["due"] == message.due_us
+        assert row["version"] == message.version
+        assert row["attempts"] == message.attempts
+        assert names["owner"][row["owner"]] == message.owner
+        assert self.payload(row["location"]) == message.payload
+        if message.state == State.LEASED:
+            assert names["consumer"][leases.consumer[held]] == message.consumer
+            assert names["reason"][leases.reason[held]] == message.reason
+            assert leases.since_us[held] == message.leased_us
+            assert leases.until_us[held] == snapshot.at_us + message.until_tick - tick
+        else:
+            assert names["reason"][held] == message.reason
 
     def apply_read(self, step: Step, keep: list[Model] | None = None) -> None:
         """After a step of the engine alone that only read: the model's time goes on too.
@@ -641,9 +672,8 @@ class Rig:
     def drain(self) -> None:
         """Far in the future everything live is handed out once, in the end, and nothing is left."""
         self.settle()
-        for snapshot in self.snapshots:
-            for name in self.model.topics:
-                self.list_all(name, 100, {}, snapshot)
+        for number in self.snapshots:
+            self.check_snapshot(number)
         while self.runs.open is not None and self.runs.open.untold:
             self.step(inputs=[self.runs.open.untold.pop(0)])
         for name in self.model.topics:

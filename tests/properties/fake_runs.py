@@ -58,7 +58,7 @@ class FakeRuns:
     def begin(self, engine: Engine, now_us: int, whole: bool) -> None:
         """The snapshot, which closes an epoch. `whole`: rewrite everything, as compaction does."""
         epoch = engine.memory.epoch
-        self.open = Checkpoint(epoch, engine.snapshot(now_us, FOREVER), whole)
+        self.open = Checkpoint(epoch, engine.snapshots.pin(now_us, FOREVER), whole)
         engine.memory.epoch = epoch + 1
         for topic in engine.state.topics.values():
             for partition in topic.partitions:
@@ -112,7 +112,7 @@ class FakeRuns:
         self.version += 1
         self.versions[self.version] = work.entries
         first = {p: min(e)[0] if e else FOREVER for p, e in work.entries.items()}
-        engine.release_snapshot(work.snapshot.number)
+        engine.snapshots.release(work.snapshot.number)
         self.open = None
         return co.RunsInstalled(self.version, work.epoch, first, frozenset(self.live))
 

@@ -217,14 +217,14 @@ class MixedShard:
     def _rows(self) -> dict[str, Any]:
         """Messages and entries of the arena, with what lies at their places."""
         engine = self.shard.engine
-        snapshot = engine.snapshot(self.now_us, FOREVER)
+        snapshot = engine.snapshots.pin(self.now_us, FOREVER)
         found: dict[str, Any] = {}
         try:
             for topic, partition in snapshot.ledgers:
                 for columns in snapshot.rows(topic, partition):
                     self._add_rows(found, (topic, partition), columns)
         finally:
-            engine.release_snapshot(snapshot.number)
+            engine.snapshots.release(snapshot.number)
         return found
 
     def _add_rows(self, found: dict[str, Any], place: Any, columns: dict[str, Any]) -> None:

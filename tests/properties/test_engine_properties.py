@@ -417,11 +417,13 @@ class EngineMachine(RuleBasedStateMachine):
             self.rig.check_keys()
         else:
             self.rig.settle()
-            limit = data.draw(st.sampled_from([1, 2, 100]))
-            numbers = [*reversed(self.rig.snapshots), 0]
-            self._list(data, limit, data.draw(st.sampled_from(numbers)))
+            number = data.draw(st.sampled_from([*reversed(self.rig.snapshots), 0]))
+            if number:
+                self.rig.check_snapshot(number)
+            else:
+                self._list(data, data.draw(st.sampled_from([1, 2, 100])))
 
-    def _list(self, data: st.DataObject, limit: int, snapshot: int) -> None:
+    def _list(self, data: st.DataObject, limit: int) -> None:
         filters: dict[str, Any] = {}
         if data.draw(st.booleans()):
             words = ["scheduled", "ready", "leased", "dead"]
@@ -431,7 +433,7 @@ class EngineMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             filters["due_from_us"] = self.rig.now_us
             filters["due_to_us"] = self.rig.now_us + data.draw(SPANS_US)
-        self.rig.list_all(self._topic(data.draw), limit, filters, snapshot)
+        self.rig.list_all(self._topic(data.draw), limit, filters)
 
     @rule(data=st.data(), more=st.integers(2, 4))
     def several_in_one_step(self, data: st.DataObject, more: int) -> None:
@@ -485,7 +487,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.rig.step([("delete_topic", {"name": name})])
         self.rig.ids_used.pop(name, None)
         for number in list(self.rig.snapshots):
-            self.rig.engine.release_snapshot(number)
+            self.rig.engine.snapshots.release(number)
             del self.rig.snapshots[number]
         self._create(data, name, 1 if name == "one" else 3)
 
@@ -528,7 +530,7 @@ class EngineMachine(RuleBasedStateMachine):
         seen: list[Model] = []
         self.rig.apply_read(step, seen)
         snapshot = step.replies[0].value
-        self.rig.snapshots[snapshot.number] = (seen[0], snapshot.at_us, snapshot.deadline_us)
+        self.rig.snapshots[snapshot.number] = (seen[0], snapshot)
 
     # Storage
 

@@ -88,13 +88,13 @@ def plain(value: Any) -> Any:
 
 def state_of(engine: Engine) -> Any:
     """All that is durable: the rows, and what is beside them."""
-    snapshot = engine.snapshot(engine.state.last_at_us, FOREVER)
+    snapshot = engine.snapshots.pin(engine.state.last_at_us, FOREVER)
     try:
         rows = {
             place: [plain(each) for each in snapshot.rows(*place)] for place in snapshot.ledgers
         }
     finally:
-        engine.release_snapshot(snapshot.number)
+        engine.snapshots.release(snapshot.number)
     capsule: Capsule = capture(engine.state)
     return rows, plain(capsule)
 

@@ -24,7 +24,6 @@ LARGE_CLASSES = {
     "broker/shard.py Shard",
     "client/flight_transport.py FlightTransport",
     "client/message.py Message",
-    "core/engine.py Engine",
     "core/timeline/partition.py Partition",
 }
 

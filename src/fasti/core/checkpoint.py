@@ -99,7 +99,7 @@ def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
     state.directory.prune(command.first_frame)
     epoch = memory.epoch
     capsule = capture(state)
-    snapshot = engine.snapshot(now_us, FOREVER)
+    snapshot = engine.snapshots.pin(now_us, FOREVER)
     memory.epoch = epoch + 1
     for topic in state.topics.values():
         for partition in topic.partitions.made():
@@ -108,8 +108,10 @@ def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
     return Plan(snapshot, capsule, epoch, unwritten, tails(state), memory.trimmed_bytes)
 
 
-def add_blocks(engine: Engine, command: BlocksAdded) -> None:
+def add_blocks(work: Work, command: BlocksAdded) -> Done:
     """Rows of the new blocks may be told to be dead from here on."""
+    memory = work.state.memory
     for number, rows in command.blocks:
-        engine.memory.marks.add_block(number, rows)
-    engine.memory.trimmed_bytes -= command.trimmed_bytes
+        memory.marks.add_block(number, rows)
+    memory.trimmed_bytes -= command.trimmed_bytes
+    return Done()

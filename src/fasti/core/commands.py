@@ -416,14 +416,11 @@ class List(Command):
     due_to_us: int | None = None
     state: str | None = None
     owner: str | None = None
-    snapshot: int = 0
     target: Target | None = None
     # Of dead messages: those whose reason contains this, and when they died.
     reason: str | None = None
     died_from_us: int | None = None
     died_to_us: int | None = None
-    # Of leased messages: those that this consumer has.
-    consumer: str | None = None
 
     def count_rows(self) -> int:
         """Those that it names."""

@@ -37,17 +37,17 @@ from fasti.core.replies import Done, Reply, Step, TransactionReply
 from fasti.core.routing import bindings, fanout
 from fasti.core.routing.commands import Bind, ReadBindings, Unbind
 from fasti.core.rows.memory import Memory
-from fasti.core.rows.snapshot import Snapshot
 from fasti.core.sinks import claims
 from fasti.core.sinks import commands as sink_commands
 from fasti.core.sinks import deciding as sinks
+from fasti.core.snapshots import OpenSnapshots
 from fasti.core.state import ShardState
-from fasti.core.timeline import produce, reads, staging
+from fasti.core.timeline import produce, staging
 from fasti.core.timeline.turns import TimelineTurns
 from fasti.core.topics import change_topic, create_topic, delete_topic, pause_topic
 from fasti.core.traits import hint
 from fasti.core.work import Fault, StepFailed, Work
-from fasti.errors import FastiError, Gone, InternalError, InvalidArgument, Overloaded
+from fasti.errors import FastiError, InternalError, InvalidArgument
 from fasti.model import Limits, OnConflict, Outcome
 
 # Commands besides those on topics whose handlers change nothing but by events.
@@ -94,10 +94,7 @@ class Engine:
         self.limits = limits or Limits()
         self.memory = Memory(memory_bytes, leases_max, self.limits.producers_max)
         self.state = ShardState(self.memory)
-        self.snapshots: dict[int, Snapshot] = {}
-        self._next_snapshot = 1
-        # The broker's clock less its tick, as of the last step.
-        self._ahead_us = 0
+        self.snapshots = OpenSnapshots(self.state)
         self.turns = TimelineTurns(self.state)
         self.slices = Slices(self.state)
         self.idle = Idle(self)
@@ -123,15 +120,15 @@ class Engine:
             sink_commands.ClaimKeys: claims.claim_keys,
             sink_commands.ReleaseKeys: claims.release_keys,
             commands.TakeSnapshot: self._take_snapshot,
-            commands.KeepSnapshot: self._keep_snapshot,
-            commands.DropSnapshot: self._drop_snapshot,
+            commands.KeepSnapshot: self.snapshots.keep,
+            commands.DropSnapshot: self.snapshots.drop,
             commands.Tidy: self._tidy,
             commands.Transaction: self._transaction,
             checkpoint.ReadUnwritten: checkpoint.read_unwritten,
             checkpoint.BeginCheckpoint: self._begin_checkpoint,
-            checkpoint.BlocksAdded: self._blocks_added,
+            checkpoint.BlocksAdded: checkpoint.add_blocks,
             commands.SliceLoaded: self.slices.loaded,
-            commands.RowsInstalled: self._rows_installed,
+            commands.RowsInstalled: self.slices.rows_installed,
             commands.RunsInstalled: self.slices.installed,
             Bind: bindings.bind,
             Unbind: bindings.unbind,
@@ -197,7 +194,7 @@ class Engine:
         """Decides everything that is to be decided now. Raises `StepFailed`, and nothing else."""
         # Time is held when the wall steps back: no event is older than the one before it.
         now_us = max(now_us, self.state.last_at_us)
-        self._ahead_us = now_us - tick
+        self.snapshots.ahead_us = now_us - tick
         work = Work(self.state, self.limits, now_us, tick)
         try:
             return self._step(work, inputs)
@@ -223,7 +220,7 @@ class Engine:
         if self.state.stages:
             step.more |= self._grouped(work, staging.land)
         if self.snapshots:
-            self._drop_old_snapshots(now_us)
+            self.snapshots.drop_old(now_us)
         step.more |= self.turns.serve(work)
         for kind in self._after:
             if kind.all_topics:
@@ -424,108 +421,16 @@ class Engine:
         topic.kind.forget(topic)
         return done
 
-    # Snapshots
-
-    def list_page(self, work: Work, command: commands.List) -> Any:
-        """A page of messages, of a snapshot or as they are now."""
-        snapshot = None
-        if command.snapshot:
-            snapshot = self.snapshots.get(command.snapshot)
-            if snapshot is None:
-                raise Gone(f"snapshot {command.snapshot} is gone")
-        return reads.list_page(work, command, snapshot)
+    # Snapshots and checkpoints
 
     def _take_snapshot(self, work: Work, command: commands.TakeSnapshot) -> Done:
-        if command.deadline_us <= work.now_us:
-            raise InvalidArgument("the deadline has passed", field="deadline")
         if command.topic:
             # Raises what a listing is refused with.
             self._handler(work, commands.List(command.topic))
-            return Done(self.snapshot(work.now_us, command.deadline_us, command.topic))
-        # Those of checkpoints and of single listings are not counted.
-        readers = sum(
-            snapshot.deadline_us < FOREVER and not snapshot.topic
-            for snapshot in self.snapshots.values()
-        )
-        if readers >= self.limits.snapshots_max:
-            raise Overloaded("too many snapshots are open")
-        return Done(self.snapshot(work.now_us, command.deadline_us))
-
-    def snapshot(self, now_us: int, deadline_us: int, topic: str = "") -> Snapshot:
-        """The state between two commands (also called by the checkpoint), or that of one topic."""
-        state = self.state
-        pinned = [state.by_name[topic]] if topic else list(state.topics.values())
-        ledgers = {
-            (owner.number, partition.number): partition.ledger.view()
-            for owner in pinned
-            for partition in owner.partitions.made()
-        }
-        topics = {owner.number: (owner.name, owner.settings) for owner in pinned}
-        number = self._next_snapshot
-        self._next_snapshot += 1
-        position = self.state.next_frame - 1
-        snapshot = Snapshot(
-            number,
-            self.memory.arena,
-            ledgers,
-            topics,
-            position,
-            now_us,
-            deadline_us,
-            self.memory.leases.view(self._ahead_us),
-            self.memory.names(),
-            topic,
-        )
-        self.snapshots[number] = snapshot
-        return snapshot
-
-    def _keep_snapshot(self, work: Work, command: commands.KeepSnapshot) -> Done:
-        snapshot = self.snapshots.get(command.number)
-        if snapshot is not None:
-            snapshot.deadline_us = command.deadline_us
-        return Done()
-
-    def _drop_snapshot(self, work: Work, command: commands.DropSnapshot) -> Done:
-        self.release_snapshot(command.number)
-        return Done(list(self.snapshots))
-
-    def release_snapshot(self, number: int) -> None:
-        """Lets a snapshot go; one that is gone already is fine."""
-        snapshot = self.snapshots.pop(number, None)
-        if snapshot is not None:
-            snapshot.close()
-
-    def _drop_old_snapshots(self, now_us: int) -> None:
-        for number in [n for n, s in self.snapshots.items() if s.deadline_us <= now_us]:
-            self.release_snapshot(number)
-
-    # Checkpoints
+        return self.snapshots.take(work, command)
 
     def _begin_checkpoint(self, work: Work, command: checkpoint.BeginCheckpoint) -> Done:
         return Done(checkpoint.begin(self, command, work.now_us))
-
-    def _blocks_added(self, work: Work, command: checkpoint.BlocksAdded) -> Done:
-        checkpoint.add_blocks(self, command)
-        return Done()
-
-    def _rows_installed(self, work: Work, command: commands.RowsInstalled) -> Done:
-        """Payloads moved from the journal, or from older blocks, into a new run."""
-        partition = self.slices.find(command.topic, command.partition)
-        gone = command.new_locations
-        if partition is not None:
-            arena = self.memory.arena
-            slots = partition.ledger.slots(command.sequences)
-            here = arena.location.take(slots) == command.old_locations
-            here &= partition.states(slots) != 0
-            moved = slots[here]
-            arena.before_write(moved)
-            arena.location[moved] = command.new_locations[here]
-            # Unless it has changed since the snapshot, the run's row is what the message is.
-            same = moved[arena.epoch.take(moved) != self.memory.epoch_byte]
-            arena.flags[same] &= np.uint8(0x7F)
-            gone = command.new_locations[~here]
-        self.memory.marks.kill(gone)
-        return Done()
 
     # Housekeeping
 

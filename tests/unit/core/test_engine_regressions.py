@@ -18,6 +18,7 @@ from fasti.core.commands import Target, When
 from fasti.core.engine import Engine
 from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Deliver, Step
+from fasti.core.rows.arena import STATE_MASK
 from fasti.core.timeline import staging
 from fasti.model import (
     DUE_MAX_US,
@@ -26,6 +27,7 @@ from fasti.model import (
     OnConflict,
     Outcome,
     RetryPolicy,
+    State,
     TopicSettings,
 )
 
@@ -340,11 +342,13 @@ def test_a_snapshot_shows_who_had_a_message_then() -> None:
     shard = Shard()
     shard.produce(b"1", b"2")
     (delivered,) = shard.lease()
-    number = shard.do(commands.TakeSnapshot(NOW_US + MINUTE_US)).value.number
+    snapshot = shard.do(commands.TakeSnapshot(NOW_US + MINUTE_US)).value
     shard.do(commands.Reject("t", delivered.ids, ids(delivered.token), "why"))
     shard.lease(session=2)
-    page = shard.do(commands.List("t", state="leased", snapshot=number))
-    assert [page.names["consumer"][n] for n in page.columns["consumer"]] == ["w1"]
+    (place,) = snapshot.ledgers
+    (rows,) = snapshot.rows(*place)
+    leased = rows["lease"][rows["flags"] & STATE_MASK == State.LEASED]
+    assert [snapshot.names["consumer"][n] for n in snapshot.leases.consumer[leased]] == ["w1"]
 
 
 def test_the_dead_answer_to_their_key() -> None:

@@ -32,7 +32,7 @@ from fasti.storage.memory_storage import MemoryStorage
 from fasti.storage.recovery import delete_leftovers
 from fasti.storage.runs import number_in
 from fasti.testing.disk import SimulatedFiles
-from tests.crash.shard_workload import Driven, dump, list_all, moment, write_story
+from tests.crash.shard_workload import Driven, dump, moment, write_story
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=1024, feed_bytes=0)
 NOW_US = 1_700_000_000_000_000
@@ -469,23 +469,25 @@ def test_a_snapshot_reads_its_payloads_after_checkpoints_and_then_files_go() -> 
     shard.checkpoint(NOW_US, 0)
     produce(shard, b"in the journal")
     old = shard.call(co.TakeSnapshot(NOW_US + 10**12), NOW_US, 0).value
-    listed = list_all(shard, "t", NOW_US, old.number)
-    page = shard.call(co.List("t", limit=100, snapshot=old.number), NOW_US, 0)
-    payloads = shard.store.payloads.gather(page.columns["location"])
+    (place,) = old.ledgers
+    (rows,) = old.rows(*place)
+    payloads = shard.store.payloads.gather(rows["location"])
     cancel(shard, *ids[:15])
     shard.checkpoint(NOW_US, 0)
     young = shard.call(co.TakeSnapshot(NOW_US + 10**12), NOW_US, 0).value
     shard.checkpoint(NOW_US, 0)
     names = files.list("blocks/")
-    assert list_all(shard, "t", NOW_US, old.number) == listed
     shard.store.payloads.forget(in_run=True, wanted=lambda _: False)
-    page = shard.call(co.List("t", limit=100, snapshot=old.number), NOW_US, 0)
-    assert shard.store.payloads.gather(page.columns["location"]) == payloads
+    (again,) = old.rows(*place)
+    assert {name: values.tolist() for name, values in again.items()} == {
+        name: values.tolist() for name, values in rows.items()
+    }
+    assert shard.store.payloads.gather(again["location"]) == payloads
     # The younger one doesn't hold back what only the older one needed.
     shard.call(co.DropSnapshot(old.number), NOW_US, 0)
     shard.checkpoint(NOW_US, 0)
     assert len(files.list("blocks/")) < len(names)
-    assert len(list_all(shard, "t", NOW_US, young.number)) == 6
+    assert [len(rows["sequence"]) for rows in young.rows(*place)] == [6]
 
 
 def test_many_small_topics_share_blocks() -> None:

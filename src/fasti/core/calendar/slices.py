@@ -9,8 +9,9 @@ nothing while none is due. The sequencer's thread only.
 from __future__ import annotations
 
 from fasti.core.agenda import FOREVER, Agenda
-from fasti.core.commands import RunsInstalled, SliceLoaded
+from fasti.core.commands import RowsInstalled, RunsInstalled, SliceLoaded
 from fasti.core.replies import Done, LoadSlice
+from fasti.core.rows.arena import CHANGED
 from fasti.core.state import ShardState
 from fasti.core.timeline.partition import Partition
 from fasti.core.work import Work
@@ -91,6 +92,26 @@ class Slices:
             if first_due_us == FOREVER:
                 partition.load_until(FOREVER)
         self.start()
+        return Done()
+
+    def rows_installed(self, work: Work, command: RowsInstalled) -> Done:
+        """Payloads moved from the journal, or from older blocks, into a new run."""
+        memory = work.state.memory
+        partition = self.find(command.topic, command.partition)
+        gone = command.new_locations
+        if partition is not None:
+            arena = memory.arena
+            slots = partition.ledger.slots(command.sequences)
+            here = arena.location.take(slots) == command.old_locations
+            here &= partition.states(slots) != 0
+            moved = slots[here]
+            arena.before_write(moved)
+            arena.location[moved] = command.new_locations[here]
+            # Unless it has changed since the snapshot, the run's row is what the message is.
+            same = moved[arena.epoch.take(moved) != memory.epoch_byte]
+            arena.flags[same] &= ~CHANGED
+            gone = command.new_locations[~here]
+        memory.marks.kill(gone)
         return Done()
 
     def find(self, topic: int, partition: int) -> Partition | None:

@@ -55,15 +55,6 @@ class LeaseView:
     since_us: Int64s
     until_us: Int64s
 
-    def take(self, slots: Int64s) -> LeaseView:
-        """Those of some slots."""
-        return LeaseView(
-            self.consumer.take(slots),
-            self.reason.take(slots),
-            self.since_us.take(slots),
-            self.until_us.take(slots),
-        )
-
 
 class LeaseTable:
     """All leases of a shard. Slot 0 is never used: its token is 0, which no lease has."""

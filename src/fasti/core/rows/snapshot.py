@@ -9,7 +9,7 @@ one instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ from fasti.model import State, TopicSettings
 
 Int64s = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
-ReadFrame = Callable[[int, Int64s | None], Columns]
 
 
 class Snapshot:
@@ -110,11 +109,6 @@ class Snapshot:
         self._shared[frame] = False
         self._copies.pop(frame, None)
 
-    def page(self, topic: int, partition: int, first: int, last: int) -> Columns:
-        """The rows whose sequence lies in [first, last], in order."""
-        view = self.view(topic, partition)
-        return read_range(view, self._live_rows, first, last)
-
     def copy(self, frames: Sequence[int], names: Sequence[str]) -> Columns:
         """Some columns of whole frames, one behind the other. From any thread.
 
@@ -144,11 +138,6 @@ class Snapshot:
         return dict(copy)
 
 
-def live_rows_of(arena: Arena) -> ReadFrame:
-    """How to read a frame of the living: for the sequencer's own thread only."""
-    return lambda frame, sequences: _live(arena.copy_frame(frame), sequences)
-
-
 def _live(columns: Columns, sequences: Int64s | None) -> Columns:
     """The rows of a frame that are there. Packed ones bring their sequences along."""
     packed = columns.pop(PACKED_ID)
@@ -157,16 +146,17 @@ def _live(columns: Columns, sequences: Int64s | None) -> Columns:
     return {name: values[live] for name, values in columns.items()}
 
 
-def read_range(view: LedgerView, live_rows: ReadFrame, first: int, last: int) -> Columns:
-    """Rows with sequences in [first, last] from a ledger's view, in order."""
+def read_range(view: LedgerView, arena: Arena, first: int, last: int) -> Columns:
+    """The living rows with sequences in [first, last], in order. The sequencer's thread only."""
     parts: list[Columns] = []
     low = max(first >> FRAME_BITS, view.base_page)
     for page in range(low, min(last >> FRAME_BITS, view.base_page + len(view.frames) - 1) + 1):
         frame = int(view.frames[page - view.base_page])
         if frame > 0:
             start = page << FRAME_BITS
-            parts.append(live_rows(frame, np.arange(start, start + FRAME_ROWS, dtype=np.int64)))
-    parts += [live_rows(frame, None) for frame in view.packed_frames]
+            sequences = np.arange(start, start + FRAME_ROWS, dtype=np.int64)
+            parts.append(_live(arena.copy_frame(frame), sequences))
+    parts += [_live(arena.copy_frame(frame), None) for frame in view.packed_frames]
     if not parts:
         return {}
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

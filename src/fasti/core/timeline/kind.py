@@ -105,7 +105,7 @@ class TimelineKind(Kind):
             commands.Heard: self.engine.turns.heard,
             **VERBS,
             commands.Get: reads.get,
-            commands.List: self.engine.list_page,
+            commands.List: reads.list_page,
             commands.Count: reads.count,
             commands.Forecast: reads.forecast,
         }

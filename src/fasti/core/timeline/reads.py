@@ -11,7 +11,7 @@ from fasti.core.calendar.wheel import BUCKET_US
 from fasti.core.commands import Count, Forecast, Get, List, Target
 from fasti.core.replies import Buckets, Counts, Messages, Reply, blank
 from fasti.core.rows.arena import EXPIRES, FRAME_ROWS, MOMENT, PRIORITY, STATE_MASK
-from fasti.core.rows.snapshot import Columns, Snapshot, live_rows_of, read_range
+from fasti.core.rows.snapshot import Columns, read_range
 from fasti.core.state import Topic
 from fasti.core.timeline.judging import locate, unname_strangers, why_not
 from fasti.core.work import Work
@@ -60,7 +60,7 @@ def _find(work: Work, topic_name: str, target: Target) -> tuple[Reply, Columns]:
     return reply, columns
 
 
-def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
+def list_page(work: Work, command: List) -> Messages:
     """A page in id order: it may be short, and `next_after_id` says where the next begins."""
     topic = work.topic(command.topic)
     wanted = _wanted_state(command)
@@ -72,13 +72,12 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     partition, sequence = partition_of(command.after_id), sequence_of(command.after_id) + 1
     if partition >= len(topic.partitions):
         return _messages(work, np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64), {})
-    now_us = work.now_us if snapshot is None else snapshot.at_us
     # A frame is often enough for a small page; where few rows fit, many are looked at in one go.
-    columns, end = _read(work, topic, snapshot, partition, sequence, FRAME_ROWS)
-    rows = _filter(work, command, wanted, columns, now_us, snapshot)
+    columns, end = _read(work, topic, partition, sequence, FRAME_ROWS)
+    rows = _filter(work, command, wanted, columns)
     if 2 * len(rows) < limit and end is not None:
-        columns, end = _read(work, topic, snapshot, partition, sequence, _SCANNED_ROWS)
-        rows = _filter(work, command, wanted, columns, now_us, snapshot)
+        columns, end = _read(work, topic, partition, sequence, _SCANNED_ROWS)
+        rows = _filter(work, command, wanted, columns)
     if not topic.kind.traits.has_priorities:
         # Nobody wrote it.
         columns.pop(PRIORITY, None)
@@ -87,7 +86,7 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
     columns = {name: values[rows] for name, values in columns.items()}
     sequences = columns.get("sequence", np.zeros(0, dtype=np.int64))
     ids = sequences | partition << SEQUENCE_BITS
-    found = _messages(work, np.zeros(len(rows), dtype=np.uint8), ids, columns, snapshot)
+    found = _messages(work, np.zeros(len(rows), dtype=np.uint8), ids, columns)
     if more:
         found.next_after_id = int(ids[-1])
     elif end is not None:
@@ -99,15 +98,13 @@ def list_page(work: Work, command: List, snapshot: Snapshot | None) -> Messages:
 
 def _list_named(work: Work, command: List, wanted: int | None, target: Target) -> Messages:
     """Those of the named messages that are there and fit the filters."""
-    if command.snapshot:
-        raise InvalidArgument("a target can't be listed on a snapshot", field="target")
     if len(target) > work.limits.page_rows_max:
         limit = work.limits.page_rows_max
         raise InvalidArgument("too many messages are named", field="target", limit=limit)
     reply, columns = _find(work, command.topic, target)
     here = np.flatnonzero(reply.status == Outcome.OK)
     columns = {name: values[here] for name, values in columns.items()}
-    rows = _filter(work, command, wanted, columns, work.now_us)
+    rows = _filter(work, command, wanted, columns)
     columns = {name: values[rows] for name, values in columns.items()}
     return _messages(work, reply.status[here][rows], reply.ids[here][rows], columns)
 
@@ -177,32 +174,19 @@ def _wanted_state(command: List) -> int | None:
 
 
 def _read(
-    work: Work, topic: Topic, snapshot: Snapshot | None, partition: int, first: int, span: int
+    work: Work, topic: Topic, partition: int, first: int, span: int
 ) -> tuple[Columns, int | None]:
     """Rows from a sequence on, and where the reading ended (None: there is no more)."""
     last = (first | (FRAME_ROWS - 1)) + span - FRAME_ROWS
-    if snapshot is None:
-        view = topic.partitions.look(partition).ledger.view()
-        columns = read_range(view, live_rows_of(work.state.memory.arena), first, last)
-    else:
-        if topic.number not in snapshot.topics:
-            raise InvalidArgument("the topic is younger than the snapshot", field="snapshot")
-        view = snapshot.view(topic.number, partition)
-        columns = snapshot.page(topic.number, partition, first, last)
+    view = topic.partitions.look(partition).ledger.view()
+    columns = read_range(view, work.state.memory.arena, first, last)
     return columns, last if last < view.next_sequence else None
 
 
-def _filter(
-    work: Work,
-    command: List,
-    wanted: int | None,
-    columns: Columns,
-    now_us: int,
-    snapshot: Snapshot | None = None,
-) -> NDArray[np.intp]:
+def _filter(work: Work, command: List, wanted: int | None, columns: Columns) -> NDArray[np.intp]:
     if not columns:
         return np.zeros(0, dtype=np.intp)
-    states = _visible_states(columns, now_us)
+    states = _visible_states(columns, work.now_us)
     keep = states != State.STAGED
     if wanted is not None:
         keep &= states == wanted
@@ -214,7 +198,7 @@ def _filter(
         owner = work.state.memory.owners.find(command.owner)
         keep &= columns["owner"] == (-1 if owner is None else owner)
     if command.reason is not None:
-        reasons = work.state.memory.reasons.all() if snapshot is None else snapshot.names["reason"]
+        reasons = work.state.memory.reasons.all()
         # Each distinct reason is looked at once, however many messages died of it.
         meant = [number for number, name in enumerate(reasons) if command.reason in name]
         keep &= (states == State.DEAD) & np.isin(columns["lease"], meant)
@@ -222,25 +206,7 @@ def _filter(
         keep &= (states == State.DEAD) & (columns[MOMENT] >= command.died_from_us)
     if command.died_to_us is not None:
         keep &= (states == State.DEAD) & (columns[MOMENT] < command.died_to_us)
-    if command.consumer is not None:
-        keep &= _held_by(work, command.consumer, columns, states == State.LEASED, snapshot)
     return np.flatnonzero(keep)
-
-
-def _held_by(
-    work: Work,
-    consumer: str,
-    columns: Columns,
-    leased: NDArray[np.bool_],
-    snapshot: Snapshot | None,
-) -> NDArray[np.bool_]:
-    memory = work.state.memory
-    names = memory.consumers.all() if snapshot is None else snapshot.names["consumer"]
-    if not consumer or consumer not in names:
-        return np.zeros(len(leased), dtype=np.bool_)
-    holders = memory.leases.consumer if snapshot is None else snapshot.leases.consumer
-    held = np.where(leased, columns["lease"], 0).astype(np.int64)
-    return leased & (holders.take(held) == names.index(consumer))
 
 
 def _visible_states(columns: Columns, now_us: int) -> NDArray[np.uint8]:
@@ -249,23 +215,14 @@ def _visible_states(columns: Columns, now_us: int) -> NDArray[np.uint8]:
     return states
 
 
-def _messages(
-    work: Work,
-    status: NDArray[np.uint8],
-    ids: Int64s,
-    columns: Columns,
-    snapshot: Snapshot | None = None,
-) -> Messages:
+def _messages(work: Work, status: NDArray[np.uint8], ids: Int64s, columns: Columns) -> Messages:
     if not columns:
         return Messages(status, ids, {}, {})
     memory = work.state.memory
-    states = _visible_states(columns, work.now_us if snapshot is None else snapshot.at_us)
+    states = _visible_states(columns, work.now_us)
     leased, dead = states == State.LEASED, states == State.DEAD
     held = np.where(leased, columns["lease"], 0).astype(np.int64)
-    if snapshot is None:
-        leases = memory.leases.view(work.now_us - work.tick, held)
-    else:
-        leases = snapshot.leases.take(held)
+    leases = memory.leases.view(work.now_us - work.tick, held)
     out: dict[str, Any] = {
         "due_us": columns["due"],
         "version": columns["version"],
@@ -285,5 +242,4 @@ def _messages(
     }
     if PRIORITY in columns:
         out["priority"] = columns[PRIORITY]
-    names = memory.names() if snapshot is None else snapshot.names
-    return Messages(status, ids, out, names)
+    return Messages(status, ids, out, memory.names())
