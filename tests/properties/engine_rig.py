@@ -354,9 +354,14 @@ class Rig:
         if isinstance(effect, Deliver):
             ids = effect.ids.tolist()
             partition = self._partition(effect.topic, partition_of(ids[0]))
-            floor_us = partition.base_us if isinstance(partition, PriorityPartition) else 0
+            floor_us = partition.times.base_us if isinstance(partition, PriorityPartition) else 0
             self.model.handed_out(
-                effect.topic, effect.session, effect.token, ids, partition.loaded_until_us, floor_us
+                effect.topic,
+                effect.session,
+                effect.token,
+                ids,
+                partition.times.loaded_until_us,
+                floor_us,
             )
             self._check_delivered(effect)
         elif isinstance(effect, LoadSlice):
@@ -388,7 +393,7 @@ class Rig:
             topic = self.model.topics[name]
             for number in range(topic.settings.partitions):
                 if any(self.model.can_take(name, its) for its, _, _ in topic.waiting) and room:
-                    loaded = self._partition(name, number).loaded_until_us
+                    loaded = self._partition(name, number).times.loaded_until_us
                     if topic.settings.kind == "priority" and loaded <= self.model.now_us:
                         continue  # The most urgent may not be in memory yet.
                     left = [m for m in find(name, number) if m.due_us < loaded]
@@ -510,7 +515,7 @@ class Rig:
         for state in (State.SCHEDULED, State.LEASED, State.DEAD, State.STAGED):
             assert partition.counts[state] == sum(m.state == state for m in mine), state
         assert partition.ledger.next_sequence == topic.next_sequence.get(partition.number, 1)
-        assert partition.histogram.total == int(partition.counts[State.SCHEDULED])
+        assert partition.times.histogram.total == int(partition.counts[State.SCHEDULED])
         since_us = self.model.now_us - topic.settings.outcome_age_us
         ids = [i for i in topic.ended if partition_of(i) == partition.number]
         sequences = int64s([i & ((1 << 51) - 1) for i in ids])

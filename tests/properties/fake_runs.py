@@ -62,7 +62,7 @@ class FakeRuns:
         engine.memory.epoch = epoch + 1
         for topic in engine.state.topics.values():
             for partition in topic.partitions:
-                partition.calendar.generation = epoch + 1
+                partition.times.calendar.generation = epoch + 1
 
     def write(self, engine: Engine, payload: Callable[[int], bytes]) -> None:
         """Writes the blocks, some time after the snapshot."""

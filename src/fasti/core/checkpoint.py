@@ -84,7 +84,7 @@ def read_unwritten(work: Work, query: ReadUnwritten) -> Done:
         for partition in topic.partitions.made():
             rows += int(partition.counts[_STORED].sum())
             if not topic.paused:
-                _, due = partition.histogram.between(0, work.now_us + MINUTE_US, MINUTE_US)
+                _, due = partition.times.histogram.between(0, work.now_us + MINUTE_US, MINUTE_US)
                 soon += int(due.sum()) + int(partition.counts[State.LEASED])
     marks = state.memory.marks
     # Some of them have what is due soon too: where that can't be told, it counts as theirs.
@@ -103,7 +103,7 @@ def begin(engine: Engine, command: BeginCheckpoint, now_us: int) -> Plan:
     memory.epoch = epoch + 1
     for topic in state.topics.values():
         for partition in topic.partitions.made():
-            partition.calendar.generation = epoch + 1
+            partition.times.calendar.generation = epoch + 1
     unwritten = [*command.unwritten, epoch]
     return Plan(snapshot, capsule, epoch, unwritten, tails(state), memory.trimmed_bytes)
 

@@ -224,9 +224,9 @@ def _derive(engine: Engine, manifest: Manifest, version: int) -> None:
     for topic in engine.state.topics.values():
         for partition in topic.partitions.made():
             partition.recount()
-            partition.calendar.generation = memory.epoch
-            partition.calendar.begin_at(engine.state.last_at_us)
-            partition.loaded_until_us = 0
+            partition.times.calendar.generation = memory.epoch
+            partition.times.calendar.begin_at(engine.state.last_at_us)
+            partition.times.loaded_until_us = 0
             for frame in partition.ledger.frames().tolist():
                 rows = slice(frame << 12, (frame + 1) << 12)
                 states = memory.arena.flags[rows] & STATE_MASK

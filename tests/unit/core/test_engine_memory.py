@@ -96,7 +96,7 @@ def test_a_failed_transaction_leaves_packed_messages_alone(shard: Shard) -> None
     assert not shard.do(commands.Transaction(parts)).committed
     shard.step()
     assert listed(shard) == SURVIVORS
-    assert shard.engine.state.by_name["t"].partitions[0].histogram.total == len(SURVIVORS)
+    assert shard.engine.state.by_name["t"].partitions[0].times.histogram.total == len(SURVIVORS)
 
 
 def test_packed_messages_are_handed_out_in_order_and_give_their_frame_back(shard: Shard) -> None:

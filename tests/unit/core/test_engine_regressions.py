@@ -180,7 +180,7 @@ def test_time_leaps_over_a_slice_that_was_spread_in_part(monkeypatch: pytest.Mon
     shard = Shard()
     start_us = crowded(shard, monkeypatch)
     partition = shard.engine.state.by_name["t"].partitions[0]
-    while partition.advance(start_us - 1):
+    while partition.times.advance(start_us - 1):
         pass
     shard.now_us = start_us + (1 << 21)
     order = sorted(range(500), key=lambda n: (n % 100, n // 100))
@@ -204,13 +204,13 @@ def test_a_sweep_keeps_rows_of_a_slice_that_is_half_through(
     start_us = crowded(shard, monkeypatch)
     partition = shard.engine.state.by_name["t"].partitions[0]
     shard.now_us = start_us + (1 << 21)
-    while not partition.ready.entries:
-        partition.advance(shard.now_us)
-    assert partition.ready.entries < 500
-    assert partition.calendar.cursor_us <= start_us
+    while not partition.times.ready.entries:
+        partition.times.advance(shard.now_us)
+    assert partition.times.ready.entries < 500
+    assert partition.times.calendar.cursor_us <= start_us
     doomed = [s for s in range(1, 501) if s % 10]
     shard.do(commands.Cancel("t", Target(ids=ids(*doomed))))
-    assert partition.ready.entries < 100
+    assert partition.times.ready.entries < 100
     assert sorted(drain(shard)) == list(range(10, 501, 10))
 
 
@@ -223,7 +223,7 @@ def test_moving_one_message_for_ever_takes_no_memory(monkeypatch: pytest.MonkeyP
         when = When(due_us=NOW_US + MINUTE_US * (2 + turn % 7) + turn)
         assert words(shard.do(commands.Move("t", Target(ids=ids(1)), when))) == ["ok"]
     partition = shard.engine.state.by_name["t"].partitions[0]
-    assert partition.calendar.entries + partition.ready.entries < 200
+    assert partition.times.calendar.entries + partition.times.ready.entries < 200
     shard.lease()
     shard.wait(20 * MINUTE_US)
     shard.step()
@@ -576,7 +576,7 @@ def test_moments_of_messages_that_are_done_are_forgotten(monkeypatch: pytest.Mon
         shard.do(commands.Ack("t", delivered.ids, np.full(10, delivered.token)))
         run_idle(shard)
     (topic,) = shard.engine.state.topics.values()
-    (expiries,) = [p.expiries for p in topic.partitions if p.expiries is not None]
+    (expiries,) = [p.times.expiries for p in topic.partitions if p.times.expiries is not None]
     assert expiries._calendar.entries <= 110
 
 
@@ -602,15 +602,15 @@ def test_what_expires_at_once_is_looked_at_piece_by_piece(monkeypatch: pytest.Mo
     (topic,) = shard.engine.state.topics.values()
     for _ in range(100):
         shard.produce(*[b"x"] * 100, expires=until(*[MINUTE_US] * 100))
-    (partition,) = [p for p in topic.partitions if p.expiries is not None]
+    (expiries,) = [p.times.expiries for p in topic.partitions if p.times.expiries is not None]
     looked: list[int] = []
-    resolve = partition._resolve_expiry
+    resolve = expiries._resolve
 
     def counted(sequences: Any) -> Any:
         looked.append(len(sequences))
         return resolve(sequences)
 
-    monkeypatch.setattr(partition, "_resolve_expiry", counted)
+    monkeypatch.setattr(expiries, "_resolve", counted)
     shard.wait(MINUTE_US)
     run_idle(shard)
     assert shard.do(commands.Count("t")).states["dead"] == 10_000
@@ -624,7 +624,7 @@ def test_what_is_due_and_not_read_back_from_a_run_yet_is_counted_as_ready() -> N
     # As after a start: the entry is in a run, and what was read back ends just before it, in the
     # middle of a slice of the calendar.
     partition = shard.engine.state.by_name["t"].partitions[0]
-    partition.calendar.forget(partition.calendar.generation, 0)
-    partition.loaded_until_us = NOW_US + SECOND_US
+    partition.times.calendar.forget(partition.times.calendar.generation, 0)
+    partition.times.loaded_until_us = NOW_US + SECOND_US
     shard.wait(SECOND_US)
     assert shard.do(commands.Count("t")).states["ready"] == 1

@@ -36,12 +36,12 @@ class Slices:
         self.agenda = Agenda()
         for topic in self._state.topics.values():
             for partition in topic.partitions.made():
-                if not partition.loading and partition.loaded_until_us < FOREVER:
+                if not partition.times.loading and partition.times.loaded_until_us < FOREVER:
                     self._plan(partition)
 
     def _plan(self, partition: Partition) -> None:
         place = partition.topic, partition.number
-        self.agenda.plan(place, partition.loaded_until_us - LOADED_AHEAD_US)
+        self.agenda.plan(place, partition.times.loaded_until_us - LOADED_AHEAD_US)
 
     def ask(self, work: Work) -> bool:
         """Asks for what will be needed soon, a bounded number a step; True if there is more.
@@ -54,10 +54,10 @@ class Slices:
             if place is None:
                 return False
             partition = self.find(*place)
-            if partition is None or partition.loading:
+            if partition is None or partition.times.loading:
                 continue
-            partition.loading = True
-            range_us = partition.loaded_until_us, until_us
+            partition.times.loading = True
+            range_us = partition.times.loaded_until_us, until_us
             work.effects.append(LoadSlice(*place, self.version, *range_us, LOADED_PER_CALL))
         return self.agenda.next_us() <= work.now_us
 
@@ -66,11 +66,12 @@ class Slices:
         partition = self.find(command.topic, command.partition)
         if partition is None:
             return Done()
-        partition.loading = False
+        times = partition.times
+        times.loading = False
         if command.version == self.version:
-            partition.restore_entries(command.sequences, command.due_us)
-            partition.load_until(command.through_us)
-        if partition.loaded_until_us < FOREVER:
+            times.restore_entries(command.sequences, command.due_us)
+            times.load_until(command.through_us)
+        if times.loaded_until_us < FOREVER:
             self._plan(partition)
         return Done()
 
@@ -85,12 +86,13 @@ class Slices:
             partition = self.find(topic, number)
             if partition is None:
                 continue
-            partition.loading = False
-            if partition.loaded_until_us == FOREVER:
-                partition.loaded_until_us = max(horizon_us, partition.calendar.cursor_us)
-            partition.calendar.forget(command.epoch, partition.loaded_until_us)
+            times = partition.times
+            times.loading = False
+            if times.loaded_until_us == FOREVER:
+                times.loaded_until_us = max(horizon_us, times.calendar.cursor_us)
+            times.calendar.forget(command.epoch, times.loaded_until_us)
             if first_due_us == FOREVER:
-                partition.load_until(FOREVER)
+                times.load_until(FOREVER)
         self.start()
         return Done()
 

@@ -1,7 +1,7 @@
 """Messages that nobody began in time: dead at their moment, with the reason `expired`.
 
 Each partition that has such messages plans the moment at which the next of them may be over
-(`Memory.plan_expiry`), in one heap for all; a step looks only at those whose moment has come, a
+(`Memory.plans`), in one heap for all; a step looks only at those whose moment has come, a
 bounded number of messages at a time. What is leased at its moment may still be acked; if it comes
 back instead, it is dead (`lapse_over`).
 """
@@ -27,10 +27,11 @@ def lapse(work: Work) -> bool:
     """What is over now dies; True if there is more."""
     plans, budget = work.state.memory.plans, _LAPSED_PER_STEP
     while budget > 0:
-        partition = plans.pop(work.now_us)
-        if partition is None:
+        place = plans.pop(work.now_us)
+        if place is None:
             return False
-        sequences = partition.pull_expired(work.now_us, budget)
+        partition = work.state.topics[place[0]].partitions[place[1]]
+        sequences = partition.times.need_expiries().pull(work.now_us, budget)
         budget -= max(_LOOK_COST, len(sequences))
         if len(sequences):
             _emit(work, partition, sequences)
@@ -42,9 +43,10 @@ def lapse_over(work: Work, partition: Partition, sequences: Int64s, slots: Int64
 
     None: all of them come back, which is usual and costs nothing to find out.
     """
-    if partition.expiries is None:
+    expiries = partition.times.expiries
+    if expiries is None:
         return None
-    over = partition.is_over(slots, work.now_us)
+    over = expiries.is_over(slots, work.now_us)
     if not over.any():
         return None
     _emit(work, partition, sequences[over])

@@ -116,7 +116,7 @@ class KvKind(Kind):
     def _produced(self, event: KvProduced, frame: int) -> None:
         partition = cast(KvPartition, self.state.partition(event))
         assert event.first_sequence == partition.ledger.next_sequence, "sequences have no holes"
-        partition.calendar.begin_at(event.at_us)
+        partition.times.calendar.begin_at(event.at_us)
         sequences = partition.create(
             event.due_us, in_frame(frame, event.row), 0, State.SCHEDULED, version=event.version
         )
@@ -167,7 +167,7 @@ class KvKind(Kind):
                 "entries": states["scheduled"],
                 "expired": states["ready"],
                 "removed": states["cancelled"],
-                "expiring": sum(partition.histogram.total for partition in partitions),
+                "expiring": sum(partition.times.histogram.total for partition in partitions),
                 "partitions": len(topic.partitions),
                 "position": work.state.next_frame - 1,
                 "changed": max((partition.changed_frame for partition in partitions), default=0),
@@ -199,8 +199,8 @@ class KvKind(Kind):
         return True
 
     def _look(self, work: Work, partition: KvPartition) -> None:
-        more = partition.advance(work.now_us)
-        sequences, slots, _ = partition.hand_out(EXPIRED_PER_CALL, work.now_us)
+        more = partition.times.advance(work.now_us)
+        sequences, slots, _ = partition.times.hand_out(EXPIRED_PER_CALL, work.now_us)
         place = (partition.topic, partition.number)
         if len(sequences):
             arena = partition.arena
@@ -212,7 +212,7 @@ class KvKind(Kind):
                 )
             )
             return
-        next_us = work.now_us if more else partition.next_us()
+        next_us = work.now_us if more else partition.times.next_us()
         if next_us <= work.now_us and not more:
             # Something is due that must be read from runs first; its arrival is noted as well.
             next_us = work.now_us + SECOND_US
@@ -228,7 +228,7 @@ class KvKind(Kind):
         slots = partition.ledger.slots(command.sequences)
         due = partition.arena.due.take(slots)
         if command.rows is None:
-            partition.restore_entries(command.sequences, due)
+            partition.times.restore_entries(command.sequences, due)
         else:
             good = partition.states(slots) == State.SCHEDULED
             good &= (partition.arena.version.take(slots) == command.versions) & (due <= work.now_us)

@@ -22,10 +22,10 @@ from fasti.core.columns import codes
 from fasti.core.columns.hashing import UInt64s
 from fasti.core.columns.reductions import highest
 from fasti.core.lifecycle import Verb
-from fasti.core.rows.arena import FRAME_BITS, STATE_MASK
+from fasti.core.rows.arena import Ledger
 from fasti.core.rows.location import number_of
 from fasti.core.rows.memory import Memory, Outcomes
-from fasti.core.timeline.partition import Partition
+from fasti.core.timeline.partition import Partition, TimeIndex
 from fasti.model import DUE_MAX_US, State
 
 Int64s = NDArray[np.int64]
@@ -42,6 +42,40 @@ class Forgetful(Outcomes):
         """Nothing was remembered."""
 
 
+class KvTimes(TimeIndex):
+    """Only entries that expire have a place in time."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        place: tuple[int, int],
+        ledger: Ledger,
+        note: Callable[[int, int, int], None],
+    ) -> None:
+        super().__init__(memory, place, ledger)
+        self._note = note
+
+    def schedule(self, sequences: Int64s, due: Int64s) -> None:
+        """Those that expire take their place."""
+        expiring = due != DUE_MAX_US
+        if expiring.any():
+            super().schedule(sequences[expiring], due[expiring])
+
+    def unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
+        """Those that expire leave it."""
+        expiring = self.arena.due.take(slots, mode="clip") != DUE_MAX_US
+        if expiring.any():
+            super().unschedule(slots[expiring], flags[expiring])
+
+    def count_scheduled(self, due: Int64s) -> None:
+        """Entries that were read back, of which those count that expire."""
+        super().count_scheduled(due[due != DUE_MAX_US])
+
+    def note_due(self, due_us: int) -> None:
+        """From this moment on there may be something to remove."""
+        self._note(*self._place, due_us)
+
+
 class KvPartition(Partition):
     """Entries by key. `note(topic, partition, due_us)` is told when one may expire."""
 
@@ -49,8 +83,8 @@ class KvPartition(Partition):
         self, memory: Memory, topic: int, number: int, note: Callable[[int, int, int], None]
     ) -> None:
         super().__init__(memory, topic, number)
+        self.times = KvTimes(memory, (topic, number), self.ledger, note)
         self.outcomes = Forgetful()
-        self._note = note
         # The highest version that an entry had when it was removed.
         self.floor = 0
         # The last frame that changed something here.
@@ -106,33 +140,6 @@ class KvPartition(Partition):
         before = self.changed_frame
         self._memory.undo.note(lambda: setattr(self, "changed_frame", before))
         self.changed_frame = frame
-
-    # Time: only entries that expire have a place in it
-
-    def schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
-        """Entries that expire take their place."""
-        expiring = due != DUE_MAX_US
-        if expiring.any():
-            super().schedule(sequences[expiring], slots[expiring], due[expiring])
-
-    def note_due(self, due_us: int) -> None:
-        """From this moment on there may be something to remove."""
-        self._note(self.topic, self.number, due_us)
-
-    def _unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
-        self._memory.untidy.add(self)
-        expiring = self.arena.due.take(slots, mode="clip") != DUE_MAX_US
-        if expiring.any():
-            super()._unschedule(slots[expiring], flags[expiring])
-
-    def recount(self) -> None:
-        """Works out what is derived from the rows."""
-        super().recount()
-        for frame in self.ledger.frames().tolist():
-            rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
-            due = self.arena.due[rows]
-            stored = self.arena.flags[rows] & STATE_MASK == State.SCHEDULED
-            self.histogram.remove(due[stored & (due == DUE_MAX_US)])
 
 
 class Found:

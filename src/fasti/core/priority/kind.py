@@ -28,19 +28,19 @@ from numpy.typing import NDArray
 
 from fasti.core import traits
 from fasti.core.agenda import FOREVER
-from fasti.core.calendar.wheel import Ready
+from fasti.core.calendar.wheel import ENTRY_BYTES, Ready
 from fasti.core.columns import codes
 from fasti.core.columns.reductions import distinct, every, lowest, sort_pairs
 from fasti.core.commands import Reprioritise
 from fasti.core.events import Event
 from fasti.core.kind import Apply, Handler
 from fasti.core.priority.events import PriorityProduced, PriorityReplaced, Reprioritised
-from fasti.core.rows.arena import NEAR, PRIORITY
+from fasti.core.rows.arena import NEAR, PRIORITY, Ledger
 from fasti.core.rows.memory import Memory
 from fasti.core.state import Topic
 from fasti.core.timeline.change import reprioritise
 from fasti.core.timeline.kind import TimelineKind
-from fasti.core.timeline.partition import NOBODY, Partition, joined
+from fasti.core.timeline.partition import NOBODY, Partition, TimeIndex, joined
 from fasti.core.traits import Traits
 from fasti.model import DUE_MAX_US
 
@@ -53,13 +53,14 @@ _RANKED_PER_CALL = 65_536
 _RANK_MAX = (1 << 63) - 1
 
 
-class PriorityPartition(Partition):
-    """A partition that hands out by rank what is due. Only the sequencer's thread touches it."""
+class RankedTimes(TimeIndex):
+    """Hands out by rank what is due."""
 
-    def __init__(self, memory: Memory, topic: int, number: int, age_step_us: int) -> None:
-        super().__init__(memory, topic, number)
+    def __init__(
+        self, memory: Memory, place: tuple[int, int], ledger: Ledger, age_step_us: int
+    ) -> None:
+        super().__init__(memory, place, ledger)
         self._age_step_us = age_step_us
-        self.ledger.columns = (*self.ledger.columns, PRIORITY)
         # (rank, sequence) of what was due when it came here.
         self.ranked = Ready()
         # From when due times count in ranks without a guard.
@@ -91,9 +92,8 @@ class PriorityPartition(Partition):
         while (first := self.ranked.first()) is not None:
             rank, sequence = first
             slots = np.array([self.ledger.slot(sequence)])
-            if self.states(slots)[0] == codes.SCHEDULED:
-                if self._holds_rank(slots, np.array([rank]))[0]:
-                    return rank
+            if self.is_scheduled(slots)[0] and self._holds_rank(slots, np.array([rank]))[0]:
+                return rank
             self.ranked.take(1, rank)
         near_us = super().head_us(limit_us)
         return None if near_us is None else _RANK_MAX + near_us
@@ -112,12 +112,6 @@ class PriorityPartition(Partition):
             return FOREVER
         return self.now_us if self.ranked.entries else super().next_us()
 
-    def restore_rows(self, columns: dict[str, NDArray[Any]]) -> None:
-        """With their priorities; blocks in which all have 0 don't say so."""
-        super().restore_rows(columns)
-        slots = self.ledger.slots(columns["sequence"])
-        self.arena.priority[slots] = columns.get(PRIORITY, 0)
-
     def rerank(self, sequences: Int64s, slots: Int64s) -> None:
         """Rows got other priorities. Those that are not due yet are ranked when they are."""
         due = self.arena.due.take(slots, mode="clip")
@@ -126,7 +120,6 @@ class PriorityPartition(Partition):
         if here.any():
             order = np.lexsort((sequences[here], due[here]))
             self._rank(sequences[here][order], slots[here][order], due[here][order])
-            self._memory.untidy.add(self)
 
     def _complete(self) -> bool:
         """Whether all that is due is ranked: until then something more urgent may still come."""
@@ -142,7 +135,7 @@ class PriorityPartition(Partition):
             return False
         due, sequences = self.ready.take(_RANKED_PER_CALL, self.now_us)
         slots = self.ledger.slots(sequences)
-        good = (self.states(slots) == codes.SCHEDULED) & self._holds_due(slots, due)
+        good = self.is_scheduled(slots) & self._holds_due(slots, due)
         if not every(good):
             sequences, slots, due = sequences[good], slots[good], due[good]
         self._rank(sequences, slots, due)
@@ -199,11 +192,33 @@ class PriorityPartition(Partition):
         few = ranked.entries <= _RANKED_PER_CALL
         return np.concatenate([self.ready.heads(), ranked.pairs()[1] if few else ranked.heads()])
 
+    @property
+    def size_bytes(self) -> int:
+        """What both lines take, and the rest."""
+        return super().size_bytes + self.ranked.entries * ENTRY_BYTES
+
     def _line_entries(self) -> int:
         return self.ready.entries + self.ranked.entries
 
     def _drain_line(self) -> Int64s:
         return np.concatenate([self.ready.drain(), self.ranked.drain()])
+
+
+class PriorityPartition(Partition):
+    """A partition whose rows have priorities. Only the sequencer's thread touches it."""
+
+    times: RankedTimes
+
+    def __init__(self, memory: Memory, topic: int, number: int, age_step_us: int) -> None:
+        super().__init__(memory, topic, number)
+        self.ledger.keep(PRIORITY)
+        self.times = RankedTimes(memory, (topic, number), self.ledger, age_step_us)
+
+    def restore_rows(self, columns: dict[str, NDArray[Any]]) -> None:
+        """With their priorities; blocks in which all have 0 don't say so."""
+        super().restore_rows(columns)
+        slots = self.ledger.slots(columns["sequence"])
+        self.arena.priority[slots] = columns.get(PRIORITY, 0)
 
 
 class PriorityKind(TimelineKind):
@@ -243,4 +258,6 @@ class PriorityKind(TimelineKind):
         slots = self.state.slots_of(partition, event.sequence)
         assert every(partition.states(slots) == codes.SCHEDULED), "only what is pending changes"
         partition.write(slots, priority=event.priority, version=event.version)
-        partition.rerank(event.sequence, slots)
+        partition.times.rerank(event.sequence, slots)
+        # The entries by their former ranks are stale.
+        self.state.memory.untidy.add(partition)

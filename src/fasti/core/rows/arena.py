@@ -256,6 +256,11 @@ class Ledger:
         self._packed_free: list[Int64s] = []
         self._packed_finished: list[Int64s] = []
 
+    def keep(self, column: str) -> None:
+        """From now on rows have this further column, which moves with them."""
+        if column not in self.columns:
+            self.columns = (*self.columns, column)
+
     def slots(self, sequences: Int64s) -> Int64s:
         """The slot of each sequence; 0 where none was ever given or its page is gone."""
         if len(sequences) < 2:

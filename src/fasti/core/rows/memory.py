@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,6 @@ from fasti.core.rows.arena import FRAME_BITS, FRAME_BYTES, FRAMES_SPARE, Arena
 from fasti.core.rows.location import is_in_run, number_of, row_of
 from fasti.errors import Overloaded
 from fasti.model import SECOND_US
-
-if TYPE_CHECKING:
-    from fasti.core.timeline.partition import Partition
-
 
 Int64s = NDArray[np.int64]
 
@@ -439,8 +435,8 @@ class Memory:
         self.epoch = 1
         # What was trimmed of logs since the last checkpoint, which gives the space back.
         self.trimmed_bytes = 0
-        # Partitions in which messages expire.
-        self.plans: Agenda[Partition] = Agenda()
+        # Partitions in which messages expire: (topic, partition).
+        self.plans: Agenda[tuple[int, int]] = Agenda()
         # Partitions that have memory to give back.
         self.untidy: set[Tidied] = set()
         # By topic: the earliest due time of what became scheduled since the last look.

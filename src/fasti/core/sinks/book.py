@@ -122,8 +122,9 @@ class SinkBook:
             slots = partition.ledger.slots(event.sequence)
             partition.turn(slots, Verb.PUBLISH)
             due = partition.arena.due.take(slots, mode="clip")
-            partition.schedule(event.sequence, slots, due)
-            partition.plan_expiry(event.sequence, slots, event.at_us)
+            partition.times.schedule(event.sequence, due)
+            if partition.times.expiries is not None:
+                partition.times.expiries.plan(event.sequence, slots, event.at_us)
             if stage.skip and rows.hashes is not None:
                 kept = event.sequence - rows.sequences[0]
                 partition.claim_keys(rows.hashes[kept], event.sequence)

@@ -21,6 +21,7 @@ from fasti.core.keys import Rows
 from fasti.core.kind import Apply, Handler, Kind
 from fasti.core.lifecycle import Verb
 from fasti.core.replies import Reply
+from fasti.core.rows.arena import MOMENT
 from fasti.core.rows.location import in_frame
 from fasti.core.state import ShardState, Topic
 from fasti.core.timeline import change, produce, reads
@@ -151,7 +152,7 @@ class Applying:
         partition = self._state.partition(event)
         assert event.first_sequence == partition.ledger.next_sequence, "sequences have no holes"
         state = State.STAGED if event.stage else State.SCHEDULED
-        partition.calendar.begin_at(event.at_us)
+        partition.times.calendar.begin_at(event.at_us)
         owner = self._memory.owners.number(event.owner)
         places = in_frame(frame, event.row)
         sequences = partition.create(event.due_us, places, owner, state, **columns)
@@ -171,7 +172,7 @@ class Applying:
         self._memory.drop_reasons(partition.arena.lease.take(slots, mode="clip"))
         partition.turn(slots, Verb.REPLACE, lease=0, **values)
         partition.relocate(slots, in_frame(frame, event.row))
-        partition.schedule(event.sequence, slots, event.due_us)
+        partition.times.schedule(event.sequence, event.due_us)
 
     def _updated(self, event: ev.Updated, frame: int) -> None:
         partition = self._state.partition(event)
@@ -182,7 +183,7 @@ class Applying:
         partition = self._state.partition(event)
         slots = self._state.slots_of(partition, event.sequence)
         partition.turn(slots, Verb.MOVE, due=event.due_us, version=event.version)
-        partition.schedule(event.sequence, slots, event.due_us)
+        partition.times.schedule(event.sequence, event.due_us)
 
     def _cancelled(self, event: ev.Cancelled, _: int) -> None:
         self._finish_unleased(event, Verb.CANCEL)
@@ -274,7 +275,7 @@ class Applying:
         if verb is Verb.RELEASE:
             values["attempts"] = partition.arena.attempts.take(slots, mode="clip") - 1
         partition.turn(slots, verb, **values)
-        partition.schedule(event.sequence, slots, due)
+        partition.times.schedule(event.sequence, due)
 
     def _acked(self, event: ev.Acked, _: int) -> None:
         self._close_leases(self._state.partition(event), event.sequence)
@@ -287,7 +288,7 @@ class Applying:
         self._bury(partition, slots, verb, event)
 
     def _bury(self, partition: Partition, slots: Int64s, verb: Verb, event: Any) -> None:
-        partition.keep_moments()
+        partition.ledger.keep(MOMENT)
         reason = self._memory.use_reason(event.reason, len(slots))
         partition.turn(slots, verb, lease=reason, moment=event.at_us)
 
@@ -296,7 +297,7 @@ class Applying:
         slots = self._state.slots_of(partition, event.sequence)
         # It keeps its reason: that it died, and of what, is still the last that is known of it.
         partition.turn(slots, Verb.REDRIVE, attempts=0, due=event.due_us, version=event.version)
-        partition.schedule(event.sequence, slots, event.due_us)
+        partition.times.schedule(event.sequence, event.due_us)
         hashes = np.stack([event.hash_first, event.hash_last], axis=1)
         partition.claim_keys(hashes, event.sequence)
 

@@ -4,6 +4,9 @@ All changes to rows go through here, so that the rules that hold them together s
 counts per state equal what a scan would find, the histogram counts exactly the scheduled, a row
 that a run holds is marked when it leaves, every change is noted for undo and for the next
 checkpoint, and snapshots keep what they saw.
+
+Rows change by `Partition`; which of them are due when, and go in which order, is `TimeIndex`. Kinds
+that hand out in another order, or schedule only some of their rows, have an index of their own.
 """
 
 from __future__ import annotations
@@ -46,250 +49,113 @@ _LIVE = np.zeros(8, dtype=np.bool_)
 _LIVE[[State.SCHEDULED, State.LEASED, State.STAGED]] = True
 
 
-class Partition:
-    """State of one partition. Only the sequencer's thread touches it."""
+class TimeIndex:
+    """When the scheduled rows of a partition are due, and which of them go next.
 
-    def __init__(self, memory: Memory, topic: int, number: int) -> None:
-        self._memory = memory
-        self.arena = memory.arena
-        self.topic, self.number = topic, number
-        self.ledger = Ledger(memory.arena)
-        self.keys = HashIndex(self.keeps_key, wide=True)
+    Entries are hints: a row that was changed leaves its entry behind, and what the row says counts.
+    """
+
+    def __init__(self, memory: Memory, place: tuple[int, int], ledger: Ledger) -> None:
+        self._memory, self._place = memory, place
+        self.arena, self.ledger = memory.arena, ledger
         self.calendar = Calendar(memory.epoch)
         self.ready = Ready()
         self.histogram = Histogram()
-        self.outcomes = Outcomes()
-        self.counts = np.zeros(8, dtype=np.int64)
-        # Scheduled rows that stand in the ready line (they have the NEAR bit).
+        # Rows that stand in the ready line (they have the NEAR bit).
         self.near = 0
-        # When messages expire, from the first one on that does; and when to look at them next.
+        # When messages expire, from the first one on that does.
         self.expiries: Expiries | None = None
         # The time of the step that is under way, as far as somebody set it.
         self.now_us = 0
         # Rows of runs due before this are in memory; the cursor never passes it.
         self.loaded_until_us = FOREVER
         self.loading = False
-        # What the time index and outcomes took when they were last counted into the memory budget.
-        self._index_bytes = self._outcomes_bytes = 0
 
-    # Finding rows
+    # Entries
 
-    def states(self, slots: Int64s) -> NDArray[np.uint8]:
-        """The state of each row."""
-        return self.arena.flags.take(slots, mode="clip") & STATE_MASK
+    def schedule(self, sequences: Int64s, due: Int64s) -> None:
+        """Rows that just became scheduled (again) take their place in time."""
+        self.histogram.add(due)
+        self._memory.undo.note(lambda: self.histogram.remove(due))
+        self._enter(sequences, due)
 
-    def find_keys(self, hashes: UInt64s) -> Int64s:
-        """The sequence that each key last named, dead or alive; 0 for none."""
-        return self.keys.find(hashes[:, 0], hashes[:, 1])
+    def unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
+        """Rows that had these flags are scheduled no more. Their entries stay, and are stale."""
+        due = self.arena.due.take(slots, mode="clip")
+        self.histogram.remove(due)
+        self.near -= int(np.count_nonzero(flags & NEAR))
+        self._memory.undo.note(lambda: self.histogram.add(due))
 
-    def is_live(self, sequences: Int64s) -> NDArray[np.bool_]:
-        """Which of these are scheduled, leased, or published but not yet landed."""
-        return _LIVE.take(self.states(self.ledger.slots(sequences)))
+    def count_scheduled(self, due: Int64s) -> None:
+        """Scheduled rows that were read back: storage brings their entries when they come near."""
+        self.histogram.add(due)
+
+    def count_near(self, slots: Int64s) -> int:
+        """How many of these rows stand in the ready line."""
+        return int(np.count_nonzero(self.arena.flags.take(slots, mode="clip") & NEAR))
+
+    def restore_entries(self, sequences: Int64s, due: Int64s) -> None:
+        """Entries that storage read back from runs; stale ones are dropped."""
+        slots = self.ledger.slots(sequences)
+        good = self.is_scheduled(slots) & self._holds_due(slots, due)
+        self._enter(sequences[good], due[good])
+
+    def is_scheduled(self, slots: Int64s) -> NDArray[np.bool_]:
+        """Which of these rows are."""
+        return self.arena.flags.take(slots, mode="clip") & STATE_MASK == codes.SCHEDULED
 
     def resolve(self, sequences: Int64s) -> tuple[Int64s, Int64s]:
-        """Of entries in the time index, those that are scheduled, with their due times."""
+        """Of entries, those that are scheduled, with their due times."""
         slots = self.ledger.slots(sequences)
-        scheduled = self.states(slots) == codes.SCHEDULED
+        scheduled = self.is_scheduled(slots)
         if not every(scheduled):
             sequences, slots = sequences[scheduled], slots[scheduled]
         return sequences, self.arena.due.take(slots, mode="clip")
 
-    def keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
-        """Which entries of the key index still mean something."""
-        # The dead don't hold their key, but answer to it until somebody else has it.
-        kept = self.states(self.ledger.slots(sequences)) != codes.NONE
-        rest = np.flatnonzero(~kept)
-        if len(rest):
-            kept[rest] = self.outcomes.find(sequences[rest], 0)[0] != 0
-        return kept
+    def note_due(self, due_us: int) -> None:
+        """From this moment on there may be something to hand out that was not there before."""
+        self._memory.note_due(self._place[0], due_us)
 
-    def in_order(self, sequences: Int64s) -> Int64s:
-        """Rows that are out, as they would be handed out; here their reader sorts them itself."""
-        return sequences
-
-    # Changing rows
-
-    def create(
-        self, due: Int64s, locations: Int64s, owner: int, state: State, **columns: Any
-    ) -> Int64s:
-        """New rows for the next sequences, with further columns if given; returns the sequences."""
-        first = self.ledger.next_sequence
-        slots = self.ledger.append(len(due))
-        arena, undo = self.arena, self._memory.undo
-        arena.before_write(slots)
-        arena.due[slots] = due
-        arena.location[slots] = locations
-        arena.version[slots] = 1
-        arena.owner[slots] = owner
-        arena.lease[slots] = 0
-        arena.attempts[slots] = 0
-        arena.epoch[slots] = self._memory.epoch_byte
-        arena.flags[slots] = int(state)
-        for name, values in columns.items():
-            getattr(arena, name)[slots] = values
-        if undo.active:
-            undo.note(lambda: self.ledger.unappend(first, slots))
-            undo.note(lambda: self._clear(slots))
-        sequences = np.arange(first, first + len(due), dtype=np.int64)
-        self._count(State.NONE, state, len(due))
-        if state == State.SCHEDULED:
-            self.schedule(sequences, slots, due)
-        self._resized()
-        return sequences
-
-    def _resized(self) -> None:
-        """Counts what it takes anew: once a batch, so some more or less is not counted at once."""
-        entries = self.calendar.entries * 8 + self._line_entries() * ENTRY_BYTES
-        if self.expiries is not None:
-            entries += self.expiries.entries * 8
-        index = entries + self.histogram.size_bytes + self.ledger.size_bytes
-        outcomes = self.outcomes.size_bytes
-        memory = self._memory
-        memory.index_bytes += index - self._index_bytes
-        memory.outcomes_bytes += outcomes - self._outcomes_bytes
-        self._index_bytes, self._outcomes_bytes = index, outcomes
-
-    def write(self, slots: Int64s, **values: Any) -> None:
-        """Sets columns of rows."""
-        arena, undo = self.arena, self._memory.undo
-        arena.before_write(slots)
-        if undo.active:
-            before = {
-                name: getattr(arena, name)[slots].copy() for name in (*values, "flags", "epoch")
-            }
-            undo.note(lambda: self._restore(slots, before))
-        for name, value in values.items():
-            getattr(arena, name)[slots] = value
-        if "flags" not in values:
-            arena.flags[slots] |= CHANGED
-        arena.epoch[slots] = self._memory.epoch_byte
-
-    def keep_moments(self) -> None:
-        """From now on rows have moments, which move with them."""
-        if MOMENT not in self.ledger.columns:
-            self.ledger.columns = (*self.ledger.columns, MOMENT)
-
-    def relocate(self, slots: Int64s, locations: Int64s, **values: Any) -> None:
-        """New payloads: the old places are dead."""
-        self._kill(slots)
-        self.write(slots, location=locations, **values)
-
-    def turn(self, slots: Int64s, verb: Verb, **values: Any) -> None:
-        """Takes rows, all in one state, along an edge of the life cycle."""
-        flags = self.arena.flags.take(slots, mode="clip")
-        source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
-        if source == State.SCHEDULED:
-            self._unschedule(slots, flags)
-        became: Any = int(target) | int(CHANGED)
-        if self.expiries is not None and verb not in _FORGETS_EXPIRY:
-            became |= flags & EXPIRES
-        self.write(slots, flags=became, **values)
-        self._count(source, target, len(slots))
-
-    def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
-        """Rows end here: done, cancelled or purged. What became of them is remembered."""
-        flags = self.arena.flags.take(slots, mode="clip")
-        source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
-        if source == State.SCHEDULED:
-            self._unschedule(slots, flags)
-        self._kill(slots)
-        self._erase(slots, flags)
-        self.ledger.finish(sequences, slots)
-        self._memory.untidy.add(self)
-        self._count(source, target, len(sequences))
-        remembered = target if target != State.NONE else source
-        undo = self._memory.undo
-        undo.note(lambda: self.ledger.finish(sequences, slots, sign=1))
-        if remembered != State.STAGED:
-            self.outcomes.remember(sequences, remembered, at_us)
-            undo.note(lambda: self.outcomes.take_back(len(sequences)))
-
-    def set_expiry(self, sequences: Int64s, slots: Int64s, moments: Int64s, at_us: int) -> None:
-        """Live rows expire at these moments; 0: never."""
-        self.keep_moments()
+    def need_expiries(self) -> Expiries:
+        """A message expires, perhaps the first one that does."""
         if self.expiries is None:
-            self.expiries = Expiries()
-        flags = self.arena.flags.take(slots, mode="clip")
-        given = moments != 0
-        # The NEAR bit stays with the row: what is undone, `_restore` counts.
-        became = np.where(given, flags | EXPIRES, flags & ~EXPIRES) | CHANGED
-        self.write(slots, moment=moments, flags=became)
-        self.plan_expiry(sequences[given], slots[given], at_us)
+            self.expiries = Expiries(self._memory, self._place, self.ledger)
+        return self.expiries
 
-    def plan_expiry(self, sequences: Int64s, slots: Int64s, at_us: int) -> None:
-        """Rows that became scheduled, or were given a moment, are looked at when it comes."""
-        if self.expiries is None or not len(sequences):
+    def _enter(self, sequences: Int64s, due: Int64s) -> None:
+        if not len(due):
             return
-        expires = self.arena.flags.take(slots, mode="clip") & EXPIRES != 0
-        if some(expires):
-            moments = self.arena.moment.take(slots[expires], mode="clip")
-            self.expiries.add(sequences[expires], moments, at_us)
-            self._plan_next()
+        cursor_us, first_us = self.calendar.cursor_us, lowest(due)
+        self.note_due(first_us)
+        if first_us >= cursor_us:
+            self.calendar.insert(sequences, due)
+            return
+        if highest(due) < cursor_us:
+            self._enter_ready(sequences, due)
+            return
+        late = due < cursor_us
+        self._enter_ready(sequences[late], due[late])
+        self.calendar.insert(sequences[~late], due[~late])
 
-    def pull_expired(self, now_us: int, count: int) -> Int64s:
-        """Up to `count` scheduled messages that are over; the next look is planned."""
-        if self.expiries is None:
-            return NOBODY
-        sequences, more = self.expiries.pull(now_us, self._resolve_expiry, count)
-        if more:
-            self._memory.plans.plan_by(self, now_us)
-        else:
-            self._plan_next()
-        # One that is leased may still be acked; if it comes back instead, it dies then.
-        slots = self.ledger.slots(sequences)
-        return sequences[self.states(slots) == codes.SCHEDULED]
-
-    def _plan_next(self) -> None:
-        assert self.expiries is not None
-        next_us = self.expiries.next_us()
-        if next_us is not None:
-            self._memory.plans.plan_by(self, next_us)
-
-    def _resolve_expiry(self, sequences: Int64s) -> tuple[Int64s, Int64s]:
-        """Of entries, those that expire, with their moments: also leased ones, which may come back."""
-        slots = self.ledger.slots(sequences)
-        flags = self.arena.flags.take(slots, mode="clip")
-        states = flags & STATE_MASK
-        live = (states == codes.SCHEDULED) | (states == codes.LEASED)
-        good = live & (flags & EXPIRES != 0)
-        return sequences[good], self.arena.moment.take(slots[good], mode="clip")
-
-    def is_over(self, slots: Int64s, now_us: int) -> NDArray[np.bool_]:
-        """Which live rows have expired."""
-        expires = self.arena.flags.take(slots, mode="clip") & EXPIRES != 0
-        return expires & (self.arena.moment.take(slots, mode="clip") <= now_us)
-
-    def expiry_of(self, slots: Int64s) -> Int64s | None:
-        """When each live row expires, 0: never; None if none does."""
-        if self.expiries is None:
-            return None
-        expires = self.arena.flags.take(slots, mode="clip") & EXPIRES != 0
-        if not some(expires):
-            return None
-        return np.where(expires, self.arena.moment.take(slots, mode="clip"), 0)
-
-    def claim_keys(self, hashes: UInt64s, sequences: Int64s, new: bool = False) -> None:
-        """The keys (0: none) name these messages from now on. `new`: the index has none of them."""
-        given = hashes[:, 0] != 0
-        if not given.all():
-            hashes, sequences = hashes[given], sequences[given]
+    def _enter_ready(self, sequences: Int64s, due: Int64s) -> None:
         if not len(sequences):
             return
-        if self._memory.undo.active:
-            before = self.find_keys(hashes)
-            # An entry can't be taken out of the index again: it names nobody. Not 0, because
-            # that would look as if the key had no entry, and it would get a second one.
-            before[before == 0] = _NOBODY
-            self._memory.undo.note(lambda: self.keys.put(hashes[:, 0], before, hashes[:, 1]))
-        before_bytes = self.keys.size_bytes
-        self.keys.put(hashes[:, 0], sequences, hashes[:, 1], new=new)
-        self._memory.keys_bytes += self.keys.size_bytes - before_bytes
+        slots = self._line_up(sequences, due)
+        flags = self.arena.flags.take(slots, mode="clip")
+        new = flags & NEAR == 0
+        if not every(new):
+            slots, flags = slots[new], flags[new]
+        self.arena.before_write(slots)
+        self.arena.flags[slots] = flags | NEAR
+        self.near += len(slots)
 
-    def unclaim_keys(self, hashes: UInt64s, before: Int64s) -> None:
-        """The keys name again what they named before (0: nobody)."""
-        self.keys.put(hashes[:, 0], np.where(before == 0, _NOBODY, before), hashes[:, 1])
+    def _line_up(self, sequences: Int64s, due: Int64s) -> Int64s:
+        """New entries, in any order, take their place in the line; their slots, each once."""
+        due, sequences = sort_pairs(due, sequences)
+        self.ready.push(due, sequences)
+        return self.ledger.slots(sequences)
 
-    # Time
+    # Handing out
 
     def advance(self, to_us: int) -> bool:
         """Brings what is due by `to_us` into the ready line; True if there is more to do.
@@ -316,10 +182,10 @@ class Partition:
                 break
             last = len(sequences) < count
             slots = self.ledger.slots(sequences)
-            good = (self.states(slots) == codes.SCHEDULED) & holds(slots, values)
+            good = self.is_scheduled(slots) & holds(slots, values)
             if self.expiries is not None:
                 # Its time is over, and it dies as soon as its turn comes.
-                good &= ~self.is_over(slots, self.now_us)
+                good &= ~self.expiries.is_over(slots, self.now_us)
             if not every(good):
                 sequences, slots, values = sequences[good], slots[good], values[good]
             if len(values) > 1 and some(sequences[1:] == sequences[:-1]):
@@ -372,9 +238,9 @@ class Partition:
             self.note_due(self.loaded_until_us)
             self.loaded_until_us = until_us
 
-    def note_due(self, due_us: int) -> None:
-        """From this moment on there may be something to hand out that was not there before."""
-        self._memory.note_due(self.topic, due_us)
+    def in_order(self, sequences: Int64s) -> Int64s:
+        """Rows that are out, as they would be handed out; here their reader sorts them itself."""
+        return sequences
 
     def ready_count(self, now_us: int) -> int:
         """How many scheduled messages are due. The caller has advanced to `now_us`."""
@@ -397,13 +263,10 @@ class Partition:
         first_us = self.histogram.first_us() or 0
         slots = self.ledger.slots(self._first_entries())
         due = self.arena.due.take(slots, mode="clip")
-        due = due[(self.states(slots) == codes.SCHEDULED) & (due <= now_us)]
+        due = due[self.is_scheduled(slots) & (due <= now_us)]
         seen_us = lowest(due) if len(due) else first_us
         # The histogram is exact: something older lies behind what was looked at.
         return seen_us if seen_us < first_us + BUCKET_US else first_us
-
-    def _first_entries(self) -> Int64s:
-        return self.ready.heads()
 
     def _scan_ready(self, now_us: int) -> int:
         # Only while rows that are due have not been read back from runs yet, after a start.
@@ -414,20 +277,20 @@ class Partition:
             total += int((scheduled & (self.arena.due[rows] <= now_us)).sum())
         return total
 
-    def tidy(self) -> bool:
-        """Gives memory back, a bounded piece a call; True if there may be more."""
-        more = self._tidy()
-        self._resized()
-        return more
+    # Memory
 
-    def _tidy(self) -> bool:
-        more = self.ledger.tidy()
-        if self.keys.is_rebuilding:
-            before_bytes = self.keys.size_bytes
-            more |= self.keys.tidy()
-            self._memory.keys_bytes += self.keys.size_bytes - before_bytes
+    @property
+    def size_bytes(self) -> int:
+        """What it takes, stale entries included."""
+        entries = self.calendar.entries * 8 + self.ready.entries * ENTRY_BYTES
+        if self.expiries is not None:
+            entries += self.expiries.entries * 8
+        return entries + self.histogram.size_bytes
+
+    def sweep(self, counts: Int64s) -> bool:
+        """Drops stale entries where they outnumber the rows, a bounded piece; True if it did."""
         near = self._line_entries()
-        if near + self.calendar.entries > 2 * int(self.counts[State.SCHEDULED]) + _STALE_MIN:
+        if near + self.calendar.entries > 2 * int(counts[State.SCHEDULED]) + _STALE_MIN:
             if near > 2 * self.near + _STALE_MIN // 2:
                 sequences, due = self.resolve(distinct(self._drain_line()))
                 # Not "due before the cursor": of a slice that leaves the calendar in pieces, some
@@ -438,23 +301,205 @@ class Partition:
             else:
                 self.calendar.sweep(self.resolve)
             return True
-        if self.expiries is not None and self.expiries.entries > 2 * self._live() + _STALE_MIN:
-            self.expiries.sweep(self._resolve_expiry)
-            return True
-        return more
+        if self.expiries is None:
+            return False
+        live = int(counts[State.SCHEDULED] + counts[State.LEASED])
+        if self.expiries.entries <= 2 * live + _STALE_MIN:
+            return False
+        self.expiries.sweep()
+        return True
 
-    def _live(self) -> int:
-        return int(self.counts[State.SCHEDULED] + self.counts[State.LEASED])
+    def _line_entries(self) -> int:
+        return self.ready.entries
 
-    def restore_entries(self, sequences: Int64s, due: Int64s) -> None:
-        """Entries that storage read back from runs; stale ones are dropped."""
-        slots = self.ledger.slots(sequences)
-        good = (self.states(slots) == codes.SCHEDULED) & (
-            self.arena.due.take(slots, mode="clip") == due
-        )
-        self._schedule_entries(sequences[good], slots[good], due[good])
+    def _drain_line(self) -> Int64s:
+        return self.ready.drain()
 
-    # Opening
+    def _first_entries(self) -> Int64s:
+        return self.ready.heads()
+
+
+class Partition:
+    """State of one partition. Only the sequencer's thread touches it."""
+
+    def __init__(self, memory: Memory, topic: int, number: int) -> None:
+        self._memory = memory
+        self.arena = memory.arena
+        self.topic, self.number = topic, number
+        self.ledger = Ledger(memory.arena)
+        self.times = TimeIndex(memory, (topic, number), self.ledger)
+        self.keys = HashIndex(self.keeps_key, wide=True)
+        self.outcomes = Outcomes()
+        self.counts = np.zeros(8, dtype=np.int64)
+        # What the time index and outcomes took when they were last counted into the memory budget.
+        self._index_bytes = self._outcomes_bytes = 0
+
+    # Finding rows
+
+    def states(self, slots: Int64s) -> NDArray[np.uint8]:
+        """The state of each row."""
+        return self.arena.flags.take(slots, mode="clip") & STATE_MASK
+
+    def find_keys(self, hashes: UInt64s) -> Int64s:
+        """The sequence that each key last named, dead or alive; 0 for none."""
+        return self.keys.find(hashes[:, 0], hashes[:, 1])
+
+    def is_live(self, sequences: Int64s) -> NDArray[np.bool_]:
+        """Which of these are scheduled, leased, or published but not yet landed."""
+        return _LIVE.take(self.states(self.ledger.slots(sequences)))
+
+    def keeps_key(self, _: UInt64s, sequences: Int64s) -> NDArray[np.bool_]:
+        """Which entries of the key index still mean something."""
+        # The dead don't hold their key, but answer to it until somebody else has it.
+        kept = self.states(self.ledger.slots(sequences)) != codes.NONE
+        rest = np.flatnonzero(~kept)
+        if len(rest):
+            kept[rest] = self.outcomes.find(sequences[rest], 0)[0] != 0
+        return kept
+
+    # Changing rows
+
+    def create(
+        self, due: Int64s, locations: Int64s, owner: int, state: State, **columns: Any
+    ) -> Int64s:
+        """New rows for the next sequences, with further columns if given; returns the sequences."""
+        first = self.ledger.next_sequence
+        slots = self.ledger.append(len(due))
+        arena, undo = self.arena, self._memory.undo
+        arena.before_write(slots)
+        arena.due[slots] = due
+        arena.location[slots] = locations
+        arena.version[slots] = 1
+        arena.owner[slots] = owner
+        arena.lease[slots] = 0
+        arena.attempts[slots] = 0
+        arena.epoch[slots] = self._memory.epoch_byte
+        arena.flags[slots] = int(state)
+        for name, values in columns.items():
+            getattr(arena, name)[slots] = values
+        if undo.active:
+            undo.note(lambda: self.ledger.unappend(first, slots))
+            undo.note(lambda: self._restore(slots, {"flags": 0}))
+        sequences = np.arange(first, first + len(due), dtype=np.int64)
+        self._count(State.NONE, state, len(due))
+        if state == State.SCHEDULED:
+            self.times.schedule(sequences, due)
+        self._resized()
+        return sequences
+
+    def _resized(self) -> None:
+        """Counts what it takes anew: once a batch, so some more or less is not counted at once."""
+        index = self.times.size_bytes + self.ledger.size_bytes
+        outcomes = self.outcomes.size_bytes
+        memory = self._memory
+        memory.index_bytes += index - self._index_bytes
+        memory.outcomes_bytes += outcomes - self._outcomes_bytes
+        self._index_bytes, self._outcomes_bytes = index, outcomes
+
+    def write(self, slots: Int64s, **values: Any) -> None:
+        """Sets columns of rows."""
+        arena, undo = self.arena, self._memory.undo
+        arena.before_write(slots)
+        if undo.active:
+            before = {
+                name: getattr(arena, name)[slots].copy() for name in (*values, "flags", "epoch")
+            }
+            undo.note(lambda: self._restore(slots, before))
+        for name, value in values.items():
+            getattr(arena, name)[slots] = value
+        if "flags" not in values:
+            arena.flags[slots] |= CHANGED
+        arena.epoch[slots] = self._memory.epoch_byte
+
+    def relocate(self, slots: Int64s, locations: Int64s, **values: Any) -> None:
+        """New payloads: the old places are dead."""
+        self._kill(slots)
+        self.write(slots, location=locations, **values)
+
+    def turn(self, slots: Int64s, verb: Verb, **values: Any) -> None:
+        """Takes rows, all in one state, along an edge of the life cycle."""
+        flags = self.arena.flags.take(slots, mode="clip")
+        source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
+        if source == State.SCHEDULED:
+            self.times.unschedule(slots, flags)
+            self._memory.untidy.add(self)
+        became: Any = int(target) | int(CHANGED)
+        if self.times.expiries is not None and verb not in _FORGETS_EXPIRY:
+            became |= flags & EXPIRES
+        self.write(slots, flags=became, **values)
+        self._count(source, target, len(slots))
+
+    def finish(self, sequences: Int64s, slots: Int64s, verb: Verb, at_us: int) -> None:
+        """Rows end here: done, cancelled or purged. What became of them is remembered."""
+        flags = self.arena.flags.take(slots, mode="clip")
+        source, target = lifecycle.advance_all(flags & STATE_MASK, verb)
+        if source == State.SCHEDULED:
+            self.times.unschedule(slots, flags)
+        self._kill(slots)
+        self.arena.before_write(slots)
+        self.arena.flags[slots] = codes.NONE
+        undo = self._memory.undo
+        undo.note(lambda: self._restore(slots, {"flags": flags}))
+        self.ledger.finish(sequences, slots)
+        self._memory.untidy.add(self)
+        self._count(source, target, len(sequences))
+        remembered = target if target != State.NONE else source
+        undo.note(lambda: self.ledger.finish(sequences, slots, sign=1))
+        if remembered != State.STAGED:
+            self.outcomes.remember(sequences, remembered, at_us)
+            undo.note(lambda: self.outcomes.take_back(len(sequences)))
+
+    def set_expiry(self, sequences: Int64s, slots: Int64s, moments: Int64s, at_us: int) -> None:
+        """Live rows expire at these moments; 0: never."""
+        self.ledger.keep(MOMENT)
+        flags = self.arena.flags.take(slots, mode="clip")
+        given = moments != 0
+        # The NEAR bit stays with the row: what is undone, `_restore` counts.
+        became = np.where(given, flags | EXPIRES, flags & ~EXPIRES) | CHANGED
+        self.write(slots, moment=moments, flags=became)
+        self.times.need_expiries().plan(sequences[given], slots[given], at_us)
+
+    def claim_keys(self, hashes: UInt64s, sequences: Int64s, new: bool = False) -> None:
+        """The keys (0: none) name these messages from now on. `new`: the index has none of them."""
+        given = hashes[:, 0] != 0
+        if not given.all():
+            hashes, sequences = hashes[given], sequences[given]
+        if not len(sequences):
+            return
+        if self._memory.undo.active:
+            before = self.find_keys(hashes)
+            # An entry can't be taken out of the index again: it names nobody. Not 0, because
+            # that would look as if the key had no entry, and it would get a second one.
+            before[before == 0] = _NOBODY
+            self._memory.undo.note(lambda: self.keys.put(hashes[:, 0], before, hashes[:, 1]))
+        before_bytes = self.keys.size_bytes
+        self.keys.put(hashes[:, 0], sequences, hashes[:, 1], new=new)
+        self._memory.keys_bytes += self.keys.size_bytes - before_bytes
+
+    def unclaim_keys(self, hashes: UInt64s, before: Int64s) -> None:
+        """The keys name again what they named before (0: nobody)."""
+        self.keys.put(hashes[:, 0], np.where(before == 0, _NOBODY, before), hashes[:, 1])
+
+    def _kill(self, slots: Int64s) -> None:
+        if not self._memory.marks:
+            return
+        locations = self.arena.location.take(slots, mode="clip")
+        self._memory.marks.kill(locations)
+        self._memory.undo.note(lambda: self._memory.marks.revive(locations))
+
+    def _count(self, source: State, target: State, rows: int) -> None:
+        self.counts[source] -= rows
+        self.counts[target] += rows
+        self._memory.undo.note(lambda: self._count(target, source, rows))
+
+    def _restore(self, slots: Int64s, before: dict[str, Any]) -> None:
+        # The count of near rows follows their bits, which come back with the flags.
+        self.times.near -= self.times.count_near(slots)
+        for name, values in before.items():
+            getattr(self.arena, name)[slots] = values
+        self.times.near += self.times.count_near(slots)
+
+    # Opening, tidying and closing
 
     def restore_rows(self, columns: dict[str, NDArray[Any]]) -> None:
         """Rows that storage read back, as they were at a checkpoint; a later row wins."""
@@ -466,17 +511,14 @@ class Partition:
         for name in ("due", "location", "version", "owner", "lease", "attempts"):
             getattr(self.arena, name)[slots] = columns[name]
         if MOMENT in columns and some(columns[MOMENT]):
-            self.keep_moments()
+            self.ledger.keep(MOMENT)
             self.arena.moment[slots] = columns[MOMENT]
         flags = columns["flags"]
         if MOMENT in columns:
             expires = (columns[MOMENT] != 0) & (flags & STATE_MASK != State.DEAD)
             flags = np.where(expires, flags | EXPIRES, flags)
             if some(expires):
-                if self.expiries is None:
-                    self.expiries = Expiries()
-                self.expiries.add(sequences[expires], columns[MOMENT][expires], 0)
-                self._plan_next()
+                self.times.need_expiries().add(sequences[expires], columns[MOMENT][expires], 0)
         self.arena.flags[slots] = flags
 
     def recount(self) -> None:
@@ -486,14 +528,24 @@ class Partition:
             rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
             states = self.arena.flags[rows] & STATE_MASK
             self.counts += np.bincount(states, minlength=8) * (np.arange(8) != State.NONE)
-            self.histogram.add(self.arena.due[rows][states == State.SCHEDULED])
+            self.times.count_scheduled(self.arena.due[rows][states == State.SCHEDULED])
         self._memory.keys_bytes += self.keys.size_bytes
         self._resized()
 
+    def tidy(self) -> bool:
+        """Gives memory back, a bounded piece a call; True if there may be more."""
+        more = self.ledger.tidy()
+        if self.keys.is_rebuilding:
+            before_bytes = self.keys.size_bytes
+            more |= self.keys.tidy()
+            self._memory.keys_bytes += self.keys.size_bytes - before_bytes
+        more |= self.times.sweep(self.counts)
+        self._resized()
+        return more
+
     def release(self) -> None:
         """The topic is gone: so are all its rows."""
-        self.expiries = None
-        self._memory.plans.drop(self)
+        self._memory.plans.drop((self.topic, self.number))
         for frame in self.ledger.frames().tolist():
             rows = slice(frame << FRAME_BITS, (frame + 1) << FRAME_BITS)
             states = self.arena.flags[rows] & STATE_MASK
@@ -507,96 +559,6 @@ class Partition:
         self._memory.outcomes_bytes -= self._outcomes_bytes
         # It may still be noted as one that has memory to give back.
         self._memory.untidy.discard(self)
-
-    # The rules
-
-    def schedule(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
-        """Rows that just became scheduled (again) take their place in time."""
-        self.histogram.add(due)
-        undo = self._memory.undo
-        undo.note(lambda: self.histogram.remove(due))
-        self._schedule_entries(sequences, slots, due)
-
-    def _schedule_entries(self, sequences: Int64s, slots: Int64s, due: Int64s) -> None:
-        if not len(due):
-            return
-        cursor_us, first_us = self.calendar.cursor_us, lowest(due)
-        self.note_due(first_us)
-        if first_us >= cursor_us:
-            self.calendar.insert(sequences, due)
-            return
-        if highest(due) < cursor_us:
-            self._enter_ready(sequences, due)
-            return
-        late = due < cursor_us
-        self._enter_ready(sequences[late], due[late])
-        self.calendar.insert(sequences[~late], due[~late])
-
-    def _enter_ready(self, sequences: Int64s, due: Int64s) -> None:
-        if not len(sequences):
-            return
-        slots = self._line_up(sequences, due)
-        flags = self.arena.flags.take(slots, mode="clip")
-        new = flags & NEAR == 0
-        if not every(new):
-            slots, flags = slots[new], flags[new]
-        self.arena.before_write(slots)
-        self.arena.flags[slots] = flags | NEAR
-        self.near += len(slots)
-
-    def _line_up(self, sequences: Int64s, due: Int64s) -> Int64s:
-        """New entries, in any order, take their place in the line; their slots, each once."""
-        due, sequences = sort_pairs(due, sequences)
-        self.ready.push(due, sequences)
-        return self.ledger.slots(sequences)
-
-    def _line_entries(self) -> int:
-        return self.ready.entries
-
-    def _drain_line(self) -> Int64s:
-        return self.ready.drain()
-
-    def _unschedule(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
-        due = self.arena.due.take(slots, mode="clip")
-        self.histogram.remove(due)
-        self.near -= int(np.count_nonzero(flags & NEAR))
-        self._memory.untidy.add(self)
-        self._memory.undo.note(lambda: self.histogram.add(due))
-
-    def _near_bits(self, slots: Int64s) -> int:
-        return int(np.count_nonzero(self.arena.flags.take(slots, mode="clip") & NEAR))
-
-    def _erase(self, slots: Int64s, flags: NDArray[np.uint8]) -> None:
-        self.arena.before_write(slots)
-        self.arena.flags[slots] = codes.NONE
-        self._memory.undo.note(lambda: self._restore(slots, {"flags": flags}))
-
-    def _kill(self, slots: Int64s) -> None:
-        if not self._memory.marks:
-            return
-        locations = self.arena.location.take(slots, mode="clip")
-        self._memory.marks.kill(locations)
-        self._memory.undo.note(lambda: self._memory.marks.revive(locations))
-
-    def _count(self, source: State, target: State, rows: int) -> None:
-        self.counts[source] -= rows
-        self.counts[target] += rows
-        self._memory.undo.note(lambda: self._uncount(source, target, rows))
-
-    def _uncount(self, source: State, target: State, rows: int) -> None:
-        self.counts[source] += rows
-        self.counts[target] -= rows
-
-    def _clear(self, slots: Int64s) -> None:
-        self.near -= self._near_bits(slots)
-        self.arena.flags[slots] = 0
-
-    def _restore(self, slots: Int64s, before: dict[str, NDArray[Any]]) -> None:
-        # The count of near rows follows their bits, which come back with the flags.
-        self.near -= self._near_bits(slots)
-        for name, values in before.items():
-            getattr(self.arena, name)[slots] = values
-        self.near += self._near_bits(slots)
 
 
 def joined(found: list[HandedOut]) -> HandedOut:

@@ -116,12 +116,12 @@ def count(work: Work, command: Count) -> Counts:
     ready = 0
     oldest: list[int] = []
     for partition in topic.partitions.made():
-        while work.change_hints(partition.advance, work.now_us):
+        while work.change_hints(partition.times.advance, work.now_us):
             pass
         totals += partition.counts
-        here = partition.ready_count(work.now_us)
+        here = partition.times.ready_count(work.now_us)
         if here:
-            oldest.append(partition.oldest_ready_us(work.now_us))
+            oldest.append(partition.times.oldest_ready_us(work.now_us))
         ready += here
     return Counts(
         {
@@ -154,7 +154,7 @@ def forecast(work: Work, command: Forecast) -> Buckets:
             limit=_FORECAST_BUCKETS_MAX,
         )
     found = [
-        partition.histogram.between(command.from_us, command.to_us, command.bucket_us)
+        partition.times.histogram.between(command.from_us, command.to_us, command.bucket_us)
         for partition in topic.partitions.made() or [topic.partitions.look(0)]
     ]
     starts = np.concatenate([start for start, _ in found])

@@ -40,7 +40,7 @@ def planned_ahead_us(lookahead_us: int) -> int:
 
 
 def _next_turn_us(topic: Topic) -> int:
-    first_us = min((p.next_us() for p in topic.partitions.made()), default=FOREVER)
+    first_us = min((p.times.next_us() for p in topic.partitions.made()), default=FOREVER)
     if first_us == FOREVER:
         return FOREVER
     return first_us - planned_ahead_us(topic.settings.lookahead_us)
@@ -146,8 +146,8 @@ def resume(work: Work, topic: Topic, command: Lease) -> None:
             memory.leases.sequence[held[memory.leases.partition[held] == partition.number]]
         )
         if len(mine):
-            partition.now_us = work.now_us
-            mine = partition.in_order(mine)
+            partition.times.now_us = work.now_us
+            mine = partition.times.in_order(mine)
             token = memory.leases.next_token
             work.emit(ev.Resumed(work.now_us, topic.number, partition.number, token, mine))
             slots = partition.ledger.slots(mine)
@@ -160,8 +160,8 @@ def serve_line(work: Work, topic: Topic, line: Line, budget: int) -> tuple[int, 
     limit_us = work.now_us + topic.settings.lookahead_us
     busy = False
     for partition in topic.partitions.made():
-        partition.now_us = work.now_us
-        busy |= partition.advance(limit_us)
+        partition.times.now_us = work.now_us
+        busy |= partition.times.advance(limit_us)
     heads = _heads(topic, limit_us)
     most = _turn_rows(topic, line)
     handed = line.share = 0
@@ -186,7 +186,7 @@ def _turn_rows(topic: Topic, line: Line) -> int:
     It doesn't shrink while a burst goes out over several steps. Few messages are not divided: a
     delivery of its own costs more than they are worth.
     """
-    near = sum(partition.near for partition in topic.partitions.made())
+    near = sum(partition.times.near for partition in topic.partitions.made())
     even = -(-near // max(1, len(line)))
     return min(turns.TURN_ROWS, max(turns.TURN_ROWS_MIN, even, line.share))
 
@@ -196,7 +196,7 @@ def _heads(topic: Topic, limit_us: int) -> list[tuple[int, int]]:
     heads = [
         (head_us, partition.number)
         for partition in topic.partitions.made()
-        if (head_us := partition.head_us(limit_us)) is not None
+        if (head_us := partition.times.head_us(limit_us)) is not None
     ]
     heapq.heapify(heads)
     return heads
@@ -222,7 +222,7 @@ def _take(
         wanted = min(share, count - taken)
         got = _lease_from(work, topic, partition, waiting, wanted, limit_us)
         taken += got
-        head_us = partition.head_us(limit_us) if got == wanted else None
+        head_us = partition.times.head_us(limit_us) if got == wanted else None
         if head_us is None:
             heapq.heappop(heads)
         else:
@@ -233,7 +233,7 @@ def _take(
 def _lease_from(
     work: Work, topic: Topic, partition: Partition, waiting: Waiting, count: int, limit_us: int
 ) -> int:
-    sequences, slots, due = partition.hand_out(count, limit_us)
+    sequences, slots, due = partition.times.hand_out(count, limit_us)
     if not len(sequences):
         return 0
     token = work.state.memory.leases.next_token
@@ -265,6 +265,7 @@ def _deliver(
 ) -> None:
     arena = partition.arena
     ranked = topic.kind.traits.has_priorities
+    expiries = partition.times.expiries
     work.effects.append(
         Deliver(
             session,
@@ -278,7 +279,7 @@ def _deliver(
             work.now_us,
             arena.priority.take(slots, mode="clip") if ranked else None,
             _last_reasons(work, partition, slots),
-            partition.expiry_of(slots),
+            expiries.moments_of(slots) if expiries is not None else None,
         )
     )
 

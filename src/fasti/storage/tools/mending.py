@@ -259,7 +259,7 @@ class Mender:
         slots = partition.ledger.slots(event.sequence)
         partition.arena.epoch[slots] = self.engine.memory.epoch_byte
         partition.counts[State.SCHEDULED] += count
-        partition.schedule(event.sequence, slots, event.due_us)
+        partition.times.schedule(event.sequence, event.due_us)
 
     def bring(self, partition: Partition, sequences: Int64s, target: State, at_us: int) -> None:
         """Takes rows to a state, by the events that must have been lost."""

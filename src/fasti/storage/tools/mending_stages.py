@@ -237,7 +237,7 @@ class StageMender:
             return
         slots = partition.ledger.slots(sequences)
         partition.turn(slots, Verb.PUBLISH)
-        partition.schedule(sequences, slots, partition.arena.due.take(slots))
+        partition.times.schedule(sequences, partition.arena.due.take(slots))
 
     def _give_up(self, partition: Partition, sequences: Int64s, at_us: int) -> None:
         """Staged rows that may have been left out, or have landed and ended: they go."""

@@ -22,7 +22,7 @@ def test_entries_that_runs_hold_are_forgotten_and_come_back_in_time():
     random = np.random.default_rng(1)
     due_us = NOW_US + 10 * DAY_US + random.integers(0, 20 * DAY_US, 5000)
     shard.call(Produce("t", Rows.of([b"x"] * 5000), When(due_us=due_us)), NOW_US, 0)
-    calendar = shard.engine.state.by_name["t"].partitions[0].calendar
+    calendar = shard.engine.state.by_name["t"].partitions[0].times.calendar
     assert calendar.entries == 5000
     shard.checkpoint(NOW_US + 1, 1)
     assert calendar.entries < 1500

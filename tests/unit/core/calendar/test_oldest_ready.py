@@ -105,7 +105,7 @@ def test_by_rank_the_oldest_stands_anywhere() -> None:
     assert rig.oldest_us() == NOW_US - 900 * SECOND_US
     partition = rig.shard.engine.state.by_name["t"].partitions[0]
     assert isinstance(partition, PriorityPartition)
-    assert partition.ranked.entries == 2
+    assert partition.times.ranked.entries == 2
     assert rig.call(co.Count("t")).states["leased"] == 1  # type: ignore[attr-defined]
 
 

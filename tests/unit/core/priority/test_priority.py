@@ -157,7 +157,7 @@ def test_a_stale_rank_that_still_fits_makes_nobody_early() -> None:
     bench = Bench(age_step_us=MINUTE_US)
     ids = bench.put([1] * 3)
     assert bench.take(1) == ids[:1]
-    assert bench.partition.ranked.entries == 2
+    assert bench.partition.times.ranked.entries == 2
     bench.do(
         co.Move("t", target(ids[1]), co.When(due_us=NOW_US + MINUTE_US)),
         co.Reprioritise("t", target(ids[1]), uint16s([0])),
@@ -171,12 +171,12 @@ def test_years_later_ranks_count_from_a_later_moment() -> None:
     bench = Bench()
     first, second = bench.put([3, 1])
     assert bench.take(1) == [second]
-    base_us = bench.partition.base_us
+    base_us = bench.partition.times.base_us
     assert NOW_US - 4 * YEAR_US < base_us < NOW_US - 2 * YEAR_US
     bench.now_us += 3 * YEAR_US
     (late,) = bench.put([3])
     assert bench.take() == [first, late]
-    assert bench.partition.base_us > base_us
+    assert bench.partition.times.base_us > base_us
 
 
 def test_ancient_times_tie_and_then_the_sequence_decides() -> None:
@@ -189,7 +189,7 @@ def test_nothing_goes_until_all_that_is_due_is_in_memory() -> None:
     bench = Bench()
     (mild,) = bench.put([5], NOW_US + SECOND_US)
     partition = bench.partition
-    partition.loaded_until_us = NOW_US + 2 * SECOND_US
+    partition.times.loaded_until_us = NOW_US + 2 * SECOND_US
     bench.engine.slices.version = 1
     bench.engine.slices.start()
     bench.now_us += 3 * SECOND_US
@@ -232,7 +232,7 @@ def test_many_stale_entries_are_swept() -> None:
     assert bench.take(1) == ids[:1]
     for turn in range(120):
         bench.do(co.Reprioritise("t", target(*ids[1:]), uint16s([turn % 9] * 999)))
-    assert bench.partition.ranked.entries < 70_000
+    assert bench.partition.times.ranked.entries < 70_000
     assert bench.take(2_000) == ids[1:]
 
 
