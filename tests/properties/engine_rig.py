@@ -470,7 +470,7 @@ class Rig:
         everybody = [m for t in self.model.topics.values() for m in t.messages.values()]
         uses = Counter(message.reason for message in everybody if message.reason)
         assert uses == {
-            name: reasons.uses(number) for number, name in enumerate(reasons.all()) if name
+            name: reasons._uses[number] for number, name in enumerate(reasons.all()) if name
         }
 
     def _rows_of(self, partition: Partition) -> dict[int, dict[str, Any]]:

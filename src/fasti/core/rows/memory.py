@@ -311,10 +311,6 @@ class Names:
         names = [self._names[number] or None for number in distinct.tolist()]
         return np.array(names, dtype=np.object_)[places]
 
-    def uses(self, number: int) -> int:
-        """How many rows name it."""
-        return self._uses[number]
-
     def use(self, number: int, count: int) -> None:
         """`count` more rows name it; with a negative count, fewer."""
         self._uses[number] += count
