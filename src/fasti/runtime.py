@@ -110,6 +110,15 @@ class Runtime(Protocol):
         """
 
 
+def may_be_interrupted() -> bool:
+    """Whether this is the main thread: a handler of signals may raise in it, in the middle of anything.
+
+    No step of a service is done there: it would end midway. Nor is a service woken there if another
+    thread can do it: one interrupt in `Condition.notify`, and a later notice wakes nobody.
+    """
+    return threading.get_ident() == threading.main_thread().ident
+
+
 def _elapsed() -> Callable[[], int]:
     # CLOCK_BOOTTIME is Linux's; macOS' CLOCK_MONOTONIC goes on during sleep, Python's does not.
     which = getattr(time, "CLOCK_BOOTTIME", None)

@@ -168,7 +168,7 @@ class Shard:
         """Hands commands over; the future holds their replies once they are durable.
 
         With `lead` this thread decides, writes and syncs them itself, and what came meanwhile, if no
-        other thread is at it. It must hold no lock then.
+        other thread is at it. It must hold no lock then that a turn takes.
         """
         for command in inputs:
             self._route(command)

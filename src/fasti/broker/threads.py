@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasti.broker.logs import fields
-from fasti.runtime import ENDED, Runtime, SystemRuntime
+from fasti.runtime import ENDED, Runtime, SystemRuntime, may_be_interrupted
 
 _log = logging.getLogger("fasti.broker.threads")
 
@@ -39,6 +39,8 @@ _LOOK_S_MAX = 2.0
 _PAUSE_S, _PAUSE_S_MAX = 0.05, 30.0
 # One that ran for so long was well: the pauses begin anew.
 _WELL_S = 60.0
+# A thread that wakes up by itself so soon is not woken: that would take as long.
+_NEAR_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,55 +281,73 @@ class Driver(Worker):
 
     def begin_to_lead(self) -> bool:
         """With `changed` held: takes what there is to do, unless a turn is under way. Then `lead` follows."""
-        if self.in_turn or self._ended or not self._runtime.leads or _may_be_interrupted():
+        if self.in_turn or self._ended or not self._runtime.leads or may_be_interrupted():
             return False
-        wait_s = self._take()
-        if wait_s is None or wait_s > 0:
+        wait_s = self._look_for_work()
+        if wait_s is None or wait_s > 0 or self._ended:
             self._wake_within(wait_s)
             return False
         self.in_turn = True
         return True
 
     def lead(self) -> None:
-        """Does what was taken. Raises nothing: what escapes from the step is its own thread's death."""
+        """Does what was taken. Raises nothing: what escapes from a turn is its own thread's death."""
         self._leader = threading.get_ident()
         self.busy()
+        ended = False
+        raised: BaseException | None = None
         try:
-            self._ended = not self._step()
+            ended = not self._step()
         except BaseException as error:
-            self._ended, self._raised = True, error
+            ended, raised = True, error
         with self._changed:
             self._leader = None
             self.working = self.in_turn = False
-            self._wake_within(0.0 if self._ended else self._take())
+            # With the lock: its own thread, if it is awake, sees why it has ended as well.
+            self._ended, self._raised = ended, raised
+            self._wake_within(0.0 if ended else self._look_for_work())
+
+    def _look_for_work(self) -> float | None:
+        """With the lock: what `take` says. One that raises is its own thread's death too."""
+        try:
+            return self._take()
+        except BaseException as error:
+            self._ended, self._raised = True, error
+            return 0.0
 
     def _wake_within(self, wait_s: float | None) -> None:
         """With the lock: its own thread is woken if it would sleep for longer."""
-        if wait_s is not None and self._runtime.monotonic() + wait_s < self._wakes_at:
+        if wait_s is not None and self._runtime.monotonic() + wait_s < self._wakes_at - _NEAR_S:
             self._changed.notify_all()
 
     # Its own thread
 
     def _take_and_step(self) -> None:
         changed, step = self._changed, self._step
+        # What can't be trusted any more is not led either.
+        for_good = self._failed is not None
         while True:
-            self.idle()
             with changed:
+                # A leader may have begun since the last turn: then the service is busy.
+                if not self.in_turn:
+                    self.idle()
                 self._wait_for_turn()
                 if self._ended:
                     break
                 self.in_turn = True
             self.busy()
+            ended = for_good
             try:
-                self._ended = not step()
+                ended = not step()
             finally:
+                # In this order: who finds that no turn is under way leads one.
+                self._ended = ended
                 self.in_turn = False
-            if self._ended:
+            if ended:
                 return
         if self._raised is not None:
             error, self._raised = self._raised, None
-            # What can't be trusted any more is not led either.
-            self._ended = self._failed is not None
+            self._ended = for_good
             raise error
 
     def _wait_for_turn(self) -> None:
@@ -463,11 +483,6 @@ class Threads:
     def _poll(self) -> float:
         self.look(self.runtime.monotonic())
         return self._every_s
-
-
-def _may_be_interrupted() -> bool:
-    """Whether this is the main thread: a handler of signals that raises would end the step midway."""
-    return threading.get_ident() == threading.main_thread().ident
 
 
 def _stack(ident: int | None) -> str:

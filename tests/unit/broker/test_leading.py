@@ -14,6 +14,7 @@ from fasti.broker.threads import Driver, Threads
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import InternalError, OutcomeUnknown
+from fasti.runtime import SystemRuntime
 from tests.integration.shard_rig import SharedFiles, held_up, make_topic, produce, serving, shown
 
 WAIT_S = 60.0
@@ -208,3 +209,226 @@ def test_a_service_that_ended_while_it_was_led_has_ended() -> None:
     elsewhere(lead)
     driver.wait()
     assert threads.deaths == {"fasti-some": 0}
+
+
+class Service:
+    """Work for a driver, which the test makes raise or stand still."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.work: list[str] = []
+        self.threads = Threads()
+        self.told: list[BaseException] = []
+
+    def take(self) -> float | None:
+        if "unreadable" in self.work:
+            raise ZeroDivisionError(self.work.pop())
+        return 0.0 if self.work else None
+
+    def step(self) -> bool:
+        raise ZeroDivisionError(self.work.pop(0))
+
+    def driver(self, kind: type[Driver] = Driver) -> Driver:
+        place = (self.threads, "fasti-some", self.changed)
+        return kind(*place, self.take, self.step, self.told.append)
+
+    def begin_to_lead(self, driver: Driver, *work: str) -> bool:
+        with self.changed:
+            self.work += work
+            return driver.begin_to_lead()
+
+
+def test_who_comes_while_a_service_dies_does_not_lead_it() -> None:
+    service, dying, go_on = Service(), threading.Event(), threading.Event()
+
+    class Dying(Driver):
+        def _note_death(self, error: BaseException) -> float | None:
+            dying.set()
+            assert go_on.wait(WAIT_S)
+            return super()._note_death(error)
+
+    service.work = ["bad", "next"]
+    driver = service.driver(Dying)
+    driver.start()
+    assert dying.wait(WAIT_S)
+    try:
+        assert not elsewhere(lambda: service.begin_to_lead(driver, "more"))
+    finally:
+        go_on.set()
+    driver.join()
+    assert [str(error) for error in service.told] == ["bad"]
+    assert service.work == ["next", "more"]
+
+
+def test_what_was_being_written_when_the_committer_died_is_not_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(SharedFiles()) as shard:
+        make_topic(shard)
+        committer, journal = shard.committer, shard.store.journal
+        append, give_up = journal.append, committer._give_up
+        appended: list[int] = []
+        dying, go_on = threading.Event(), threading.Event()
+
+        def note_append(frames: Any, **options: Any) -> None:
+            appended.append(len(frames))
+            append(frames, **options)
+
+        def fail(work: Any) -> None:
+            raise ZeroDivisionError("a bug")
+
+        def give_up_later(error: Any) -> None:
+            dying.set()
+            assert go_on.wait(WAIT_S)
+            give_up(error)
+
+        monkeypatch.setattr(journal, "append", note_append)
+        monkeypatch.setattr(committer, "_answer", fail)
+        monkeypatch.setattr(committer, "_give_up", give_up_later)
+        answer = shard.submit([co.Produce("t", Rows.of([b"x"]), co.When())])
+        assert dying.wait(WAIT_S)
+        try:
+            elsewhere(committer.lead)
+        finally:
+            go_on.set()
+        with pytest.raises(OutcomeUnknown):
+            answer.result(WAIT_S)
+        assert appended == [1]
+        assert elsewhere(lambda: put(shard, b"after")).all_ok
+
+
+def test_its_own_thread_never_sees_that_it_has_ended_without_seeing_why() -> None:
+    class Eager(Driver):
+        """Its own thread looks as soon as a leader says that it has ended."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_ended" and value and threading.get_ident() != self._thread.ident:
+                with self._changed:
+                    self._changed.notify_all()
+                self._thread.join(0.5)
+
+    service = Service()
+    driver = service.driver(Eager)
+    driver.start()
+
+    def lead() -> None:
+        assert service.begin_to_lead(driver, "bad")
+        driver.lead()
+
+    elsewhere(lead)
+    driver.join()
+    assert [str(error) for error in service.told] == ["bad"]
+
+
+@pytest.mark.parametrize("work", ["good", "unreadable"])
+def test_a_service_that_can_not_say_what_there_is_to_do_dies_and_its_leader_goes_on(
+    work: str,
+) -> None:
+    service = Service()
+
+    def step() -> bool:
+        service.work[:] = ["unreadable"]
+        return True
+
+    service.step = step  # type: ignore[method-assign]
+    driver = service.driver()
+    driver.start()
+
+    def lead() -> None:
+        if service.begin_to_lead(driver, work):
+            assert work == "good"
+            driver.lead()
+
+    elsewhere(lead)
+    driver.join()
+    assert [str(error) for error in service.told] == ["unreadable"]
+
+
+def test_a_leader_who_stands_still_is_seen_right_after_a_turn_of_the_own_thread() -> None:
+    service, led, go_on = Service(), threading.Event(), threading.Event()
+    own: list[int] = []
+
+    class Slow(Driver):
+        """Its own thread takes its time before it says that it is idle."""
+
+        def idle(self) -> None:
+            if threading.get_ident() in own:
+                led.wait(0.5)
+            super().idle()
+
+    def step() -> bool:
+        work = service.work.pop(0)
+        if work == "own":
+            own.append(threading.get_ident())
+        elif work == "led":
+            led.set()
+            assert go_on.wait(WAIT_S)
+        return work != "end"
+
+    service.step = step  # type: ignore[method-assign]
+    service.work = ["own"]
+    driver = service.driver(Slow)
+    driver.start()
+
+    def lead() -> None:
+        while not own or not service.begin_to_lead(driver, "led"):
+            service.work.clear()
+            threading.Event().wait(0.001)
+        driver.lead()
+
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(lead)
+        try:
+            assert led.wait(WAIT_S)
+            # Its own thread waits again.
+            while not service.changed._waiters:  # type: ignore[attr-defined]
+                threading.Event().wait(0.001)
+            assert driver.working
+        finally:
+            go_on.set()
+        leading.result(WAIT_S)
+    with service.changed:
+        service.work.append("end")
+        service.changed.notify()
+    driver.join()
+
+
+def test_its_own_thread_is_not_woken_for_what_it_wakes_up_for_by_itself() -> None:
+    class Still(SystemRuntime):
+        monotonic = staticmethod(lambda: 1000.0)
+
+    class Counting(threading.Condition):
+        notices = 0
+
+        def notify_all(self) -> None:
+            self.notices += 1
+            super().notify_all()
+
+    threads, changed = Threads(runtime=Still()), Counting()
+    work: list[str] = []
+    waits = iter([60.0, 59.99999, 50.0])
+    driver = Driver(
+        threads,
+        "fasti-some",
+        changed,
+        lambda: 0.0 if work else next(waits, 50.0),
+        lambda: work.pop() != "end",
+    )
+
+    def lead(piece: str = "led") -> None:
+        with changed:
+            work.append(piece)
+            assert driver.begin_to_lead()
+        driver.lead()
+
+    driver.start()
+    while not changed._waiters:  # type: ignore[attr-defined]
+        threading.Event().wait(0.001)
+    elsewhere(lead)
+    # The same moment, but for what it took to find out.
+    assert changed.notices == 0
+    elsewhere(lead)
+    assert changed.notices == 1
+    elsewhere(lambda: lead("end"))
+    driver.join()
