@@ -92,3 +92,17 @@ def test_a_consumer_comes_back_at_the_same_moments_for_the_same_seed() -> None:
     assert len(tries_us) > 5
     assert tries_us == consume(1) != consume(2)
     assert threading.active_count() == threads
+
+
+def test_who_writes_is_for_the_seed_to_decide_and_never_the_caller() -> None:
+    broker = AbsentBroker(1)
+    producer = Producer(broker.transport, "emails")
+    producer.send(b"one")
+    producer.flush()
+    broker.runtime.sleep(1.0)
+    (stream,) = broker.transport.streams
+    producer.send(b"two")
+    assert stream.rows() == [b"one"]
+    producer.flush()
+    assert stream.rows() == [b"one", b"two"]
+    producer.close()

@@ -26,6 +26,7 @@ from fasti.client.transport import TIMEOUT_S, BrokerClock, Ended, Header
 from fasti.config import ShardSettings
 from fasti.errors import Closed, FastiError, IllegalTransition, Unavailable
 from fasti.protocol.schemas import VERSION
+from fasti.runtime import may_be_interrupted
 from fasti.storage.directory import directory_storage
 from fasti.storage.storage_engine import StorageEngine
 
@@ -237,7 +238,8 @@ class _ProduceStream:
             if batch is None:
                 self._intake.end_producer()
             else:
-                receipt = self._intake.put(metadata, batch, waited=True)
+                # Receipts are for threads that no signal interrupts: one that is half noted is lost.
+                receipt = self._intake.put(metadata, batch, waited=not may_be_interrupted())
                 if receipt is not None:
                     self._receipt(receipt)
         except Closed as error:

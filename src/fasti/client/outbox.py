@@ -1,8 +1,8 @@
 """The threads around a `ProducerMachine`: they gather, connect, write and settle.
 
 Callers add with `lock`; one sending thread writes and connects; the stream's reading thread brings
-receipts. The sending thread ends when there was nothing to do for a while. A caller that sends while
-nothing is under way writes by itself, on the stream that is open: no thread has to be woken for it.
+receipts. The sending thread ends when there was nothing to do for a while. A caller that sends a little
+while nothing is under way writes by itself, on the stream that is open: no thread has to be woken for it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ from fasti.client.receipts import Shipment
 from fasti.client.transport import Header, Stream, Transport
 from fasti.errors import Closed, FastiError, Overloaded, TimedOut, Unavailable
 from fasti.protocol.problems import error_from_json
-from fasti.runtime import ENDED, Thread
+from fasti.runtime import ENDED, Thread, may_be_interrupted
 
 logger = logging.getLogger("fasti.client")
 
 _LAST_WORD_S = 1.0
+# What a caller writes by itself, at most: more might have to wait until the broker reads, and `send` is
+# to return at once.
+_LEAD_BYTES_MAX = 16 << 10
+# So often the sending thread looks whether a caller still writes: one that was interrupted, and again
+# while it said so, has told nobody.
+_LOOK_S = 1.0
 _Failed = list[tuple[Shipment, FastiError]]
 
 
@@ -65,13 +71,14 @@ class Outbox:
         )
         self._work = self._runtime.condition(self.lock)
         self._room = self._runtime.condition(self.lock)
-        # Whether the sending thread waits, and until when; whether a caller writes in its place, and
-        # whether it is to look for more afterwards.
+        # Whether the sending thread waits, and until when; what a caller does in its place, and whether
+        # it is to look for more afterwards.
         self._sleeping = False
         self._sleeps_until = 0.0
-        self._led = self._wanted = False
+        self.led: Step[Shipment] | None = None
+        self._wanted = False
         # Whether callers may write: not where a write that waits would hold up others.
-        self.leads = True
+        self.leads = self._runtime.leads
         self._thread: Thread | None = None
         self._stream: Stream | None = None
         # The number of the last stream that was, or could not be, opened.
@@ -125,25 +132,41 @@ class Outbox:
         if self._stream is not None and not machine.connected:
             self._abandoned.append((self._stream, machine.last_word))
             self._stream, machine.last_word = None, False
-            # The thread may wait for the end of a stream on which a write failed.
-            self._work.notify()
+            # One may wait for the end of a stream on which a write failed: the sending thread, or a
+            # caller that writes, beside it.
+            self._work.notify_all()
         elif self._sleeping:
-            self._work.notify()
+            self._work.notify_all()
 
     def begin_to_lead(self) -> Step[Shipment] | None:
-        """What the caller is to do in the sending thread's place, by `lead`; None: that one is woken."""
-        machine = self.machine
-        step: Step[Shipment] | None = None
-        if self.leads and self._sleeping and not self._led and self._stream is not None:
-            step = machine.poll(self._monotonic())
-        # What can't be written at once is found again by the sending thread.
-        unwritable = step is not None and step.action == "write" and not machine.connected
-        if step is None or step.action in ("wait", "end") or unwritable:
+        """What the caller is to do in the sending thread's place, by `lead`; None: that one is woken.
+
+        One that doesn't come to `lead`, or not to its end, says so by `interrupted`.
+        """
+        machine, gathered = self.machine, self.machine.open
+        may = self.leads and self._sleeping and self.led is None and self._stream is not None
+        if not may or gathered is None or gathered.size_bytes > _LEAD_BYTES_MAX:
             self.wake()
             return None
-        self._led = True
-        machine.idle = machine.work = False
-        return step
+        if not self._transport.on_network and may_be_interrupted():
+            # The broker is in this process, and would not survive an interrupt everywhere.
+            self.wake()
+            return None
+        try:
+            step = machine.poll(self._monotonic())
+            # What can't be written at once is found again by the sending thread.
+            unwritable = step.action == "write" and not machine.connected
+            if step.action in ("wait", "end") or unwritable:
+                self.wake()
+                return None
+            machine.idle = machine.work = False
+            self.led = step
+            return step
+        except BaseException:
+            self.led = None
+            machine.take_back(gathered)
+            self.wake()
+            raise
 
     def _start(self) -> None:
         if self._thread is None:
@@ -179,22 +202,24 @@ class Outbox:
 
     def lead(self, step: Step[Shipment]) -> None:
         """Does what `begin_to_lead` gave."""
-        number = self.machine.stream_number
-        try:
-            self._fail(step.failed)
-            if step.parcel is not None:
-                self._carry_out(step.parcel, number)
-        except BaseException:
-            # A signal's handler raised, in the middle of a write perhaps: it is sent again.
-            self._broken(number, Unavailable("the caller was interrupted while it was sending"))
-            raise
-        finally:
-            with self.lock:
-                self._led = False
-                late = step.parcel is not None and step.parcel.deadline < self._sleeps_until
-                if self._wanted or late:
-                    self._wanted = False
-                    self._work.notify()
+        self._fail(step.failed)
+        if step.parcel is not None:
+            self._carry_out(step.parcel, self.machine.stream_number, opens=False)
+        with self.lock:
+            self.led = None
+            late = step.parcel is not None and step.parcel.deadline < self._sleeps_until
+            if self._wanted or late:
+                self._wanted = False
+                self._work.notify_all()
+
+    def interrupted(self) -> None:
+        """A signal's handler raised in a caller that led, in the middle of a write perhaps: what it
+        was to write is sent again, by the sending thread. The caller has set `led` back.
+        """
+        with self.lock:
+            number, self._wanted = self.machine.stream_number, False
+            self._work.notify_all()
+        self._broken(number, Unavailable("the caller was interrupted while it was sending"))
 
     @property
     def settled(self) -> bool:
@@ -232,8 +257,8 @@ class Outbox:
         # With those that waited for the old ones are gone.
         self._work = self._runtime.condition(self.lock)
         self._room = self._runtime.condition(self.lock)
-        self._sleeping = self._led = self._wanted = False
-        self._thread = self._stream = None
+        self._sleeping = self._wanted = False
+        self._thread = self._stream = self.led = None
         self._abandoned = []
 
     # The sending thread
@@ -245,9 +270,9 @@ class Outbox:
     def _turn(self, wait: bool = False) -> float | None:
         """One step of the machine's; or how long until there is one, for which it may wait."""
         with self.lock:
-            while self._led:
+            while self.led is not None:
                 self._wanted = True
-                self._work.wait()
+                self._work.wait(_LOOK_S)
             now = self._monotonic()
             step = self.machine.poll(now)
             self._sleeping = step.action == "wait"
@@ -267,9 +292,9 @@ class Outbox:
         self._finish_abandoned()
         return ENDED if step.action == "end" else 0.0
 
-    def _carry_out(self, shipment: Shipment, number: int) -> None:
+    def _carry_out(self, shipment: Shipment, number: int, opens: bool = True) -> None:
         try:
-            self._write(shipment)
+            self._write(shipment, opens)
         except FastiError as error:
             self._broken(max(number, self._opening), error)
         except Exception as error:  # The thread must live; the batch can't be sent.
@@ -280,12 +305,15 @@ class Outbox:
                 self.wake()
             self._fail(failed)
 
-    def _write(self, shipment: Shipment) -> None:
+    def _write(self, shipment: Shipment, opens: bool) -> None:
         batch = shipment.seal()
         with self.lock:
             stream, number = self._stream, self.machine.stream_number
             schema = self.machine.schema
         if stream is None or schema is None:
+            if not opens:
+                # It was lost a moment ago, which has woken the sending thread.
+                return
             stream, number, schema = self._open(batch.schema.names)
         with self.lock:
             header = self.machine.write(shipment) if self._stream is stream else None

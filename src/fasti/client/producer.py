@@ -180,27 +180,38 @@ class Producer:
                 size_bytes += len(str(extras))
         box, machine = self._box, self._machine
         step = None
-        with box.lock:
-            parcel = machine.open
-            if parcel is None or parcel.on_conflict != on_conflict or parcel.partition != partition:
-                if on_conflict not in _ON_CONFLICT:
-                    self._refuse_conflict(on_conflict)
-                parcel = box.begin(on_conflict, checked_partition(partition))
-            payloads = parcel.payloads
-            row = len(payloads)
-            payloads.append(payload)
-            total_bytes = parcel.size_bytes = parcel.size_bytes + size_bytes
-            if extras is not None:
-                for name, value in extras:
-                    parcel.put(name, row, value)
-            if row >= _PARCEL_ROWS or total_bytes >= _PARCEL_BYTES:
-                box.seal()
-            elif machine.idle:
-                step = box.begin_to_lead()
-            elif row == GATHER_ROWS or total_bytes >= GATHER_BYTES:
-                box.wake()
-        if step is not None:
-            box.lead(step)
+        try:
+            with box.lock:
+                parcel = machine.open
+                if (
+                    parcel is None
+                    or parcel.on_conflict != on_conflict
+                    or parcel.partition != partition
+                ):
+                    if on_conflict not in _ON_CONFLICT:
+                        self._refuse_conflict(on_conflict)
+                    parcel = box.begin(on_conflict, checked_partition(partition))
+                payloads = parcel.payloads
+                row = len(payloads)
+                payloads.append(payload)
+                total_bytes = parcel.size_bytes = parcel.size_bytes + size_bytes
+                if extras is not None:
+                    for name, value in extras:
+                        parcel.put(name, row, value)
+                if row >= _PARCEL_ROWS or total_bytes >= _PARCEL_BYTES:
+                    box.seal()
+                elif machine.idle:
+                    step = box.begin_to_lead()
+                elif row == GATHER_ROWS or total_bytes >= GATHER_BYTES:
+                    box.wake()
+            if step is not None:
+                box.lead(step)
+        except BaseException:
+            if step is not None and box.led is step:
+                # This first, in one go: the handler of another signal may raise in what follows.
+                box.led = None
+                box.interrupted()
+            raise
         return Receipt(parcel, row)
 
     def _extras(

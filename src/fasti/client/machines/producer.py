@@ -332,6 +332,15 @@ class ProducerMachine(Generic[P]):
                 self.seal()
         return bool(self._waiting)
 
+    def take_back(self, parcel: P) -> None:
+        """`poll` was interrupted, by a signal's handler that raised, while this was all that there was:
+        it comes next, by another name, for it may have a number already.
+        """
+        if parcel is not self.open and parcel not in (*self._waiting, *self._under_way):
+            self._waiting.append(parcel)
+        self._forget_stream()
+        self._rename()
+
     def connect(self, columns: Iterable[str]) -> tuple[int, str, pa.Schema]:
         """Begins to open a stream for a batch of these columns: its number, the producer's name, and
         the columns that it has.
