@@ -11,6 +11,7 @@ from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
 from fasti.core import commands as co
 from fasti.core.keys import Rows
+from fasti.errors import StorageFailed
 from fasti.model import HOUR_US, TopicSettings
 from fasti.storage.memory_storage import MemoryStorage
 from tests.integration.shard_rig import int64s
@@ -120,3 +121,20 @@ def test_so_few_that_writing_them_costs_nothing_are_not_waited_for(
     monkeypatch.setattr(housekeeper, "_SHORT_LIVED_MIN", len(SOME) + 1)
     produce(shard)
     assert runtime.run_until(lambda: checkpoints(shard), 0.1)
+
+
+def test_one_that_becomes_due_right_after_another_failed_is_written_though_nothing_more_comes(
+    shard: Shard, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise StorageFailed("for once")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.housekeeper, "_checkpoint", fail)
+        with pytest.raises(StorageFailed):
+            shard.checkpoint()
+    # It has seen that none is due.
+    runtime.sleep(0.1)
+    produce(shard, HOUR_US)
+    assert checkpoints(shard) == 0
+    assert runtime.run_until(lambda: checkpoints(shard), 5.0)

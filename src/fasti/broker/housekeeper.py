@@ -251,9 +251,9 @@ class Housekeeper:
         if self._next_callers or self._stopping:
             self._callers, self._next_callers = self._next_callers, []
             return 0.0
-        if not self._checkpoint_is_due():
-            return None
-        return self._retry_at - self._monotonic()
+        wait_s = self._retry_at - self._monotonic()
+        # What becomes due before it may begin is not told (`look`): it is looked at then.
+        return wait_s if wait_s > 0 or self._checkpoint_is_due() else None
 
     def _step_checkpoint(self) -> bool:
         if self._stopping and not self._callers:
