@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.errors import InvalidArgument
 from fasti.spark.options import Options
 from fasti.spark.rows import OF_KIND, RowShape, TaskRows

@@ -49,17 +49,60 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert not loaded & {*PACKAGES, "pydantic"}
 
 
+def modules_of(code: str) -> set[str]:
+    """What a process has loaded after running some code, apart from the interpreter's own."""
+    shown = 'print(*(name for name in sys.modules if not name.startswith("_")))'
+    ended = python(f"{code}\n{shown}", [])
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stdout.split())
+
+
 def test_a_worker_loads_neither_the_engine_nor_the_storage() -> None:
     """It starts sooner without them."""
-    code = """
-import fasti
-fasti.connect, fasti.App
-print(*(name for name in sys.modules if name.startswith("fasti.")))
-"""
-    loaded = python(code, []).stdout.split()
+    loaded = modules_of("import fasti; fasti.connect, fasti.App")
     assert "fasti.client.client" in loaded
     rooms = ("fasti.broker", "fasti.storage", "fasti.core.state", "fasti.core.commands")
     assert [name for name in loaded if name.startswith(rooms)] == []
+
+
+# A client on a connection, of which nothing was asked yet.
+_CLIENT = """
+import fasti
+from fasti.client.address import parse_address
+from fasti.client.flight_transport import FlightTransport
+fasti.Client(FlightTransport(parse_address("fasti://127.0.0.1:1"))).close()
+"""
+
+
+def test_a_client_loads_little_besides_flight() -> None:
+    """A program starts almost as soon as with Arrow Flight alone: what it uses is loaded with it.
+
+    Of the standard library and of Arrow each name here is loaded on purpose. `pyarrow.compute` takes
+    as long as all of Fasti, `ssl`, `hashlib` and `pathlib` a few milliseconds each.
+    """
+    besides = modules_of(_CLIENT) - modules_of("import pyarrow.flight")
+    standard = {"bisect", "copy", "dataclasses", "json", "logging", "random", "string", "traceback"}
+    standard |= {"json.decoder", "json.encoder", "json.scanner"}
+    assert {name for name in besides if not name.startswith("fasti")} <= standard
+    client = {name for name in besides if name.startswith("fasti.client.")}
+    assert "fasti.client.flight_transport" in client
+    assert not client & {f"fasti.client.{name}" for name in ("producer", "consumer", "messages")}
+    assert len([name for name in besides if name.startswith("fasti")]) <= 36
+
+
+@pytest.mark.parametrize(("used", "unused"), [("producer", "consumer"), ("consumer", "producer")])
+def test_a_client_loads_what_it_makes(used: str, unused: str) -> None:
+    code = f"""
+import fasti
+from tests.unit.client.fakes import FakeTransport
+client = fasti.Client(FakeTransport())
+names = {{f"fasti.client.{{name}}" for name in ("producer", "consumer")}} & sys.modules.keys()
+assert not names, names
+client.{used}("emails")
+"""
+    loaded = modules_of(code)
+    assert f"fasti.client.{used}" in loaded
+    assert f"fasti.client.{unused}" not in loaded
 
 
 @pytest.mark.parametrize(

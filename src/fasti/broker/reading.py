@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fasti.core.commands import Get, Redrive, Target, Update, When
-from fasti.core.keys import FIELDS, Keys, Rows
+from fasti.core.fields import FIELDS
+from fasti.core.keys import Keys, Rows
 from fasti.core.replies import Messages, Reply, blank
 from fasti.errors import Closed, FastiError, Gone, InvalidArgument, NotFound
 from fasti.model import Outcome

@@ -6,11 +6,9 @@ environment. What is given as an argument, an option or a flag wins.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from fasti.errors import InvalidArgument, Unavailable
 
@@ -52,6 +50,9 @@ class Address:
 
 
 def _is_loopback(host: str) -> bool:
+    # Imported late, like `urlsplit`: most programs send no token in clear and follow no endpoint.
+    import ipaddress
+
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -132,6 +133,8 @@ def _host(part: str, text: str) -> tuple[str, int]:
 
 def host_and_port(location: str) -> tuple[str, int]:
     """Of an address that a broker names, as Flight writes it. Raises `unavailable` if it is none."""
+    from urllib.parse import urlsplit
+
     try:
         place = urlsplit(location)
         host, port = place.hostname, place.port

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -85,6 +84,8 @@ class BrokerCalls:
         something else, `gone` if the broker had to let its files go: run it again then, it goes on.
         """
         self._check_open()
+        from pathlib import Path
+
         from fasti.client.backups import back_up_broker
 
         return back_up_broker(self.transport, Path(path), progress, rate)

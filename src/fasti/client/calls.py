@@ -12,7 +12,7 @@ call, a thousand at once.
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -151,7 +151,7 @@ class Inbox:
     """Where the answers to one client's calls come in. Opened once; ends with its thread."""
 
     def __init__(self, client: Client, book: Book) -> None:
-        self.topic = INBOX_PREFIX + secrets.token_hex(16)
+        self.topic = INBOX_PREFIX + os.urandom(16).hex()
         self.book = book
         self._count = 0
         self._lock = threading.Lock()

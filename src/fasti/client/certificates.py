@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from fasti.errors import InvalidArgument
 
@@ -40,6 +39,9 @@ def read_client_certificate(given: Pem | None) -> tuple[bytes, bytes] | None:
 
 def _read(given: Pem, field: str) -> bytes:
     try:
-        return given if isinstance(given, bytes) else Path(given).read_bytes()
+        if isinstance(given, bytes):
+            return given
+        with open(given, "rb") as file:
+            return file.read()
     except OSError as error:
         raise InvalidArgument(f"{field} can't be read: {error}", field=field) from error

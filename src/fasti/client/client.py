@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import atexit
-import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fasti.client import forking
 from fasti.client.address import (
+    Address,
     known_tls_ca,
     known_tls_client_cert,
     known_token,
     parse_address,
 )
-from fasti.client.certificates import read_authority, read_client_certificate
-from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import FailureReports, OnFailure, checked_callback
 from fasti.client.kept import Kept, keep
-from fasti.client.messages import Messages
-from fasti.client.outbox import Outbox
-from fasti.client.producer import Producer
-from fasti.client.session import Session
+from fasti.client.thrown_away import ThrownAway
 from fasti.client.topic_calls import TopicCalls
 from fasti.client.transport import BrokerClock, Transport
-from fasti.config import Durability, ShardSettings
 from fasti.errors import FastiError, InvalidArgument
 from fasti.extras import required
 from fasti.model import Limits
@@ -40,14 +31,20 @@ from fasti.model import Limits
 if TYPE_CHECKING:
     from fasti.client.arguments import EmbeddedOptions
     from fasti.client.calls import Answer, Calls
+    from fasti.client.certificates import Pem
     from fasti.client.changes import Changes
+    from fasti.client.consumer import Consumer
+    from fasti.client.embedded_transport import EmbeddedTransport
+    from fasti.client.flight_transport import FlightTransport
     from fasti.client.log_place import Start
+    from fasti.client.messages import Messages
+    from fasti.client.outbox import Outbox
+    from fasti.client.producer import Producer
     from fasti.client.reader import Reader
+    from fasti.client.session import Session
     from fasti.client.sinks import Sink
     from fasti.client.transaction import Transaction
     from fasti.client.watch import Watch
-
-logger = logging.getLogger("fasti.client")
 
 _clients: Kept[Client] = Kept()
 
@@ -57,8 +54,8 @@ def connect(
     *,
     owner: str = "",
     token: str | None = None,
-    tls_ca: str | os.PathLike[str] | bytes | None = None,
-    tls_client_cert: str | os.PathLike[str] | bytes | None = None,
+    tls_ca: Pem | None = None,
+    tls_client_cert: Pem | None = None,
     timeout: Duration = "30s",
     on_failure: OnFailure | None = None,
     **embedded: Unpack[EmbeddedOptions],
@@ -89,58 +86,48 @@ def connect(
     place = parse_address(address)
     checked_callback(on_failure)
     timeout_s = duration_us(timeout, "timeout") / 1_000_000
-    transport: Transport
+    transport: EmbeddedTransport | FlightTransport
     if place.directory is not None:
         with required("broker", "an embedded broker"):
-            from fasti.client.embedded_transport import EmbeddedTransport
-        options: dict[str, Any] = {**embedded}
-        clone = bool(options.pop("clone", False))
-        settings = _shard_settings(options)
-        transport = EmbeddedTransport(
-            Path(place.directory), settings=settings, timeout_s=timeout_s, clone=clone
-        )
+            from fasti.client.embedded_transport import open_embedded
+
+        transport = open_embedded(place.directory, {**embedded}, timeout_s)
         hello, _ = transport.call("hello")
     else:
-        from fasti.client.flight_transport import FlightTransport
-
         if embedded:
             name = min(embedded)
             raise InvalidArgument(f"connect has no option {name!r}", field=name)
-        over_flight = FlightTransport(
-            place,
-            token=token or known_token(),
-            tls_ca=read_authority(tls_ca or known_tls_ca()) if place.tls else None,
-            tls_client=(
-                read_client_certificate(tls_client_cert or known_tls_client_cert())
-                if place.tls
-                else None
-            ),
-            timeout=timeout_s,
-        )
-        transport = over_flight
+        transport = _flight_transport(place, token, tls_ca, tls_client_cert, timeout_s)
         try:
-            hello = over_flight.connect()
+            hello = transport.connect()
         except FastiError:
-            over_flight.close()
+            transport.close()
             raise
     return Client(transport, owner, hello, timeout_s, on_failure=on_failure)
 
 
-def _shard_settings(given: dict[str, Any]) -> ShardSettings:
-    """The settings of an embedded broker: those of `ShardSettings`, or one made before."""
-    whole = given.pop("settings", None)
-    names = {field.name for field in fields(ShardSettings)}
-    for name in given:
-        if name not in names:
-            raise InvalidArgument(f"connect has no option {name!r}", field=name)
-    if "durability" in given:
-        try:
-            given["durability"] = Durability(given["durability"])
-        except ValueError:
-            raise InvalidArgument(
-                "durability must be always or interval", field="durability"
-            ) from None
-    return replace(whole or ShardSettings(), **given)
+def _flight_transport(
+    place: Address,
+    token: str | None,
+    tls_ca: Pem | None,
+    tls_client_cert: Pem | None,
+    timeout_s: float,
+) -> FlightTransport:
+    from fasti.client.flight_transport import FlightTransport
+
+    authority = certificate = None
+    if place.tls:
+        from fasti.client.certificates import read_authority, read_client_certificate
+
+        authority = read_authority(tls_ca or known_tls_ca())
+        certificate = read_client_certificate(tls_client_cert or known_tls_client_cert())
+    return FlightTransport(
+        place,
+        token=token or known_token(),
+        tls_ca=authority,
+        tls_client=certificate,
+        timeout=timeout_s,
+    )
 
 
 class Client(TopicCalls):
@@ -170,7 +157,7 @@ class Client(TopicCalls):
         self._lock = threading.Lock()
         self._closed = False
         self._producers: Kept[Producer] = Kept()
-        self._abandoned: list[Outbox] = []
+        self._thrown_away = ThrownAway()
         self._consumers: Kept[Consumer] = Kept()
         self._readers: Kept[Reader] = Kept()
         self._changes: Kept[Changes] = Kept()
@@ -220,6 +207,8 @@ class Client(TopicCalls):
         message. `on_failure` (default: the client's) is called for each message that failed and
         whose receipt was thrown away unread, as `connect` says.
         """
+        from fasti.client.producer import Producer
+
         self._check_open()
         made = Producer(
             self.transport,
@@ -235,18 +224,13 @@ class Client(TopicCalls):
         )
         keep(self._producers, made)
         # What it has sent still goes when it is thrown away, and `close` waits for it.
-        gone = weakref.finalize(made, self._abandoned.append, made.outbox)
+        gone = weakref.finalize(made, self._thrown_away.add, made.outbox)
         gone.atexit = False
         return made
 
     def _boxes(self, topic: str | None = None) -> list[Outbox]:
         """Where sends may be under way: of producers in use, and of those thrown away."""
-        # Others are added in the middle of this, when the collector of garbage finds them.
-        for box in list(self._abandoned):
-            if box.settled:
-                with suppress(ValueError):  # Another thread was faster.
-                    self._abandoned.remove(box)
-        boxes = [producer.outbox for producer in self._producers] + list(self._abandoned)
+        boxes = [*(producer.outbox for producer in self._producers), *self._thrown_away]
         return [box for box in boxes if topic is None or box.topic == topic]
 
     def consumer(
@@ -280,6 +264,8 @@ class Client(TopicCalls):
         Of a log, `group` consumes: its consumers share the rows, and each row is acked once for the
         group. A group that is not there is made, and begins at the earliest row.
         """
+        from fasti.client.consumer import Consumer
+
         self._check_open()
         made = Consumer(
             self.transport,
@@ -336,6 +322,8 @@ class Client(TopicCalls):
 
     def messages(self, topic: str, *, owner: str | None = None) -> Messages:
         """The pending messages of a topic: read, move, cancel, update, count."""
+        from fasti.client.messages import Messages
+
         self._check_open()
         name = self.owner if owner is None else owner
         return Messages(self.transport, topic, name, self._flushing(topic))
@@ -503,13 +491,7 @@ class Client(TopicCalls):
                 worker.close(timeout=timeout)
             except FastiError as problem:
                 problems.append(problem)
-        for box in list(self._abandoned):
-            try:
-                box.flush(seconds(timeout))
-                box.failures.throw()
-            except FastiError as problem:
-                problems.append(problem)
-            box.close()
+        problems += self._thrown_away.close(seconds(timeout))
         for session in self._sessions.end():
             with suppress(FastiError):
                 session.close(seconds(timeout))

@@ -6,7 +6,6 @@ A consumer is iterated by one thread; its messages may be finished by any.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import weakref
 from collections.abc import Generator, Iterator
@@ -27,7 +26,7 @@ from fasti.model import Limits
 
 def unique_name() -> str:
     """A consumer's name that no other one has."""
-    return f"{socket.gethostname()[:100]}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{socket.gethostname()[:100]}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def checked_group(group: str | None) -> str:

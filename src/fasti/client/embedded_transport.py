@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from fasti.broker.service import Exchange, Service
 from fasti.broker.shard import Shard
 from fasti.client import forking
 from fasti.client.transport import TIMEOUT_S, BrokerClock, Ended, Header
-from fasti.config import ShardSettings
-from fasti.errors import Closed, FastiError, IllegalTransition, Unavailable
+from fasti.config import Durability, ShardSettings
+from fasti.errors import Closed, FastiError, IllegalTransition, InvalidArgument, Unavailable
 from fasti.protocol.schemas import VERSION
 from fasti.runtime import may_be_interrupted
 from fasti.storage.directory import directory_storage
@@ -46,6 +47,30 @@ class LocalClock:
     def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
         """Real time doesn't leap here: waits are short, and are looked at again when they end."""
         return lambda: None
+
+
+def open_embedded(directory: str, options: dict[str, Any], timeout_s: float) -> EmbeddedTransport:
+    """For `connect`, with its options of an embedded broker."""
+    clone = bool(options.pop("clone", False))
+    settings = _shard_settings(options)
+    return EmbeddedTransport(Path(directory), settings=settings, timeout_s=timeout_s, clone=clone)
+
+
+def _shard_settings(given: dict[str, Any]) -> ShardSettings:
+    """The settings of an embedded broker: those of `ShardSettings`, or one made before."""
+    whole = given.pop("settings", None)
+    names = {field.name for field in fields(ShardSettings)}
+    for name in given:
+        if name not in names:
+            raise InvalidArgument(f"connect has no option {name!r}", field=name)
+    if "durability" in given:
+        try:
+            given["durability"] = Durability(given["durability"])
+        except ValueError:
+            raise InvalidArgument(
+                "durability must be always or interval", field="durability"
+            ) from None
+    return replace(whole or ShardSettings(), **given)
 
 
 class EmbeddedTransport:

@@ -22,11 +22,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from fasti.client import forking
-from fasti.client.outcomes import NAMED_MAX
 from fasti.errors import FastiError, InvalidArgument, RowsFailed
 
 logger = logging.getLogger("fasti.client")
 
+# Of rows that failed, this many are named in an error; all are counted.
+NAMED_MAX = 100
 # What waits to be told, at most; more is counted and no more than that.
 _WAITING_MAX = 10_000
 # Failures that are alike (topic, operation, status) are logged once in this time, with their number.

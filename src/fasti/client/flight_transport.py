@@ -30,7 +30,6 @@ from fasti.client.address import Address, host_and_port, warn_of_clear_token
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
-from fasti.client.tls_probe import asks_for_certificate, speaks_tls
 from fasti.client.transport import LOCATION, BrokerClock, Ended, Header, Stream
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
@@ -164,6 +163,8 @@ class FlightTransport:
         try:
             return self._hello()
         except Unavailable as error:
+            from fasti.client.tls_probe import asks_for_certificate, speaks_tls
+
             if not self._address.tls and speaks_tls(*self._address.hosts[self._place_failed()]):
                 secure = replace(self._address, tls=True)
                 raise Unavailable(

@@ -23,7 +23,6 @@ import time
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from fasti.errors import FastiError, IllegalTransition
@@ -163,9 +162,9 @@ def _grpc_ended(until: float) -> bool:
 
 def _grpc_threads() -> list[str]:
     names = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # It has just ended.
-            names.append((task / "comm").read_text().strip())
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{task}/comm") as name:  # It has just ended.
+            names.append(name.read().strip())
     return [name for name in names if name.startswith(_GRPC_THREADS)]
 
 

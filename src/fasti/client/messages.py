@@ -33,7 +33,7 @@ from fasti.client.durations import (
 from fasti.client.outcomes import Outcome, Outcomes
 from fasti.client.target import ROWS_MAX, Target, change_ids, outcomes_of
 from fasti.client.transport import Header, Transport
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.errors import Corruption, InvalidArgument
 from fasti.model import DAY_US, DUE_MAX_US, MINUTE_US
 

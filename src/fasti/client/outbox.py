@@ -226,6 +226,11 @@ class Outbox:
         """Whether nothing is gathered or under way."""
         return self.machine.open is None and self.machine.answered(self.machine.made)
 
+    @property
+    def over(self) -> bool:
+        """Whether its thread has ended too: it has said goodbye to the broker."""
+        return self._thread is None and self.settled
+
     def flush(self, timeout: float | None) -> None:
         """Waits until everything sent before has its receipt. Raises `timed_out`."""
         with self.lock:

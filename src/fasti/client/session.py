@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -153,7 +153,7 @@ class Session:
         self.machine = ConsumerMachine(
             topic,
             consumer,
-            secrets.token_hex(8),
+            os.urandom(8).hex(),
             prefetch=prefetch,
             time_limit_us=time_limit_us,
             limits=limits,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fasti.client.broker_calls import BrokerCalls
 from fasti.client.consumers import ConsumerInfo
 from fasti.client.kept import Kept
-from fasti.client.outcomes import Outcomes
 from fasti.client.topics import References, Topic, given_settings
 from fasti.model import Limits
 
@@ -133,6 +132,8 @@ class TopicCalls(BrokerCalls):
         return released
 
     def _release_all(self, consumer: ConsumerInfo) -> int:
+        from fasti.client.outcomes import Outcomes
+
         header = {"topic": consumer.topic, "consumer": consumer.consumer, "group": consumer.group}
         released, left = 0, consumer.leases
         while left > 0:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fasti.client.changes import Position
 from fasti.client.durations import Duration, duration_us
 from fasti.errors import InvalidArgument
 from fasti.model import RetryPolicy, TopicSettings
+
+if TYPE_CHECKING:
+    from fasti.client.changes import Position
 
 _SETTINGS = {setting.name for setting in fields(TopicSettings)}
 # `lease="30s"` stands for `lease_us=30_000_000`, and so on for every length of time.
@@ -131,6 +133,8 @@ class Topic:
         settings = TopicSettings.from_dict(header["settings"])
         at = None
         if "position" in header:
+            from fasti.client.changes import Position
+
             at = Position(header["shard"], int(header["position"]))
         paused = bool(header.get("paused", False))
         return cls(name, settings, dict(header.get("counts", {})), paused, at)

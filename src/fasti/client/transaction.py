@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from fasti.client.columns import as_bytes, message_batch
 from fasti.client.durations import Duration
+from fasti.client.failures import NAMED_MAX
 from fasti.client.kv_columns import names_batch, put_batch
 from fasti.client.machines.returns import Return, due_again, release_argument
 from fasti.client.message import Message, check_reason
 from fasti.client.messages import Messages
-from fasti.client.outcomes import NAMED_MAX, Outcomes
+from fasti.client.outcomes import Outcomes
 from fasti.client.producer import checked_partition
 from fasti.client.target import Target
 from fasti.client.transport import Header, Transport

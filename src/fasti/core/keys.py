@@ -16,21 +16,10 @@ from numpy.typing import NDArray
 
 from fasti.core.columns.hashing import UInt64s, hash_keys, ranked_partitions
 from fasti.core.columns.xxh64 import public_hashes
+from fasti.core.fields import FIELDS
 from fasti.core.rows.location import ROWS_MAX
 from fasti.errors import InvalidArgument
 from fasti.model import Limits
-
-HEADERS = pa.map_(pa.string(), pa.string())
-FIELDS: dict[str, pa.Field] = {
-    "payload": pa.field("payload", pa.binary(), nullable=False),
-    "key": pa.field("key", pa.string()),
-    "headers": pa.field("headers", HEADERS),
-    "content_type": pa.field("content_type", pa.string()),
-    # Dotted words by which bindings route it.
-    "subject": pa.field("subject", pa.string()),
-    # When the message came to be; where it is left out, that is when the frame was written.
-    "created_us": pa.field("created_us", pa.int64()),
-}
 
 
 class Keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from fasti.core.keys import FIELDS, HEADERS
+from fasti.core.fields import FIELDS, HEADERS
 
 VERSION = 1
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 
 from fasti.client.message import Batch
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.errors import InvalidArgument
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
 from fasti.spark.views import MOMENT

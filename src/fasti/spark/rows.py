@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US, PARTITIONS_MAX, PRIORITY_MAX
 from fasti.spark.views import VIEWS

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.errors import InvalidArgument
 
 MOMENT = pa.timestamp("us", tz="UTC")

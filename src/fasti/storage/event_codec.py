@@ -26,8 +26,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fasti.core.events import Event
+from fasti.core.fields import FIELDS
 from fasti.core.journaled import EVENTS
-from fasti.core.keys import FIELDS, Rows
+from fasti.core.keys import Rows
 from fasti.core.replies import Frame
 from fasti.errors import NewerFormat
 from fasti.storage.formats import check_format

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasti.core.columns.hashing import UInt64s
 from fasti.core.columns.xxh64 import public_hashes
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.core.log.commands import KeysLoaded, LogPiece
 from fasti.core.log.order import LoadKeys
 from fasti.core.rows.location import IN_RUN, ROW_BITS, ROWS_MAX, row_of

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fasti.core.keys import FIELDS
+from fasti.core.fields import FIELDS
 
 Int64s = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from fasti.core import events as ev
 from fasti.core.cron import events as cron
+from fasti.core.fields import FIELDS
 from fasti.core.journaled import EVENTS
-from fasti.core.keys import FIELDS, Rows
+from fasti.core.keys import Rows
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.core.lifecycle import Verb
 from fasti.core.log import group_events as groups

@@ -13,9 +13,11 @@ import pytest
 from fasti.client import client as client_module
 from fasti.client.calls import Book, Pending
 from fasti.client.client import Client
+from fasti.client.failures import Failures
 from fasti.client.following import Following
 from fasti.client.kept import Kept, keep
-from fasti.errors import Closed
+from fasti.client.thrown_away import ThrownAway
+from fasti.errors import Closed, RowsFailed
 from tests.unit.client.fakes import FakeClock, FakeStream, FakeTransport
 
 LARGE = pa.RecordBatch.from_arrays([pa.array([bytes(20 << 20)])], ["payload"])
@@ -65,7 +67,8 @@ class Box:
     topic = "emails"
 
     def __init__(self, settled: bool) -> None:
-        self.settled = settled
+        self.settled = self.over = settled
+        self.failures = Failures(self.topic)
 
 
 class Finding(list[Any]):
@@ -86,30 +89,52 @@ class Finding(list[Any]):
 
 def test_a_producer_that_is_thrown_away_while_others_are_looked_at_is_not_forgotten() -> None:
     """What it has under way would not be waited for."""
-    client = Client(FakeTransport())
+    thrown_away = ThrownAway()
     busy, late = Box(settled=False), Box(settled=False)
-    client._abandoned = Finding([Box(settled=True), busy], late)
-    assert client._boxes("emails") == [busy, late]
-    client._abandoned.clear()
-    client.close()
+    thrown_away._boxes = Finding([Box(settled=True), busy], late)
+    thrown_away._forget()
+    assert list(thrown_away) == [busy, late]
 
 
 def test_two_threads_may_pass_over_the_same_producer_that_was_thrown_away() -> None:
     """Tasks that change messages at once do so in threads; one of them would have raised."""
-    client = Client(FakeTransport())
+    thrown_away = ThrownAway()
 
     class TakenOut(Box):
         @property
-        def settled(self) -> bool:  # type: ignore[override]
-            client._abandoned.clear()  # As by the other thread.
+        def over(self) -> bool:  # type: ignore[override]
+            thrown_away._boxes.clear()  # As by the other thread.
             return True
 
-        @settled.setter
-        def settled(self, value: bool) -> None: ...
+        @over.setter
+        def over(self, value: bool) -> None: ...
 
-    client._abandoned = [TakenOut(settled=True)]  # type: ignore[list-item]
-    assert client._boxes("emails") == []
-    client.close()
+    for _ in range(100):
+        thrown_away.add(TakenOut(settled=True))  # type: ignore[arg-type]
+    assert list(thrown_away) == []
+
+
+def test_producers_that_are_thrown_away_are_forgotten_when_they_are_answered() -> None:
+    """A program that makes one for each message runs for months."""
+    thrown_away = ThrownAway()
+    busy = Box(settled=False)
+    thrown_away.add(busy)  # type: ignore[arg-type]
+    for _ in range(10_000):
+        thrown_away.add(Box(settled=True))  # type: ignore[arg-type]
+    assert len(thrown_away._boxes) < 50
+    assert list(thrown_away) == [busy]
+
+
+def test_a_failure_of_a_producer_that_was_thrown_away_is_raised_by_close() -> None:
+    """Also when the producer was forgotten long before."""
+    client = Client(FakeTransport())
+    failed = Box(settled=True)
+    failed.failures.add("send", [{"status": "conflict", "key": "k"}])
+    client._thrown_away.add(failed)  # type: ignore[arg-type]
+    client._thrown_away._forget()
+    assert not client._thrown_away._boxes
+    with pytest.raises(RowsFailed, match="1 message of 'emails' failed"):
+        client.close()
 
 
 class Adding:

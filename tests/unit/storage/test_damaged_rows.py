@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fasti.core.keys import FIELDS
+from fasti.core.fields import FIELDS
 from fasti.errors import Corruption
 from fasti.storage.damaged_rows import Salvaged, salvage
 from fasti.storage.seals import PIECE_BYTES, open_seal, seal

@@ -12,7 +12,7 @@ import pyarrow as pa
 from fasti.broker.calls import requests
 from fasti.broker.reading import refreshed
 from fasti.core import commands as co
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.model import Limits
 
 if TYPE_CHECKING:

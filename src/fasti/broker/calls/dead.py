@@ -25,7 +25,7 @@ from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts
 from fasti.broker.calls.tally import Tally
 from fasti.broker.reading import MOVED, fetch
 from fasti.core import commands as co
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.core.log.commands import ListDead
 from fasti.core.replies import Messages
 from fasti.core.traits import KINDS

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from fasti.broker.cron.occurrences import local_text, zone_of
 from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.cron.schedule import Schedule
-from fasti.core.keys import FIELDS, Rows
+from fasti.core.fields import FIELDS
+from fasti.core.keys import Rows
 
 Int64s = NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fasti.broker.kv.requests import split
 from fasti.broker.kv.rings import Happened, Moment
 from fasti.core.events import Replaced
-from fasti.core.keys import FIELDS
+from fasti.core.fields import FIELDS
 from fasti.core.kv.events import KvProduced, Removed
 from fasti.model import DUE_MAX_US
 from fasti.protocol.schemas import CHANGES

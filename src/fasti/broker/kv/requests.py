@@ -17,7 +17,8 @@ from fasti.broker.calls import requests
 from fasti.core.columns.hashing import UInt64s
 from fasti.core.columns.xxh64 import public_hashes
 from fasti.core.commands import When
-from fasti.core.keys import HEADERS, Keys, Rows
+from fasti.core.fields import HEADERS
+from fasti.core.keys import Keys, Rows
 from fasti.core.kv.commands import ANY_VERSION, KvDelete, KvPut
 from fasti.errors import InvalidArgument
 from fasti.model import DUE_MAX_US, Limits

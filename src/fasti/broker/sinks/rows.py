@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from fasti.broker.calls import changing, requests
 from fasti.broker.kv import requests as kv_requests
 from fasti.core import commands as co
-from fasti.core.keys import HEADERS, Rows
+from fasti.core.fields import HEADERS
+from fasti.core.keys import Rows
 from fasti.core.sinks.commands import PARCELS
 from fasti.core.traits import KINDS, kinds_with
 from fasti.errors import InvalidArgument

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from fasti.core import capsule as capsules
 from fasti.core.engine import Engine
-from fasti.core.keys import HEADERS
+from fasti.core.fields import HEADERS
 from fasti.core.rows.arena import STATE_MASK
 from fasti.core.rows.location import ROWS_MAX
 from fasti.core.timeline.stages import Stage, StagedRows
