@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any
 
 from examples.demo.traffic import TOPIC, now_us
+from fasti.client.batch import Batch
 from fasti.client.client import connect
 from fasti.client.consumer import Consumer
-from fasti.client.message import Batch
 from fasti.errors import FastiError
 
 _ROWS = 500

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fasti.app.app import App as App
     from fasti.app.verdicts import Reject as Reject
     from fasti.app.verdicts import Retry as Retry
+    from fasti.client.batch import Batch as Batch
     from fasti.client.bindings import Bindings as Bindings
     from fasti.client.bulk import BulkOutcomes as BulkOutcomes
     from fasti.client.calls import Answer as Answer
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from fasti.client.kv import KeyValues as KeyValues
     from fasti.client.log import Log as Log
     from fasti.client.log_message import LogMessage as LogMessage
-    from fasti.client.message import Batch as Batch
     from fasti.client.message import Message as Message
     from fasti.client.messages import Messages as Messages
     from fasti.client.outcomes import Outcome as Outcome
@@ -52,7 +52,7 @@ _HOMES = {
     "Answer": "fasti.client.calls",
     "App": "fasti.app.app",
     "Backoff": "fasti.client.topics",
-    "Batch": "fasti.client.message",
+    "Batch": "fasti.client.batch",
     "Bindings": "fasti.client.bindings",
     "Changes": "fasti.client.changes",
     "Client": "fasti.client.client",

@@ -121,7 +121,7 @@ def test_a_call_that_connects_while_connections_end(broker: BrokerProcess, tmp_p
     begun = threading.Event()
 
     def connect_late():
-        with transport._calling():
+        with transport._gate:
             begun.set()
             while transport._generation == generation:
                 time.sleep(0.001)

@@ -14,13 +14,14 @@ from typing import Any, Literal, cast, overload
 import numpy as np
 
 from fasti.aio.session import LoopSession, LoopWaiter
+from fasti.client import batch as sync_batch
 from fasti.client import message as sync
 from fasti.client.durations import Duration, duration_us
 from fasti.client.machines.returns import DueAt, Return, due_again, release_argument
 from fasti.client.outcomes import Outcome, Outcomes
 
 
-class _Told:
+class _NothingToAwait:
     """What to await when there is nothing to wait for."""
 
     __slots__ = ()
@@ -30,7 +31,7 @@ class _Told:
         yield
 
 
-_TOLD = _Told()
+_NOTHING = _NothingToAwait()
 
 
 class Message(sync.Message):
@@ -59,7 +60,7 @@ class Message(sync.Message):
         if wait:
             return self._finished("ack", None, True, timeout)
         super().ack()
-        return _TOLD
+        return _NOTHING
 
     @overload  # type: ignore[override]
     def nack(
@@ -214,7 +215,7 @@ class Message(sync.Message):
         session = cast(LoopSession, self._run.session)
         if not wait:
             session.replies.send(reply)
-            return _TOLD
+            return _NOTHING
         session.home.check()
         reply.waiter = waiter = LoopWaiter(session.home)
         session.replies.send(reply)
@@ -240,10 +241,10 @@ class Message(sync.Message):
     ) -> Awaitable[Outcome | None]:
         returned = Return(op, argument, [(self._run, np.array([self._row]))], when=when)
         asked = _give_back(returned, wait, timeout)
-        return _TOLD if asked is None else _first(asked)
+        return _NOTHING if asked is None else _first(asked)
 
 
-class Batch(sync.Batch):
+class Batch(sync_batch.Batch):
     """Many messages at once, in columns: `table` has id, due_us, version, attempts, key, payload, ...
 
     async for batch in client.consumer("emails").batches(10_000):
@@ -398,10 +399,10 @@ class Batch(sync.Batch):
     def _give_back(  # type: ignore[override]
         self, returned: Return, wait: bool, timeout: Duration | None
     ) -> Awaitable[Outcomes | None]:
-        return _give_back(returned, wait, timeout) or _TOLD
+        return _give_back(returned, wait, timeout) or _NOTHING
 
     def _nothing(self, wait: bool) -> Awaitable[Outcomes | None]:  # type: ignore[override]
-        return _none() if wait else _TOLD
+        return _none() if wait else _NOTHING
 
 
 def _give_back(

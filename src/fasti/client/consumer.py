@@ -14,10 +14,11 @@ from types import TracebackType
 
 import numpy as np
 
+from fasti.client.batch import Batch
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.machines.returns import Segment
-from fasti.client.message import Batch, Message
+from fasti.client.message import Message
 from fasti.client.session import Session
 from fasti.client.transport import Transport
 from fasti.errors import Closed, FastiError, InvalidArgument

@@ -18,8 +18,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from fasti.client.address import Address, host_and_port, warn_of_clear_token
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
+from fasti.client.peers import Peers
 from fasti.client.transport import LOCATION, BrokerClock, Ended, Header, Stream
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
@@ -115,7 +116,7 @@ class FlightTransport:
         self._address = address
         self._entrance: dict[str, Any] = {"token": token, "tls_ca": tls_ca}
         self._entrance |= {"tls_client": tls_client, "timeout": timeout}
-        self._others: dict[str, FlightTransport] = {}
+        self._peers = Peers(partial(_peer, address, self._entrance))
         self._tls_client = tls_client or (None, None)
         self.timeout_s = timeout
         # gRPC wants the names of headers in lower case.
@@ -134,11 +135,7 @@ class FlightTransport:
         self._heard_at = 0.0
         # When an action was answered.
         self._answered_at = -_MOMENT_S
-        # How many threads are inside gRPC with a call that is no stream.
-        self._calls = 0
-        self._called = threading.Condition()
-        # While the process forks no call begins.
-        self._paused = False
+        self._gate = forking.CallGate()
         # What gRPC may be at work for, besides streams: answers that are being read, and connections.
         self._reads: dict[int, tuple[Any, Any]] = {}
         self._left: list[flight.FlightClient] = []
@@ -163,33 +160,20 @@ class FlightTransport:
         try:
             return self._hello()
         except Unavailable as error:
-            from fasti.client.tls_probe import asks_for_certificate, speaks_tls
+            from fasti.client.tls_probe import missing_in
 
-            if not self._address.tls and speaks_tls(*self._address.hosts[self._place_failed()]):
-                secure = replace(self._address, tls=True)
-                raise Unavailable(
-                    f"the broker speaks TLS: write {secure}", details=error.details
-                ) from error
-            if self._address.tls and asks_for_certificate(
-                *self._address.hosts[self._place_failed()]
-            ):
-                raise Unavailable(
-                    "the broker asks for a certificate that it trusts: give one by "
-                    "tls_client_cert=, --tls-client-cert or FASTI_TLS_CLIENT_CERT",
-                    details=error.details,
-                ) from error
-            raise
-
-    def _place_failed(self) -> int:
-        """The address that was tried last."""
-        return (self._place - 1) % len(self._address.hosts)
+            tried = self._address.hosts[self._place - 1]
+            missing = missing_in(self._address, *tried)
+            if missing is None:
+                raise
+            raise Unavailable(missing, details=error.details) from error
 
     def _hello(self) -> Header:
         asked_us = monotonic_us()
         try:
             header, _ = self._call_once("hello", pack({"version": VERSION}), self.timeout_s)
         except TimedOut as error:
-            raise self._too_late("hello", None) from error
+            raise _too_late(self, "hello", None) from error
         self._learn_time(asked_us, header)
         return header
 
@@ -229,14 +213,7 @@ class FlightTransport:
         """
         if location is None or location == self._address.location(self._place):
             return self
-        host, port = host_and_port(location)
-        with self._lock:
-            if self._closed.is_set():
-                raise Closed("the client is closed")
-            if location not in self._others:
-                address = replace(self._address, hosts=((host, port),))
-                self._others[location] = FlightTransport(address, **self._entrance)
-            return self._others[location]
+        return self._peers.at(location)
 
     def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
@@ -258,7 +235,7 @@ class FlightTransport:
             try:
                 return self._call_once(action, body, max(0.001, until - time.monotonic()))
             except TimedOut as error:
-                raise self._too_late(action, timeout) from error
+                raise _too_late(self, action, timeout) from error
             except Unavailable:
                 pause = min(pause * 2, _PAUSE_MAX_S)
                 wait = pause * random.uniform(0.5, 1.0)
@@ -267,20 +244,13 @@ class FlightTransport:
             if self._closed.wait(wait):
                 raise Closed("the client is closed")
 
-    def _too_late(self, action: str, timeout: float | None) -> TimedOut:
-        limit_s = self.timeout_s if timeout is None else timeout
-        longer = "; connect(timeout=...) waits longer" if timeout is None else ""
-        return TimedOut(
-            f"{self._address} did not answer {action} within {limit_s:g} s{longer}",
-            details={"action": action},
-        )
-
     def _call_once(self, action: str, body: bytes, timeout: float) -> tuple[Header, list[pa.Table]]:
-        with self._calling():
+        with self._gate:
             client, generation = self._client("actions")
             try:
                 options = self._options(timeout)
-                if len(body) > _LARGE_BYTES and self._is_strange():
+                known = time.monotonic() - self._answered_at < _MOMENT_S
+                if len(body) > _LARGE_BYTES and self._headers and not known:
                     list(client.do_action(("hello", pack(_versioned({}))), options))
                 results = list(client.do_action(flight.Action(action, body), options))
                 self._answered_at = time.monotonic()
@@ -293,10 +263,6 @@ class FlightTransport:
         if "error" in header:
             raise error_from_json(header["error"])
         return header, parts
-
-    def _is_strange(self) -> bool:
-        """Whether the broker may not know the connection that the next action takes."""
-        return bool(self._headers) and time.monotonic() - self._answered_at >= _MOMENT_S
 
     def _failed(self, error: BaseException, generation: int) -> FastiError:
         meant = fasti_error(error)
@@ -321,7 +287,7 @@ class FlightTransport:
             self._heard_at = time.monotonic()
             receipt(header)
 
-        with self._calling():
+        with self._gate:
             client, generation = self._client("produce")
             try:
                 writer, reader = client.do_put(_command(descriptor), schema, self._options())
@@ -329,7 +295,7 @@ class FlightTransport:
                 raise self._failed(error, generation) from error
             finally:
                 del client
-            stream = ProduceStream(writer, reader, heard, self._ending(generation, ended))
+            stream = ProduceStream(writer, reader, heard, _ending(self, generation, ended))
             self._begin(stream, "receipts")
         self._keep_time()
         return stream
@@ -350,7 +316,7 @@ class FlightTransport:
                 heard(header["now_us"])
             arrived(header, batch)
 
-        with self._calling():
+        with self._gate:
             client, generation = self._client("sessions")
             try:
                 writer, reader = client.do_exchange(_command(descriptor), self._options())
@@ -359,7 +325,7 @@ class FlightTransport:
                 raise self._failed(error, generation) from error
             finally:
                 del client
-            stream = ConsumeStream(writer, reader, timed, self._ending(generation, ended))
+            stream = ConsumeStream(writer, reader, timed, _ending(self, generation, ended))
             self._begin(stream, "session")
         self._keep_time()
         return stream
@@ -375,14 +341,6 @@ class FlightTransport:
             stream.cancel()
             raise Closed("the client is closed")
 
-    def _ending(self, generation: int, ended: Ended) -> Ended:
-        def end(error: FastiError | None) -> None:
-            if isinstance(error, Unavailable):
-                self._lost(generation)
-            ended(error)
-
-        return end
-
     # Reads
 
     def read(self, ticket: Header) -> Iterator[pa.RecordBatch]:
@@ -392,7 +350,7 @@ class FlightTransport:
         if other is not self:
             yield from other.read(ticket)
             return
-        with self._calling():
+        with self._gate:
             client, generation = self._client("actions")
         reader = None
         try:
@@ -419,7 +377,7 @@ class FlightTransport:
 
     def plan(self, descriptor: Header) -> list[Header]:
         """The tickets of a read."""
-        with self._calling():
+        with self._gate:
             client, generation = self._client("actions")
             try:
                 found = client.get_flight_info(
@@ -477,35 +435,21 @@ class FlightTransport:
                 )
                 self._keeper.start()
 
-    @contextmanager
-    def _calling(self) -> Iterator[None]:
-        with self._called:
-            self._called.wait_for(lambda: not self._paused)
-            self._calls += 1
-        try:
-            yield
-        finally:
-            with self._called:
-                self._calls -= 1
-                self._called.notify_all()
-
     # Forks, see `forking.py`
 
     def pause(self) -> None:
         """Calls that begin wait until `after_fork`."""
-        with self._called:
-            self._paused = True
+        self._gate.pause()
 
     @property
     def in_use(self) -> bool:
         """Whether gRPC has something of ours."""
-        return bool(self._clients or self._calls or len(self._streams) or self._reads)
+        return bool(self._clients or self._gate.count or len(self._streams) or self._reads)
 
     def before_fork(self, until: float) -> bool:
         """Ends all connections. False if something could not be ended."""
         self._leave_all(until)
-        with self._called:
-            done = self._called.wait_for(lambda: not self._calls, until - time.monotonic())
+        done = self._gate.wait_until_empty(until)
         # A call that had begun before the pause may have connected since.
         self._leave_all(until)
         if done and not self._reads:
@@ -528,9 +472,7 @@ class FlightTransport:
     def after_fork(self) -> None:
         """In the parent: who waited goes on."""
         self._left = []
-        with self._called:
-            self._paused = False
-            self._called.notify_all()
+        self._gate.resume()
 
     def _fork_locks(self) -> list[forking.Lock]:
         """Those that calls take."""
@@ -541,12 +483,13 @@ class FlightTransport:
         forking.leak([*self._left, *self._clients.values(), *self._reads.values()])
         forking.leak(part for stream in list(self._streams) for part in stream.in_grpc())
         self._lock = threading.Lock()
-        self._called = threading.Condition()
+        self._gate = forking.CallGate()
+        self._peers.forked()
         closed, self._closed = self._closed.is_set(), threading.Event()
         if closed:
             self._closed.set()
         self._clients, self._streams = {}, weakref.WeakSet()
-        self._calls, self._paused, self._keeper = 0, False, None
+        self._keeper = None
         self.estimate._forked()
 
     def close(self) -> None:
@@ -558,9 +501,7 @@ class FlightTransport:
             self._closed.set()
             self._clients.clear()
             streams = list(self._streams)
-            others = list(self._others.values())
-        for other in others:
-            other.close()
+        self._peers.close()
         for stream in streams:
             stream.cancel()
         until = time.monotonic() + _END_S
@@ -568,8 +509,7 @@ class FlightTransport:
             stream.join(max(0.0, until - time.monotonic()))
         if self._keeper is not None and self._keeper is not threading.current_thread():
             self._keeper.join(max(0.0, until - time.monotonic()))
-        with self._called:
-            self._called.wait_for(lambda: not self._calls, max(0.0, until - time.monotonic()))
+        self._gate.wait_until_empty(until)
 
 
 def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: threading.Event) -> None:
@@ -582,6 +522,28 @@ def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: thread
         except Exception:  # The thread must live as long as its client.
             logger.exception("looking after %s", alive)
         del alive
+
+
+def _peer(address: Address, entrance: dict[str, Any], location: str) -> FlightTransport:
+    return FlightTransport(replace(address, hosts=(host_and_port(location),)), **entrance)
+
+
+def _too_late(transport: FlightTransport, action: str, timeout: float | None) -> TimedOut:
+    limit_s = transport.timeout_s if timeout is None else timeout
+    longer = "; connect(timeout=...) waits longer" if timeout is None else ""
+    return TimedOut(
+        f"{transport} did not answer {action} within {limit_s:g} s{longer}",
+        details={"action": action},
+    )
+
+
+def _ending(transport: FlightTransport, generation: int, ended: Ended) -> Ended:
+    def end(error: FastiError | None) -> None:
+        if isinstance(error, Unavailable):
+            transport._lost(generation)
+        ended(error)
+
+    return end
 
 
 def _ticket(endpoint: Any) -> Header:

@@ -69,6 +69,48 @@ class Connection(Forkable, Protocol):
         """In the parent."""
 
 
+class CallGate:
+    """Counts the threads that are inside gRPC with a call: `with gate:` around each. Any thread.
+
+    A thread that comes back from gRPC after a fork, or when the interpreter has ended, crashes the
+    process.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._paused = False
+        # How many threads are inside.
+        self.count = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused)
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self.count -= 1
+            self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Calls that begin wait until `resume`."""
+        with self._changed:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Calls go on."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+    def wait_until_empty(self, until: float) -> bool:
+        """Waits until no thread is inside. False if that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self.count, max(0.0, until - time.monotonic())
+            )
+
+
 class _State:
     """Of this process."""
 

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import socket
 import ssl
+from dataclasses import replace
+
+from fasti.client.address import Address
 
 _PROBE_S = 2.0
+
+
+def missing_in(address: Address, host: str, port: int) -> str | None:
+    """What an address that could not be connected to lacks, if it is about TLS."""
+    if not address.tls and speaks_tls(host, port):
+        return f"the broker speaks TLS: write {replace(address, tls=True)}"
+    if address.tls and asks_for_certificate(host, port):
+        return (
+            "the broker asks for a certificate that it trusts: give one by "
+            "tls_client_cert=, --tls-client-cert or FASTI_TLS_CLIENT_CERT"
+        )
+    return None
 
 
 def speaks_tls(host: str, port: int) -> bool:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 
-from fasti.client.message import Batch
+from fasti.client.batch import Batch
 from fasti.core.fields import HEADERS
 from fasti.errors import InvalidArgument
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK

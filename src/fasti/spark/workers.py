@@ -31,10 +31,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import fasti
+from fasti.client.batch import Batch
 from fasti.client.client import Client
 from fasti.client.consumer import Consumer
 from fasti.client.durations import Duration, duration_us, seconds
-from fasti.client.message import Batch
 from fasti.errors import InvalidArgument, RowsFailed, TimedOut
 from fasti.spark.leased import Verdicts, bounded, rows_of, verdicts_of
 from fasti.spark.patience import patiently

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -93,6 +94,22 @@ def test_an_address_has_one_transport_with_a_clock_of_its_own(brokers: Brokers) 
         other.sample_clock()
     with pytest.raises(Closed):
         transport.at(brokers.location)
+
+
+def test_of_many_addresses_the_latest_and_those_in_use_have_a_transport(brokers: Brokers) -> None:
+    """Brokers come and go for months; who has a transport in hands can go on with it."""
+    with fasti.connect(brokers.address) as client:
+        transport = transport_of(client)
+        used = transport.at(brokers.location)
+        for port in range(20_000, 20_100):
+            transport.at(f"grpc+tcp://127.0.0.3:{port}")
+        gc.collect()
+        alive = [str(peer) for peer in transport._peers._alive.values()]
+        assert len(alive) == 17
+        assert "fasti://127.0.0.3:20099" in alive
+        assert transport.at(brokers.location) is used
+    with pytest.raises(Closed):
+        used.sample_clock()
 
 
 def test_a_broker_that_advertises_nothing_is_read_where_it_was_asked(brokers: Brokers) -> None:

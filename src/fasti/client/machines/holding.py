@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fasti.client.machines.now import Now
 from fasti.client.machines.returns import Header, Return
-from fasti.client.machines.run import Run
+from fasti.client.machines.run import Run, RunSession
 from fasti.errors import FastiError
 from fasti.model import TopicSettings
 
@@ -325,7 +325,9 @@ class Custody:
         self._after_us = 0
         self.unfinished = 0
 
-    def decode(self, session: Any, header: Header, batch: pa.RecordBatch, lease_us: int) -> Run:
+    def decode(
+        self, session: RunSession, header: Header, batch: pa.RecordBatch, lease_us: int
+    ) -> Run:
         """The messages of a `leased` batch. For the thread that reads them, in no step of the machine."""
         ranked = bool(header.get("ranked"))
         run = Run(session, int(header["token"]), batch, ranked, self._after_us if ranked else 0)

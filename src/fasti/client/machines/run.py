@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from array import array
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from fasti.client.durations import Duration
+    from fasti.client.machines.returns import Gathering, Return
+    from fasti.client.outcomes import Outcomes
 
 Int64s = NDArray[np.int64]
 
@@ -26,6 +31,36 @@ def prepare() -> None:
     the first message would wait for that. For a user's thread.
     """
     pa.array([0], pa.int64()).to_numpy(zero_copy_only=False)
+
+
+class ReplyQueue(Protocol):
+    """Takes answers to requests, which go beside the session."""
+
+    def send(self, reply: Any) -> None: ...
+
+
+class RunSession(Protocol):
+    """The session that a run came by, as far as messages in the hands of user code need it."""
+
+    topic: str
+    group: str
+    # Where actions find what is leased here.
+    header: dict[str, Any]
+    reason_bytes_max: int
+    payload_bytes_max: int
+    gathering: Gathering
+
+    @property
+    def attempts_max(self) -> int: ...
+    @property
+    def replies(self) -> ReplyQueue: ...
+    def acked(self, run: Run) -> None: ...
+    def give_back(
+        self, returned: Return, wait: bool, timeout: Duration | None
+    ) -> Outcomes | None: ...
+    def finished_elsewhere(self, run: Run, row: int) -> None: ...
+    def await_tokens(self, timeout: float) -> bool: ...
+    def limit_s(self, timeout: Duration | None) -> float: ...
 
 
 class Run:
@@ -68,7 +103,7 @@ class Run:
 
     def __init__(
         self,
-        session: Any,
+        session: RunSession,
         token: int,
         batch: pa.RecordBatch,
         ranked: bool = False,
@@ -79,7 +114,6 @@ class Run:
             order = np.argsort(due_us, kind="stable")
             batch = batch.take(pa.array(order))
             due_us = due_us[order]
-        # The shell's session, for the messages in user code's hands.
         self.session = session
         self.topic = session.topic
         self.token = token
