@@ -18,6 +18,7 @@ from typing import Any, Unpack
 
 from fasti.aio.calls import LoopCalls
 from fasti.aio.changes import Changes
+from fasti.aio.closing import AsyncClosing
 from fasti.aio.consumer import Consumer
 from fasti.aio.home import Home
 from fasti.aio.messages import Messages
@@ -108,7 +109,7 @@ def _close_unused(connecting: Any) -> None:
             connecting.result().close()
 
 
-class Client(TopicCalls):
+class Client(TopicCalls, AsyncClosing):
     """Made by `await fasti.aio.connect(...)`, or around a synchronous client, which it then owns:
 
         async with fasti.aio.Client(broker.client()) as client: ...      # broker: a VirtualBroker
@@ -389,22 +390,6 @@ class Client(TopicCalls):
         attempt(self._client.close)
         if problems:
             raise problems[0]
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        # The error of the block is raised, not one that follows from it.
-        with suppress(FastiError):
-            await self.close(timeout="10s")
 
     def __repr__(self) -> str:
         return f"<Client of {self._client.transport}>"

@@ -12,12 +12,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from functools import partial
-from types import TracebackType
 
 import numpy as np
 
+from fasti.aio.closing import AsyncClosing
 from fasti.aio.home import Home
 from fasti.aio.message import Batch, Message
 from fasti.aio.session import LoopSession
@@ -31,7 +30,7 @@ from fasti.errors import Closed, FastiError, InvalidArgument
 from fasti.model import Limits
 
 
-class Consumer:
+class Consumer(AsyncClosing):
     """Made by `client.consumer(topic)`. Iterate over it, or over `batches(...)`.
 
         async with client.consumer("emails", name="worker-1") as consumer:
@@ -269,22 +268,6 @@ class Consumer:
         self._closed = True
         self._session.close(timeout_s)
         self._failures.throw()
-
-    async def __aenter__(self) -> Consumer:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        # What went wrong in the block is told, not what went wrong because of it.
-        with suppress(FastiError):
-            await self.close(timeout="10s")
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name!r} of {self.topic!r}>"

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sized
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, overload
 
 import pyarrow as pa
 
+from fasti.aio.closing import AsyncClosing
 from fasti.aio.home import Home, within
 from fasti.aio.receipts import Answers, PendingBatch, Receipt
 from fasti.client import producer as sync
@@ -26,13 +26,13 @@ from fasti.client.durations import Duration
 from fasti.client.outbox import Outbox
 from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import Shipment
-from fasti.errors import Closed, FastiError, Overloaded, TimedOut
+from fasti.errors import Closed, Overloaded, TimedOut
 
 # So many rows are converted in less time than a thread takes to answer.
 _ROWS_AT_ONCE = 256
 
 
-class Producer:
+class Producer(AsyncClosing):
     """Made by `client.producer(topic)`; `async with` flushes and closes it at its end.
 
         producer = client.producer("emails")
@@ -272,22 +272,6 @@ class Producer:
         finally:
             await self._home.run_through(self._box.close)
         await self._throw()
-
-    async def __aenter__(self) -> Producer:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        # What went wrong in the block is told, not what went wrong because of it.
-        with suppress(FastiError):
-            await self.close(timeout="10s")
 
     def __repr__(self) -> str:
         return f"<Producer of {self.topic!r}>"

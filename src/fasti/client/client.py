@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fasti.client import forking
@@ -18,6 +17,7 @@ from fasti.client.address import (
     known_token,
     parse_address,
 )
+from fasti.client.closing import Closing
 from fasti.client.durations import Duration, duration_us, seconds
 from fasti.client.failures import FailureReports, OnFailure, checked_callback
 from fasti.client.kept import Kept, keep
@@ -130,7 +130,7 @@ def _flight_transport(
     )
 
 
-class Client(TopicCalls):
+class Client(TopicCalls, Closing):
     """Made by `fasti.connect`. A context manager; any thread may use it.
 
     Closing it flushes its producers and gives back what its consumers have not started.
@@ -500,22 +500,6 @@ class Client(TopicCalls):
         _clients.discard(self)
         if problems:
             raise problems[0]
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            # The error of the block is raised, not one that follows from it.
-            with suppress(FastiError):
-                self.close(timeout="10s")
 
     def __repr__(self) -> str:
         return f"<Client of {self.transport}>"

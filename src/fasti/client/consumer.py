@@ -10,11 +10,11 @@ import socket
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from types import TracebackType
 
 import numpy as np
 
 from fasti.client.batch import Batch
+from fasti.client.closing import Closing
 from fasti.client.durations import Duration, optional_duration_us, seconds
 from fasti.client.failures import FailureReports, Failures, OnFailure
 from fasti.client.machines.returns import Segment
@@ -43,7 +43,7 @@ def check_prefetch(prefetch: int | None) -> None:
         raise InvalidArgument("prefetch must be at least 1", field="prefetch", limit=1)
 
 
-class Consumer:
+class Consumer(Closing):
     """Made by `client.consumer(topic)`. Iterate over it, or over `batches(...)`.
 
         with client.consumer("emails", name="worker-1") as consumer:
@@ -257,22 +257,6 @@ class Consumer:
         self._closed = True
         self._session.close(seconds(timeout))
         self._session.failures.throw()
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        # What went wrong in the block is told, not what went wrong because of it.
-        with suppress(FastiError):
-            self.close(timeout="10s")
 
     def __repr__(self) -> str:
         of_group = f", group {self.group!r}" if self.group else ""

@@ -8,14 +8,13 @@ lost connections too, and a send that is repeated because of one is not a second
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Literal, overload
 
 import pyarrow as pa
 
+from fasti.client.closing import Closing
 from fasti.client.columns import as_bytes, as_headers, message_batch, one_expiry, pieces
 from fasti.client.durations import (
     Duration,
@@ -32,7 +31,7 @@ from fasti.client.outcomes import Outcomes
 from fasti.client.receipts import PendingBatch, Receipt
 from fasti.client.transport import Transport
 from fasti.core.routing.subjects import check_subjects
-from fasti.errors import FastiError, InvalidArgument
+from fasti.errors import InvalidArgument
 from fasti.model import PRIORITY_MAX, Limits
 
 OnConflict = Literal["reject", "replace", "keep"]
@@ -68,7 +67,7 @@ def _checked_subject(subject: str) -> str:
     return subject
 
 
-class Producer:
+class Producer(Closing):
     """Made by `client.producer(topic)`; a context manager that flushes at its end.
 
         producer = client.producer("emails")
@@ -400,22 +399,6 @@ class Producer:
         finally:
             self._box.close()
         self._box.failures.throw()
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            # What went wrong in the block is told, not what went wrong because of it.
-            with suppress(FastiError):
-                self.close(timeout="10s")
 
     def __repr__(self) -> str:
         return f"<Producer of {self.topic!r}>"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from types import TracebackType
 
 import pyarrow as pa
 
@@ -304,12 +303,7 @@ class Reader:
         self.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
