@@ -169,7 +169,7 @@ class _Writer:
     def __init__(self, face: Face, source: ast.ClassDef) -> None:
         self._face, self._source = face, source
         self._sync = f"self.{face.part_of or '_sync'}"
-        self._faces = {each.name for each in FACES}
+        self._faces = {face.name for face in FACES}
         public = _PUBLIC.get(face.name, face.name)
         place = f"fasti.client.{face.module}" if face.module in _INSIDE else "fasti"
         self._public = f"{place}.{public}"
@@ -177,8 +177,8 @@ class _Writer:
     def text(self) -> str:
         """The class."""
         bases = [base.id for base in self._source.bases if isinstance(base, ast.Name)]
-        kept = ", ".join(base for base in bases if base in self._faces)
-        lines = [f"class {self._face.name}({kept}):" if kept else f"class {self._face.name}:"]
+        parents = ", ".join(base for base in bases if base in self._faces)
+        lines = [f"class {self._face.name}({parents}):" if parents else f"class {self._face.name}:"]
         lines.append(self._docstring(self._source, self._public, ", with `await`", 4))
         lines.append(self._beginning())
         overloaded: set[str] = set()
@@ -191,7 +191,7 @@ class _Writer:
         name = self._face.name
         if self._face.part_of:
             return f"\n    _home: Home\n    {self._face.part_of}: Sync{name}\n"
-        copies = "".join(f"        self.{each} = sync.{each}\n" for each in self._face.attributes)
+        copies = "".join(f"        self.{read} = sync.{read}\n" for read in self._face.attributes)
         return (
             f"\n    _sync: Sync{name}\n\n"
             f"    def __init__(self, home: Home, sync: Sync{name}) -> None:\n{copies}"
@@ -199,7 +199,7 @@ class _Writer:
         )
 
     def _method(self, node: ast.FunctionDef, overloaded: set[str]) -> str:
-        decorators = {each.id for each in node.decorator_list if isinstance(each, ast.Name)}
+        decorators = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
         if node.name == "__enter__":
             return _CONTEXT.format(name=self._face.name)
         if node.name == "__repr__":
@@ -251,8 +251,8 @@ class _Writer:
     def _passed(self, node: ast.FunctionDef) -> str:
         """The arguments as they are passed on, a comma before each."""
         arguments = node.args
-        passed = [self._value(each.arg) for each in arguments.args[1:]]
-        passed += [f"{each.arg}={self._value(each.arg)}" for each in arguments.kwonlyargs]
+        passed = [self._value(argument.arg) for argument in arguments.args[1:]]
+        passed += [f"{option.arg}={self._value(option.arg)}" for option in arguments.kwonlyargs]
         if arguments.kwarg is not None:
             passed.append(f"**{arguments.kwarg.arg}")
         return "".join(f", {argument}" for argument in passed)
@@ -262,7 +262,7 @@ class _Writer:
         return f"self._home.in_loop({name})" if in_loop else name
 
     def _documented(self, node: ast.FunctionDef) -> str:
-        names = {each.arg for each in node.args.kwonlyargs + node.args.args}
+        names = {argument.arg for argument in node.args.kwonlyargs + node.args.args}
         more = ""
         if "progress" in names:
             where = "the client's loop" if self._face.progress_in_loop else "another thread"

@@ -261,10 +261,10 @@ class Client(TopicCalls, AsyncClosing):
         Arguments as for `fasti.Client.reader`.
         """
         self._check_open()
-        found = self._client.reader(
+        reader = self._client.reader(
             topic, start=start, partition=partition, follow=follow, timeout=timeout
         )
-        return Reader(self._home, found)
+        return Reader(self._home, reader)
 
     async def changes(
         self,

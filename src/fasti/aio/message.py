@@ -116,7 +116,7 @@ class Message(sync.Message):
     def reject(
         self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
     ) -> Awaitable[Outcome | None]:
-        """Failed for good: dead, until somebody redrives it."""
+        """Failed for good: dead, until it is redriven."""
         return self._finished("reject", reason, wait, timeout)
 
     @overload  # type: ignore[override]
@@ -206,7 +206,7 @@ class Message(sync.Message):
         wait: bool = True,
         timeout: Duration | None = None,
     ) -> Awaitable[Outcome | None]:
-        """Answers whoever sent it by `client.call`, and acks it: both or neither.
+        """Answers the caller that sent it by `client.call`, and acks it: both or neither.
 
         It is sent at once; the `await` is for the outcome, which says what `fasti.Message.reply`
         says. With `wait=False` there is nothing to wait for.
@@ -240,8 +240,8 @@ class Message(sync.Message):
         when: int | DueAt | None = None,
     ) -> Awaitable[Outcome | None]:
         returned = Return(op, argument, [(self._run, np.array([self._row]))], when=when)
-        asked = _give_back(returned, wait, timeout)
-        return _NOTHING if asked is None else _first(asked)
+        outcomes = _give_back(returned, wait, timeout)
+        return _NOTHING if outcomes is None else _first(outcomes)
 
 
 class Batch(sync_batch.Batch):
@@ -393,8 +393,8 @@ class Batch(sync_batch.Batch):
         timeout: Duration | None,
         when: int | DueAt | None = None,
     ) -> Awaitable[Outcomes | None]:
-        found = super()._finish(op, argument, mask, wait, timeout, when)
-        return cast(Awaitable[Outcomes | None], found)
+        outcomes = super()._finish(op, argument, mask, wait, timeout, when)
+        return cast(Awaitable[Outcomes | None], outcomes)
 
     def _give_back(  # type: ignore[override]
         self, returned: Return, wait: bool, timeout: Duration | None
@@ -408,7 +408,7 @@ class Batch(sync_batch.Batch):
 def _give_back(
     returned: Return, wait: bool, timeout: Duration | None
 ) -> Awaitable[Outcomes] | None:
-    """Sends it; what to await for the outcomes, if somebody waits."""
+    """Sends it; what to await for the outcomes, if the caller waits."""
     session = cast(LoopSession, returned.segments[0][0].session)
     if not wait:
         session.give_back(returned)

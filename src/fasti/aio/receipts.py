@@ -30,15 +30,13 @@ class Answers:
         box.on_settled = self.settled
 
     def settled(self, parcel: Shipment) -> None:
-        """An answer came. Called by the producer's threads; wakes the loop if anybody waits."""
+        """An answer came. Called by the producer's threads; wakes the loop if a task waits."""
         if self._any or parcel in self._awaited:
             self._home.post(partial(self._tell, parcel))
 
     def _tell(self, parcel: Shipment) -> None:
-        for each in self._awaited.pop(parcel, ()):
-            settle(each)
-        for each in self._any:
-            settle(each)
+        for future in (*self._awaited.pop(parcel, ()), *self._any):
+            settle(future)
         self._any.clear()
 
     async def of(self, parcel: Shipment, limit_s: float | None = None) -> None:
@@ -121,7 +119,7 @@ class Receipt:
         return self._receipt.result(timeout_s)
 
     def disown(self) -> None:
-        """What becomes of it is nobody's business any more: a failure is raised nowhere."""
+        """The caller takes care of a failure: it is raised nowhere else."""
         self._receipt.disown()
 
     def __repr__(self) -> str:

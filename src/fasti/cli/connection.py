@@ -21,7 +21,7 @@ from fasti.cli.signatures import Command, option, parameters_of, presented, with
 from fasti.client.address import (
     ADDRESS_VARIABLE,
     DEFAULT_ADDRESS,
-    NOBODY,
+    NO_BROKER,
     TLS_CA_VARIABLE,
     TLS_CLIENT_CERT_VARIABLE,
     TOKEN_VARIABLE,
@@ -69,7 +69,7 @@ class Place:
             with connect(self.address, token=self.token, owner=owner, **trust) as client:
                 yield client
         except Unavailable as error:
-            if not error.message.startswith(NOBODY):
+            if not error.message.startswith(NO_BROKER):
                 raise
             hint = "`fasti serve --data DIR` starts a broker, --address says where one is"
             raise Unavailable(f"{error.message}; {hint}") from error

@@ -17,7 +17,7 @@ from fasti.errors import FastiError
 
 logger = logging.getLogger("fasti.client")
 
-# What means that nobody answers there; anything else is an answer.
+# What means that no broker answers there; anything else is an answer.
 _AWAY = frozenset({"unavailable", "closed", "timed_out", "unknown"})
 
 _LOCK = threading.Lock()
@@ -42,7 +42,7 @@ class Absence:
         self._waiting: set[int] = set()
 
     def lost(self, who: int, name: str, error: FastiError) -> None:
-        """Somebody's connection is gone, or can't be had."""
+        """A session's connection is gone, or can't be had."""
         if error.code not in _AWAY:
             return
         with self._lock:
@@ -61,7 +61,7 @@ class Absence:
             logger.info("the broker is back after %.1f s", time.monotonic() - self._since)
 
     def left(self, who: int) -> None:
-        """Somebody waits for it no longer."""
+        """A session waits for it no longer."""
         self._leave(who)
 
     def _leave(self, who: int) -> bool:

@@ -18,8 +18,8 @@ DEFAULT_ADDRESS = "fasti://127.0.0.1:7170"
 DEFAULT_PORT = 7170
 ADDRESS_VARIABLE, TOKEN_VARIABLE, TLS_CA_VARIABLE = "FASTI_ADDRESS", "FASTI_TOKEN", "FASTI_TLS_CA"
 TLS_CLIENT_CERT_VARIABLE = "FASTI_TLS_CLIENT_CERT"
-# So begins what is said where no broker is.
-NOBODY = "no broker answers"
+# How the messages of failed connections begin.
+NO_BROKER = "no broker answers"
 _EXAMPLES = "fasti://HOST:PORT[,HOST:PORT...], fasti+tls://HOST:PORT or embedded:DIRECTORY"
 
 

@@ -230,7 +230,7 @@ def _as_mask(mask: Any, rows: int) -> NDArray[np.bool_]:
         mask = (
             mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
         )
-    found = np.asarray(mask)
-    if found.dtype != np.bool_ or found.shape != (rows,):
+    chosen = np.asarray(mask)
+    if chosen.dtype != np.bool_ or chosen.shape != (rows,):
         raise InvalidArgument(f"a mask has a boolean for each of the {rows} rows", field="mask")
-    return found
+    return chosen

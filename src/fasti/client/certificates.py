@@ -16,18 +16,18 @@ def read_authority(given: Pem | None) -> bytes | None:
     """The authority that is to be trusted. Raises `invalid_argument` if it is none."""
     if given is None:
         return None
-    found = _read(given, "tls_ca")
-    if not _CERTIFICATE.search(found):
+    pem = _read(given, "tls_ca")
+    if not _CERTIFICATE.search(pem):
         raise InvalidArgument("tls_ca has no certificate in PEM", field="tls_ca")
-    return found
+    return pem
 
 
 def read_client_certificate(given: Pem | None) -> tuple[bytes, bytes] | None:
     """A chain and its key, from one file. Raises `invalid_argument` if one of them is missing."""
     if given is None:
         return None
-    found = _read(given, "tls_client_cert")
-    chain, key = _CERTIFICATE.findall(found), _KEY.search(found)
+    pem = _read(given, "tls_client_cert")
+    chain, key = _CERTIFICATE.findall(pem), _KEY.search(pem)
     if not chain or key is None:
         missing = "private key" if chain else "certificate"
         raise InvalidArgument(

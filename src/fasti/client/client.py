@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -54,8 +55,8 @@ def connect(
     *,
     owner: str = "",
     token: str | None = None,
-    tls_ca: Pem | None = None,
-    tls_client_cert: Pem | None = None,
+    tls_ca: str | os.PathLike[str] | bytes | None = None,
+    tls_client_cert: str | os.PathLike[str] | bytes | None = None,
     timeout: Duration = "30s",
     on_failure: OnFailure | None = None,
     **embedded: Unpack[EmbeddedOptions],

@@ -38,7 +38,7 @@ _DRIFT_PPM = 100
 # many times slower it may go after that.
 STEADY_US = 10_000_000
 _SLOWER = 2
-# A change of the offset beyond this is no drift: somebody set a clock.
+# A change of the offset beyond this is no drift: a clock was set.
 _JUMP_US = 100_000
 
 
@@ -119,21 +119,21 @@ class ClockEstimate:
             self.samples += 1
             self.error_us = answered_us - asked_us
             held = self._held_us(answered_us)
-            kept = lower if held is None or held > upper else max(held, lower)
-            # Whoever waits for a moment has waited for too long, or not for long enough.
-            moved = held is None or not -_JUMP_US < kept - held < _JUMP_US
+            offset_us = lower if held is None or held > upper else max(held, lower)
+            # Those that wait for a moment have waited for too long, or not for long enough.
+            moved = held is None or not -_JUMP_US < offset_us - held < _JUMP_US
             leapt = self._narrow(lower, upper, held, answered_us)
             # What is kept was valid a moment ago; from here on it ages anew.
             steady_until = asked_us + min(steady_us, STEADY_US)
             if held is not None and held <= upper and self._best is not None:
                 # What was promised before holds too.
                 steady_until = max(steady_until, self._best[2])
-            self._best = (kept, answered_us, steady_until)
+            self._best = (offset_us, answered_us, steady_until)
             self.unsure_us = 0
             self.jumps += leapt
             listeners = list(self._listeners) if moved or leapt else []
         if leapt and held is not None:
-            logger.warning("the broker's clock leapt by %.3f s", (kept - held) / 1_000_000)
+            logger.warning("the broker's clock leapt by %.3f s", (offset_us - held) / 1_000_000)
         for tell in listeners:
             tell()
 

@@ -28,7 +28,7 @@ class ClockInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def of_reply(cls, reply: dict[str, Any]) -> ClockInfo:

@@ -85,28 +85,28 @@ def message_batch(
     if "payload" not in columns:
         raise InvalidArgument("a batch needs a column payload", field="payload")
     payload = _column("payload", columns.pop("payload"), pa.binary())
-    found = {"payload": payload}
+    arrays = {"payload": payload}
     if at is not None:
         columns["at"] = at
     for name, values in columns.items():
         wire, array = _converted(name, values, len(payload))
-        if wire in found:
+        if wire in arrays:
             raise InvalidArgument(f"{name} is given twice", field=name)
-        found[wire] = array
-    return _checked_batch(found)
+        arrays[wire] = array
+    return _checked_batch(arrays)
 
 
-def _checked_batch(found: dict[str, pa.Array]) -> pa.RecordBatch:
-    rows = len(found["payload"])
-    if found["payload"].null_count:
+def _checked_batch(arrays: dict[str, pa.Array]) -> pa.RecordBatch:
+    rows = len(arrays["payload"])
+    if arrays["payload"].null_count:
         raise InvalidArgument("a payload may be empty but not missing", field="payload")
-    for name, array in found.items():
+    for name, array in arrays.items():
         if len(array) != rows:
             raise InvalidArgument(
                 f"{name} has {len(array)} rows and payload {rows}", field=name, limit=rows
             )
-    names = [name for name in PRODUCE_TYPES if name in found]
-    return pa.RecordBatch.from_arrays([found[name] for name in names], names)
+    names = [name for name in PRODUCE_TYPES if name in arrays]
+    return pa.RecordBatch.from_arrays([arrays[name] for name in names], names)
 
 
 def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
@@ -125,7 +125,7 @@ def _converted(name: str, values: Any, rows: int) -> tuple[str, pa.Array]:
         raise InvalidArgument("key must be a column: a key has one message", field="key")
     values = [values] * rows if single else values
     if name == "headers" and not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        values = [None if each is None else as_headers(each) for each in values]
+        values = [None if pairs is None else as_headers(pairs) for pairs in values]
     return name, _column(name, values, PRODUCE_TYPES[name])
 
 
@@ -142,13 +142,15 @@ def expiry_column(values: Any, rows: int) -> tuple[str, pa.Array]:
             field="expires",
         )
     many = isinstance(values, Sequence) and not isinstance(values, str)
-    each = list(values) if many else [values]
-    if any(isinstance(value, datetime) for value in each):
-        return "expires_us", _moments("expires", [*each] if many else values, rows)
+    moments_or_lengths = list(values) if many else [values]
+    if any(isinstance(value, datetime) for value in moments_or_lengths):
+        return "expires_us", _moments("expires", moments_or_lengths if many else values, rows)
     if not many:
         return "expires_after_us", pa.array(np.full(rows, _after_us(values)))
     return "expires_after_us", _column(
-        "expires", [None if value is None else _after_us(value) for value in each], pa.int64()
+        "expires",
+        [None if value is None else _after_us(value) for value in moments_or_lengths],
+        pa.int64(),
     )
 
 
@@ -205,8 +207,8 @@ def _moments(name: str, values: Any, rows: int) -> pa.Array:
     if not isinstance(values, Sequence) or isinstance(values, str):
         return pa.array([one(values, name)] * rows, type=pa.int64())
     plain = name != "at" and all(type(value) is int for value in values)
-    found = values if plain else [None if v is None else one(v, name) for v in values]
-    return _column(name, found, pa.int64())
+    moments_us = values if plain else [None if v is None else one(v, name) for v in values]
+    return _column(name, moments_us, pa.int64())
 
 
 def _not_aware(kind: object) -> InvalidArgument:

@@ -1,7 +1,7 @@
 """Lengths and moments of time as people write them, as the microseconds that travel.
 
 A length is `"5m"`, `"1h30m"`, `"100ms"`, a `timedelta`, or a number of seconds. A moment is an aware
-`datetime`; a naive one is refused, because nobody can tell which moment it means. Where a name ends
+`datetime`; a naive one is refused, because it is unclear which moment it means. Where a name ends
 in `_us`, and for `due=`, a whole number is microseconds since the Unix epoch.
 
 When a message is to be due has the same three names in every call: `at` (an aware `datetime`), `delay`

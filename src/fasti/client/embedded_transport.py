@@ -74,7 +74,7 @@ def _shard_settings(given: dict[str, Any]) -> ShardSettings:
 
 
 class EmbeddedTransport:
-    """Opens a data directory, or takes a broker that somebody else made (and will close)."""
+    """Opens a data directory, or takes a broker that its caller made (and will close)."""
 
     clock: BrokerClock
     on_network = False
@@ -133,8 +133,10 @@ class EmbeddedTransport:
         """Carried out in this thread."""
         self._check_here()
         tables = [_table(part) for part in parts]
-        reply, found = self.service.call(EMBEDDED, action, {**_VERSION, **(header or {})}, tables)
-        return reply, [_table(part) for part in found]
+        reply, reply_parts = self.service.call(
+            EMBEDDED, action, {**_VERSION, **(header or {})}, tables
+        )
+        return reply, [_table(part) for part in reply_parts]
 
     def produce(
         self,

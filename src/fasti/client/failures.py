@@ -131,9 +131,9 @@ class FailureReports:
         """Waits until all so far were told, unless a callback asks."""
         if self._thread is None or self._thread is threading.current_thread():
             return True
-        told = threading.Event()
-        self._put(told)
-        return told.wait(timeout)
+        done = threading.Event()
+        self._put(done)
+        return done.wait(timeout)
 
     def close(self) -> None:
         """Tells what is left and ends the thread. What comes later starts another."""

@@ -7,7 +7,7 @@ import re
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from fasti.client.address import NOBODY
+from fasti.client.address import NO_BROKER
 from fasti.errors import (
     FastiError,
     InvalidArgument,
@@ -23,10 +23,10 @@ from fasti.protocol.problems import error_from_json
 _CODED = re.compile(r"\b([a-z_]+): ([^\n]*)")
 # Parts of what gRPC says, and what they mean; the first that is found counts.
 _MEANINGS = (
-    ("connection refused", f"{NOBODY}: the connection was refused"),
-    ("lookup failed", f"{NOBODY}: its host name is not known"),
-    ("errors resolving", f"{NOBODY}: its host name is not known"),
-    ("name resolution", f"{NOBODY}: its host name is not known"),
+    ("connection refused", f"{NO_BROKER}: the connection was refused"),
+    ("lookup failed", f"{NO_BROKER}: its host name is not known"),
+    ("errors resolving", f"{NO_BROKER}: its host name is not known"),
+    ("name resolution", f"{NO_BROKER}: its host name is not known"),
     (
         "wrong version number",
         "the broker doesn't speak TLS: write fasti:// instead of fasti+tls://",
@@ -40,9 +40,9 @@ _MEANINGS = (
     ),
     ("handshak", "no secure connection: the broker may not speak TLS, or not trust us"),
     ("ssl_error", "no secure connection: the broker may not speak TLS, or not trust us"),
-    ("no route to host", f"{NOBODY}: there is no way to its host"),
-    ("network is unreachable", f"{NOBODY}: there is no way to its host"),
-    ("failed to connect", f"{NOBODY}"),
+    ("no route to host", f"{NO_BROKER}: there is no way to its host"),
+    ("network is unreachable", f"{NO_BROKER}: there is no way to its host"),
+    ("failed to connect", f"{NO_BROKER}"),
     ("socket closed", "the connection to the broker was lost"),
     ("connection reset", "the connection to the broker was lost"),
     ("broken pipe", "the connection to the broker was lost"),
@@ -55,9 +55,9 @@ def fasti_error(error: BaseException) -> FastiError:
     """The error that a failed Flight call stands for. Never raises."""
     if isinstance(error, FastiError):
         return error
-    told = _told(getattr(error, "extra_info", b"") or b"")
-    if told is not None:
-        return told
+    sent = _broker_error(getattr(error, "extra_info", b"") or b"")
+    if sent is not None:
+        return sent
     text = _DEBUG.sub("", str(error)).strip() or type(error).__name__
     if isinstance(error, flight.FlightUnauthenticatedError):
         return Unauthenticated(f"the broker did not accept the credentials: {text}")
@@ -82,10 +82,10 @@ def _plainly(text: str) -> str:
     for sign, meaning in _MEANINGS:
         if sign in text.lower():
             return meaning
-    return f"{NOBODY}, or the connection was lost"
+    return f"{NO_BROKER}, or the connection was lost"
 
 
-def _told(extra: bytes) -> FastiError | None:
+def _broker_error(extra: bytes) -> FastiError | None:
     """The broker's own words, if they came along."""
     try:
         return error_from_json(parse(extra)) if extra else None

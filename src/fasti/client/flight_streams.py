@@ -2,7 +2,7 @@
 
 Each has one thread that reads and calls back. Writing is for one thread at a time, because two at
 once abort the process in gRPC; a lock sees to it, the clean end of the call included. A write may
-wait for as long as the broker takes nothing, so whoever ends the call doesn't wait for it: the write
+wait for as long as the broker takes nothing, so the thread that ends the call doesn't wait for it: the write
 ends the call behind it.
 """
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("fasti.client")
 
 class FlightStream:
     """What both kinds of call share. `ended` is called by the reading thread, at its end, and before
-    that perhaps by `abandon`; what comes second is for nobody any more.
+    that perhaps by `abandon`; the second call says nothing new.
     """
 
     def __init__(self, writer: Any, reader: Any, ended: Ended) -> None:
@@ -47,7 +47,7 @@ class FlightStream:
         return self._writer, self._reader
 
     def join(self, seconds: float) -> None:
-        """Waits until nobody reads any more."""
+        """Waits until the reading thread has ended."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
@@ -73,7 +73,7 @@ class FlightStream:
         """No more will be written; what was is still answered. Doesn't wait."""
         self._finishing = True
         if not self._lock.acquire(blocking=False):
-            return  # Whoever has it does the rest.
+            return  # The thread that has it does the rest.
         try:
             if self._over or self._finished:
                 return
@@ -107,7 +107,7 @@ class FlightStream:
                 self._writer.close()
             except Exception as error:
                 failure = failure or fasti_error(error)
-            # Whoever keeps this stream keeps no connection.
+            # A caller that keeps this stream keeps no connection.
             self._writer = self._reader = None
         if failure is None and not self._finished:
             failure = Unavailable("the broker ended the stream")

@@ -331,7 +331,7 @@ class FlightTransport:
         return stream
 
     def _begin(self, stream: FlightStream, name: str) -> None:
-        """Begins to read, unless the client was closed meanwhile: nobody would end it any more."""
+        """Begins to read, unless the client was closed meanwhile: nothing would end it any more."""
         with self._lock:
             closed = self._closed.is_set()
             if not closed:
@@ -365,7 +365,7 @@ class FlightTransport:
             if empty:
                 yield pa.RecordBatch.from_pylist([], schema=reader.schema)
         except GeneratorExit:
-            # Nobody wants the rest: the broker shall not go on writing it.
+            # The caller wants no more: the broker shall not go on writing it.
             if reader is not None and not forking.refused():
                 reader.cancel()
             raise
@@ -380,10 +380,8 @@ class FlightTransport:
         with self._gate:
             client, generation = self._client("actions")
             try:
-                found = client.get_flight_info(
-                    _command(descriptor), self._options(self.timeout_s)
-                ).endpoints
-                return [_ticket(endpoint) for endpoint in found]
+                info = client.get_flight_info(_command(descriptor), self._options(self.timeout_s))
+                return [_ticket(endpoint) for endpoint in info.endpoints]
             except Exception as error:
                 raise self._failed(error, generation) from error
             finally:
@@ -413,7 +411,7 @@ class FlightTransport:
             if self._heard_at < asked_at:
                 self._vanished()
         except FastiError:
-            pass  # Whoever uses the connection notices, and connects again.
+            pass  # The streams on the connection notice, and connect again.
 
     def _vanished(self) -> None:
         logger.warning("the broker at %s is silent: connecting again", self._address)
@@ -493,7 +491,7 @@ class FlightTransport:
         self.estimate._forked()
 
     def close(self) -> None:
-        """Ends everything that is open, and waits a while until nobody is inside gRPC any more.
+        """Ends everything that is open, and waits a while until no thread is inside gRPC any more.
 
         A thread that comes back from there when the interpreter has ended crashes the process.
         """

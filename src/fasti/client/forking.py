@@ -9,8 +9,8 @@ belongs to a thread that the child doesn't have.
 In the child clients, producers, readers and apps go on by themselves, under new names; what was on
 its way at the fork is the parent's. Consumers are the parent's too, with their names and leases.
 
-Where gRPC can't be ended in time (somebody reads a long answer, say) the child is told at once, by an
-error, whatever it asks for: `refusal`.
+Where gRPC can't be ended in time (a thread reads a long answer, say) every call of the child raises an
+error at once: `refusal`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _keep(known: dict[int, weakref.ref[Any]], thing: Any) -> None:
 
 
 def _alive(known: dict[int, weakref.ref[Any]]) -> list[Any]:
-    return [thing for each in list(known.values()) if (thing := each()) is not None]
+    return [thing for weak in list(known.values()) if (thing := weak()) is not None]
 
 
 def _before() -> None:
@@ -178,11 +178,11 @@ def _before() -> None:
     until = time.monotonic() + _PATIENCE_S
     _state.paused = _alive(_state.connections)
     # What is not in use is paused all the same, so that nothing begins until the fork is over.
-    for each in _state.paused:
-        each.pause()
+    for connection in _state.paused:
+        connection.pause()
     # Others of this process may use gRPC too: it is only waited for if we do.
-    used = any(each.in_use for each in _state.paused)
-    ended = [each.before_fork(until) for each in _state.paused]
+    used = any(connection.in_use for connection in _state.paused)
+    ended = [connection.before_fork(until) for connection in _state.paused]
     _state.clean = all(ended) and (not used or _grpc_ended(until))
     until = max(until, time.monotonic() + _LOCKS_S)
     for thing in _alive(_state.things):
@@ -218,8 +218,8 @@ def _release() -> None:
 def _after_in_parent() -> None:
     _release()
     try:
-        for each in _state.paused:
-            each.after_fork()
+        for connection in _state.paused:
+            connection.after_fork()
     finally:
         _state.paused = []
         _one_fork.release()

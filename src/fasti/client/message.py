@@ -210,7 +210,7 @@ class Message(Delivery):
             return self._finish("ack", None, True, timeout)
         if run.finished[row]:
             self._refuse()
-        # In this order: whoever takes back what nobody finished finds it in one of the two.
+        # In this order: the thread that takes back what is unfinished finds it in one of the two.
         run.acks.append(row)
         run.finished[row] = 1
         gathering = run.session.gathering
@@ -273,7 +273,7 @@ class Message(Delivery):
     def reject(
         self, reason: str = "", *, wait: bool = False, timeout: Duration | None = None
     ) -> Outcome | None:
-        """Failed for good: dead, until somebody redrives it."""
+        """Failed for good: dead, until it is redriven."""
         return self._finish("reject", reason, wait, timeout)
 
     @overload
@@ -363,16 +363,16 @@ class Message(Delivery):
         wait: bool = True,
         timeout: Duration | None = None,
     ) -> Outcome | None:
-        """Answers whoever sent it by `client.call`, and acks it: both or neither.
+        """Answers the caller that sent it by `client.call`, and acks it: both or neither.
 
         `ok`: the answer is on its way. `dead`: it came too late, which `reason` tells, and is kept
         in the topic `_replies`; the message is acked all the same. Anything else, such as
         `stale_lease`: nothing happened, and the message comes again. With `ack=False` it stays
-        yours: a second answer to one call would find nobody who waits. With `wait=False` it returns
+        yours: a second answer to one call would find no caller that waits. With `wait=False` it returns
         at once, like `ack`, and a failure is counted, logged and raised by the consumer's `flush` or
         `close`.
 
-        Raises `invalid_argument` if nobody asked for an answer, `illegal_transition` if the message
+        Raises `invalid_argument` if no caller waits for an answer, `illegal_transition` if the message
         was finished before, `timed_out`.
         """
         reply = self._replying(payload, headers, content_type, ack)

@@ -57,8 +57,8 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without what is not known."""
-        found = {"status": self.status, "id": self.id, "version": self.version}
-        return found | {
+        fields = {"status": self.status, "id": self.id, "version": self.version}
+        return fields | {
             name: value
             for name in ("by", "at_us", "reason")
             if (value := getattr(self, name)) is not None
@@ -103,12 +103,12 @@ class Outcomes(Sequence[Outcome]):
         A batch that had been sent before is answered as it was then; if that is so long ago that the
         broker knows no more than that it was, for the sender that is `ok`.
         """
-        found = wire.decode(header)
-        codes = found.status
-        if found.sent_before:
-            forgotten = (codes == _DUPLICATE) & (found.ids == 0)
+        reply = wire.decode(header)
+        codes = reply.status
+        if reply.sent_before:
+            forgotten = (codes == _DUPLICATE) & (reply.ids == 0)
             codes = np.where(forgotten, np.uint8(_OK), codes)
-        return cls(codes, found.ids, found.versions, found.at_us, found.by, found.reasons)
+        return cls(codes, reply.ids, reply.versions, reply.at_us, reply.by, reply.reasons)
 
     def only(self, row: int, ok: bool = False) -> Outcomes:
         """One row by itself; `ok` if that is what it comes down to."""
@@ -198,8 +198,8 @@ class Outcomes(Sequence[Outcome]):
 
     def counts(self) -> dict[Status, int]:
         """How many rows have each status."""
-        found = np.bincount(self.codes, minlength=len(WORDS)).tolist()
-        return {word: count for word, count in zip(WORDS, found, strict=True) if count}
+        counts = np.bincount(self.codes, minlength=len(WORDS)).tolist()
+        return {word: count for word, count in zip(WORDS, counts, strict=True) if count}
 
     def to_table(self) -> ArrowTable:
         """As an Arrow table: status, id, version."""

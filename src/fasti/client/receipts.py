@@ -140,7 +140,7 @@ class Shipment(Parcel):
         self.failures.add("send", (f for row in _taken(dropped) if (f := self.failure(row))))
 
     def abandon(self) -> None:
-        """Nobody will look at any row."""
+        """No row will be looked at."""
         self.drop(range(self.rows))
 
     def leave_to_parent(self) -> None:
@@ -182,7 +182,7 @@ class Receipt:
     go on.
     """
 
-    # The row is kept as its complement once somebody has looked.
+    # The row is kept as its complement once the outcome was read.
     __slots__ = ("_parcel", "_row")
 
     def __init__(self, parcel: Shipment, row: int) -> None:
@@ -220,7 +220,7 @@ class Receipt:
                     waiting.set_result(None)
 
             def wake() -> None:
-                # After the loop's end nobody is left to be told.
+                # After the loop's end no task is left to wake.
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(answered)
 
@@ -229,7 +229,7 @@ class Receipt:
         return self.result(0)
 
     def disown(self) -> None:
-        """What becomes of it is nobody's business any more: a failure is raised nowhere."""
+        """The caller takes care of a failure: it is raised nowhere else."""
         self._looked()
 
     def _looked(self) -> None:

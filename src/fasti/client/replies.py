@@ -77,18 +77,18 @@ class Reply:
 def asked(headers: Mapping[str, str]) -> tuple[str, int | None]:
     """Where the answer to a request goes, and until when it is waited for.
 
-    Raises `invalid_argument` if nobody asked for one.
+    Raises `invalid_argument` if no caller waits for one.
     """
     to = headers.get(REPLY_TO)
     if not to:
         raise InvalidArgument(
             "the message has no header reply_to: no caller waits for a reply", field=REPLY_TO
         )
-    told = headers.get(DEADLINE)
+    deadline = headers.get(DEADLINE)
     try:
-        return to, None if told is None else int(told)
+        return to, None if deadline is None else int(deadline)
     except ValueError:
-        raise InvalidArgument(f"{told!r} is not a deadline_us", field=DEADLINE) from None
+        raise InvalidArgument(f"{deadline!r} is not a deadline_us", field=DEADLINE) from None
 
 
 def answer_headers(
@@ -105,14 +105,14 @@ def answer_headers(
 
 def checked_payload(payload: Any, bytes_max: int) -> bytes:
     """A payload that the broker will take: one that it refuses would hold up others."""
-    found = as_bytes(payload)
-    if len(found) > bytes_max:
+    data = as_bytes(payload)
+    if len(data) > bytes_max:
         raise InvalidArgument(
-            f"payload has {len(found)} bytes, the limit is {bytes_max}",
+            f"payload has {len(data)} bytes, the limit is {bytes_max}",
             field="payload",
             limit=bytes_max,
         )
-    return found
+    return data
 
 
 class Replies:
@@ -161,7 +161,7 @@ class Replies:
     def under_way(self) -> list[Return]:
         """The requests that are being answered, as the session's books have returns."""
         with self._lock:
-            return [Return("ack", None, [each.segment]) for each in self._open if each.ack]
+            return [Return("ack", None, [reply.segment]) for reply in self._open if reply.ack]
 
     # The thread
 
@@ -244,8 +244,8 @@ class Replies:
         self._settled()
         if not again:
             return 0.0
-        told = (error.retry_after_us or 0) / 1_000_000
-        return max(_PAUSE_FIRST_S, min(told, _PAUSE_MAX_S)) * random.uniform(0.8, 1.2)
+        retry_s = (error.retry_after_us or 0) / 1_000_000
+        return max(_PAUSE_FIRST_S, min(retry_s, _PAUSE_MAX_S)) * random.uniform(0.8, 1.2)
 
     def _settle(
         self, reply: Reply, outcomes: Outcomes | None, error: FastiError | None = None
@@ -263,7 +263,7 @@ class Replies:
             self._let_go(reply, outcomes, error)
         elif outcomes is not None and not outcomes.all_ok:
             logger.info("a reply to %r came too late: %s", reply.to, outcomes[0].reason)
-        # Last: whoever waits until nothing is open finds all of this done.
+        # Last: a thread that waits until nothing is open finds all of this done.
         with self._lock:
             self._open.pop(reply, None)
 

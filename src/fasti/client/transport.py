@@ -23,7 +23,7 @@ class BrokerClock(Protocol):
     """The broker's clock as this side knows it. Any thread may ask.
 
     Virtual time, in tests, is another implementation: there `seconds_until` is infinite for what
-    has not come, and whoever moves the time on calls the listeners.
+    has not come, and the test that moves the time on calls the listeners.
     """
 
     # How much further the broker's clock may be, when nothing was heard of it for long. Leases run on
@@ -31,7 +31,7 @@ class BrokerClock(Protocol):
     unsure_us: int
 
     def now_us(self) -> int:
-        """The lower end of what the broker's clock shows now: nobody who waits for it is early."""
+        """The lower end of what the broker's clock shows now: a caller that waits for it is never early."""
 
     def seconds_until(self, at_us: int) -> float:
         """How long to sleep until `now_us()` has reached it; 0 or less if it has."""

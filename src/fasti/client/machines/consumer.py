@@ -238,7 +238,7 @@ class ConsumerMachine:
     # The connection
 
     def poll(self, now: Now) -> Step:
-        """What to do now. Whoever waits by it polls again when it is woken."""
+        """What to do now. A thread that waits by it polls again when it is woken."""
         self.work = self.gathering.eager = self._watching = False
         if self.over:
             return Step("end")
