@@ -66,6 +66,7 @@ _ALWAYS = {"overload"}
 # What users call them; errors and docs use these names.
 _PUBLIC = {"TopicCalls": "Client", "BrokerCalls": "Client", "DeadLetters": "Messages"}
 _INSIDE = ("sinks",)
+_LINE_MAX = 100
 _CONTEXT = """
     async def __aenter__(self) -> {name}:
         return self
@@ -278,7 +279,11 @@ class _Writer:
         if written is None:
             return ""
         first, _, rest = inspect.cleandoc(written).partition("\n\n")
-        text = f'"""{first}\n\nAs `{name}`{more}.\n"""' if rest or more else f'"""{first}"""'
+        text = f'"""{first}"""'
+        if rest or more:
+            text = f'"""{first} As `{name}`{more}."""'
+            if len(text) + indent > _LINE_MAX:
+                text = f'"""{first}\n\nAs `{name}`{more}.\n"""'
         return textwrap.indent(text, " " * indent)
 
 

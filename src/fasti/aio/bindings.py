@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 class Bindings:
-    """The bindings of one topic.
-
-    As `fasti.Bindings`, with `await`.
-    """
+    """The bindings of one topic. As `fasti.Bindings`, with `await`."""
 
     _sync: SyncBindings
 

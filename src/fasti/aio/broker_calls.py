@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class BrokerCalls:
-    """The part of `Client` that is about the broker.
-
-    As `fasti.Client`, with `await`.
-    """
+    """The part of `Client` that is about the broker. As `fasti.Client`, with `await`."""
 
     _home: Home
     _client: SyncBrokerCalls

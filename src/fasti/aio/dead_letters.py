@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class DeadLetters:
-    """What `Messages` can do with those that failed for good.
-
-    As `fasti.Messages`, with `await`.
-    """
+    """What `Messages` can do with those that failed for good. As `fasti.Messages`, with `await`."""
 
     _home: Home
     _sync: SyncDeadLetters

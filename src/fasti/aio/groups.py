@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """The groups of one log.
-
-    As `fasti.Groups`, with `await`.
-    """
+    """The groups of one log. As `fasti.Groups`, with `await`."""
 
     _sync: SyncGroups
 

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 class KeyValues:
-    """The entries of one key-value topic.
-
-    As `fasti.KeyValues`, with `await`.
-    """
+    """The entries of one key-value topic. As `fasti.KeyValues`, with `await`."""
 
     _sync: SyncKeyValues
 
@@ -43,10 +40,7 @@ class KeyValues:
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
     ) -> Outcome:
-        """Sets a value; `outcome.version` is its new version.
-
-        As `fasti.KeyValues.put`.
-        """
+        """Sets a value; `outcome.version` is its new version. As `fasti.KeyValues.put`."""
         return await self._home.run(
             self._sync.put,
             key,
@@ -71,10 +65,7 @@ class KeyValues:
         headers: Any = None,
         content_type: Any = None,
     ) -> Outcomes:
-        """Sets many values: an outcome for each row, in order.
-
-        As `fasti.KeyValues.put_many`.
-        """
+        """Sets many values: an outcome for each row, in order. As `fasti.KeyValues.put_many`."""
         return await self._home.run(
             self._sync.put_many,
             keys,

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """One log.
-
-    As `fasti.Log`, with `await`.
-    """
+    """One log. As `fasti.Log`, with `await`."""
 
     _sync: SyncLog
 

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
 
 class Messages(DeadLetters):
-    """The messages of one topic.
-
-    As `fasti.Messages`, with `await`.
-    """
+    """The messages of one topic. As `fasti.Messages`, with `await`."""
 
     _sync: SyncMessages
 

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class Schedules:
-    """The schedules of one cron topic.
-
-    As `fasti.Schedules`, with `await`.
-    """
+    """The schedules of one cron topic. As `fasti.Schedules`, with `await`."""
 
     _sync: SyncSchedules
 

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 class TopicCalls(BrokerCalls):
-    """The part of `Client` that is about topics.
-
-    As `fasti.Client`, with `await`.
-    """
+    """The part of `Client` that is about topics. As `fasti.Client`, with `await`."""
 
     _home: Home
     _client: SyncTopicCalls
