@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -129,7 +128,8 @@ def _elapsed() -> Callable[[], int]:
 
 def _boot() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().decode().strip()
     except (OSError, ValueError):
         return ""
 
