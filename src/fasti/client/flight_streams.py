@@ -2,8 +2,8 @@
 
 Each has one thread that reads and calls back. Writing is for one thread at a time, because two at
 once abort the process in gRPC; a lock sees to it, the clean end of the call included. A write may
-wait for as long as the broker takes nothing, so the thread that ends the call doesn't wait for it: the write
-ends the call behind it.
+wait for as long as the broker takes nothing, so the thread that ends the call doesn't wait for it: the
+write ends the call behind it.
 """
 
 from __future__ import annotations

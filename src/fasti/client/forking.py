@@ -16,6 +16,7 @@ error at once: `refusal`.
 from __future__ import annotations
 
 import ctypes
+import logging  # noqa: F401  Loaded before the end of this file, which says why.
 import os
 import sys
 import threading
@@ -238,6 +239,8 @@ def _after_in_child() -> None:
         thing._forked()
 
 
+# The hook that is registered last is called first before a fork. That of `logging` takes its lock, and
+# what we wait for may wait to log: ours has to be called before it.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child

@@ -25,8 +25,6 @@ Int64s = NDArray[np.int64]
 WORDS: tuple[Status, ...] = get_args(Status)
 _OK = int(model.Outcome.OK)
 _DUPLICATE = int(model.Outcome.DUPLICATE)
-# How many failed rows an error names.
-NAMED_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)

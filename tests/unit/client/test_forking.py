@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -108,3 +110,42 @@ def test_an_answer_that_is_being_read_is_in_use() -> None:
     assert transport.in_use
     assert not transport.before_fork(0.0)
     transport.after_fork()
+
+
+# Alone in a process: hooks are called in an order that depends on what was imported first.
+_LOGS = """
+import os, threading
+from fasti.client import forking
+import logging
+
+
+class Connection:
+    in_use = True
+
+    def before_fork(self, until):
+        thread = threading.Thread(target=logging.getLogger("a").debug, args=("it ends",), daemon=True)
+        thread.start()
+        thread.join(5)
+        return not thread.is_alive()
+
+    def pause(self): ...
+    def after_fork(self): ...
+    def _forked(self): ...
+
+
+connection = Connection()
+forking.register_connection(connection)
+forking._grpc_ended = lambda until: True
+pid = os.fork()
+if pid == 0:
+    os._exit(forking.refused())
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_stream_that_ends_may_log() -> None:
+    """It waited for the lock of logging, which the thread that forks had, and the child got nothing."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _LOGS], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
