@@ -99,8 +99,9 @@ class Liveness:
         writes, writing = session.writes
         seen.stuck_s = seen.stuck_s + elapsed_s if writing and writes == seen.writes else 0.0
         seen.writes = writes
-        if session.frames != seen.frames:
-            seen.frames, seen.silent_s, seen.held_back = session.frames, 0.0, False
+        frames = session.hearing.frames
+        if frames != seen.frames:
+            seen.frames, seen.silent_s, seen.held_back = frames, 0.0, False
         else:
             seen.silent_s += elapsed_s
             with suppress(FastiError):
@@ -110,10 +111,10 @@ class Liveness:
     def _tell_engine(self, session: Subscription, seen: _Watched, lease_s: float) -> None:
         """Says of a silent session what it has that nobody may have opened."""
         hold_back = seen.silent_s >= self._silence_s / 2
-        token = session.token_unheard
+        token = session.hearing.token_unheard
         marks = token > seen.told_token and seen.silent_s >= lease_s / 2 - 2 * POLL_S
         if (hold_back and not seen.held_back) or ((marks or hold_back) and token > seen.told_token):
-            session.fall_silent(seen.frames, hold_back)
+            session.hearing.fall_silent(seen.frames, hold_back)
             seen.held_back, seen.told_token = hold_back, max(token, seen.told_token)
 
     def _end(self, session: Subscription) -> None:

@@ -38,6 +38,10 @@ class Session:
     def identity(self) -> dict[str, Any]:
         return {"consumer": str(self.number)}
 
+    @property
+    def hearing(self) -> Session:
+        return self
+
     def fall_silent(self, frames: int, hold_back: bool) -> None:
         self.told.append("held back" if hold_back else "unopened")
 

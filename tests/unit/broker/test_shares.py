@@ -251,7 +251,7 @@ def test_a_frame_that_comes_while_its_session_is_called_silent_is_heard(
         broker.client().create_topic("t")
         session: Any = broker.service.exchange(ANNA, CONSUME)
         session.take({"op": "credit", "count": 0}, None)
-        submit, say_heard = broker.shard.submit, session._say_heard
+        submit, say_heard = broker.shard.submit, session.hearing._say_heard
         said: list[str] = []
         at_the_lock, threads = threading.Event(), []
 
@@ -272,8 +272,8 @@ def test_a_frame_that_comes_while_its_session_is_called_silent_is_heard(
             say_heard(finished)
 
         monkeypatch.setattr(broker.shard, "submit", submitted)
-        monkeypatch.setattr(session, "_say_heard", heard)
-        session.fall_silent(session.frames, hold_back=True)
+        monkeypatch.setattr(session.hearing, "_say_heard", heard)
+        session.hearing.fall_silent(session.hearing.frames, hold_back=True)
         threads[0].join()
         assert said == ["Unheard", "Heard"]
         broker.service.leave(session)

@@ -71,8 +71,9 @@ def _release_leases(service: Service, caller: Caller, header: Header, parts: Par
     if command.consumer:
         # One that doesn't react would get the same messages at once: not before it is heard.
         for session in service.subscriptions().values():
-            if session.consumes(command.topic, command.group, command.consumer):
-                session.hold_back()
+            named = session.consumes(command.topic, command.group, command.consumer)
+            if named and session.on_network:
+                session.hearing.hold_back()
     reply = service.mutation("release", fields["topic"], service.command(command))
     return outcomes.encode(reply), []
 

@@ -19,9 +19,10 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
+from fasti.broker.calls.hearing import Hearing
 from fasti.broker.reading import MOVED
 from fasti.broker.session import Delivery, Shown
-from fasti.core.commands import Detach, Heard, Heartbeat, Lease, Unheard, Withdraw
+from fasti.core.commands import Detach, Heartbeat, Lease, Withdraw
 from fasti.core.replies import ConsumerReplaced, Deliver, Reply
 from fasti.errors import Closed, FastiError, Fenced, InvalidArgument, OutcomeUnknown
 from fasti.protocol import outcomes
@@ -85,13 +86,7 @@ class Subscription:
         self._session = attempts.open(self._life, self._attempt, self._shard.open_session)
         self._changed = service.runtime.condition()
         self._unanswered = 0
-        # When it came, last asked for or finished messages, and last said anything.
-        self._opened_us = self._active_us = self._heard_us = self._shard.clock.now_us()
-        # How many frames came; the last lease that was written by then, and by now; whether the
-        # engine was told that nothing comes. See broker/liveness.py.
-        self.frames = 0
-        self._heard_token = self._written_token = 0
-        self._unheard = False
+        self.hearing = Hearing(self._shard, self._session, self._topic, self._consumer, self._group)
         self._writes, self._writing = 0, False
         # Ended: nothing more is written. Closed: the shard was told that nobody waits here.
         self._finishing = self._ended = self._closed = self._detached = False
@@ -106,9 +101,9 @@ class Subscription:
         """Who is there, and how busy."""
         return {
             "peer": self.caller.peer,
-            "connected_us": self._opened_us,
-            "active_us": self._active_us,
-            "heard_us": self._heard_us,
+            "connected_us": self.hearing.opened_us,
+            "active_us": self.hearing.active_us,
+            "heard_us": self.hearing.heard_us,
         }
 
     @property
@@ -133,43 +128,9 @@ class Subscription:
         return {"topic": self._topic, "consumer": self._consumer, **self.caller.log_fields()}
 
     @property
-    def token_unheard(self) -> int:
-        """The last lease that went here since something last came; 0 if none did."""
-        token = self._session.last_token
-        return token if token > self._heard_token else 0
-
-    @property
     def writes(self) -> tuple[int, bool]:
         """How often something was written, and whether a write is under way."""
         return self._writes, self._writing
-
-    def fall_silent(self, frames: int, hold_back: bool) -> None:
-        """Nothing has come since so many frames. Raises what the shard says."""
-        with self._changed:
-            # First: a frame that comes between the look and the word says behind it that it came.
-            self._unheard = True
-            if self.frames == frames and not self._closed:
-                self._say_unheard(self._heard_token, hold_back)
-
-    def hold_back(self) -> None:
-        """Nothing more goes to a session over the network until something comes from it."""
-        with self._changed:
-            if self.on_network and not self._closed:
-                self._say_unheard(self._session.last_token, True)
-
-    def _say_unheard(self, after_token: int, hold_back: bool) -> None:
-        self._unheard = True
-        where = (self._topic, self._session.number, self._consumer)
-        self._shard.submit([Unheard(*where, after_token, hold_back, self._group)])
-
-    def _say_heard(self, finished: bool) -> None:
-        """Before what came is carried out: the engine knows better again."""
-        with self._changed, suppress(FastiError):
-            where = (self._topic, self._session.number, self._consumer)
-            self._shard.submit([Heard(*where, finished, self._group)])
-            self._unheard = False
-            if finished:
-                self._session.doubted = False
 
     def end_for_silence(self, error: FastiError) -> None:
         """The peer is told if it listens; nothing more is leased here, told or not."""
@@ -183,14 +144,7 @@ class Subscription:
         """Carries out what the consumer wrote; the answer comes out of `next`."""
         fields = dict(metadata)
         op, request = fields.pop("op", None), None
-        self.frames += 1
-        self._heard_token = self._written_token
-        finishes = self._session.doubted and op in requests.RETURNS
-        if self._unheard or finishes:
-            self._say_heard(finishes)
-        self._heard_us = self._shard.clock.now_us()
-        if op not in ("heartbeat", "clock"):
-            self._active_us = self._heard_us
+        self.hearing.hear(op)
         try:
             request = requests.integer(fields, "request")
             fields.pop("request", None)
@@ -320,6 +274,7 @@ class Subscription:
                 return
             self._ended = self._closed = True
             self._changed.notify_all()
+        self.hearing.close()
         self._session.arrived.put(None)
         self._credit.close()
         self._service.attempts.close(self._life, self._attempt)
@@ -400,7 +355,7 @@ class Subscription:
             return None
         if not len(leased.ids):
             return None  # None of them can be read, or all have ended.
-        self._written_token = max(self._written_token, leased.token)
+        self.hearing.wrote(leased.token)
         self._note_delivered(leased, ready_us)
         self._service.metrics.delivered(self._topic, len(leased.ids))
         header: Header = {"kind": "leased", "token": leased.token, "leased_us": leased.leased_us}
