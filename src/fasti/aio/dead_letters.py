@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fasti.aio.home import Home
-    from fasti.client.arguments import Integers, Moment
+    from fasti.client.arguments import ArrowTable, Integers, Moment
     from fasti.client.bulk import Progress
     from fasti.client.dead import DeadOutcomes
     from fasti.client.dead_letters import DeadLetters as SyncDeadLetters
@@ -23,6 +23,32 @@ class DeadLetters:
 
     _home: Home
     _sync: SyncDeadLetters
+
+    async def dead(
+        self,
+        *,
+        reason: str | None = None,
+        key_prefix: str | None = None,
+        died_from: Any = None,
+        died_to: Any = None,
+        after: int | None = None,
+        limit: int | None = 1000,
+        payload: bool = False,
+    ) -> ArrowTable:
+        """Those that failed for good, with their `reason` and when they died, `died_us`.
+
+        As `fasti.Messages.dead`.
+        """
+        return await self._home.run(
+            self._sync.dead,
+            reason=reason,
+            key_prefix=key_prefix,
+            died_from=died_from,
+            died_to=died_to,
+            after=after,
+            limit=limit,
+            payload=payload,
+        )
 
     @overload
     async def redrive(

@@ -383,32 +383,6 @@ class Messages(DeadLetters):
             columns=columns,
         )
 
-    async def dead(
-        self,
-        *,
-        reason: str | None = None,
-        key_prefix: str | None = None,
-        died_from: Any = None,
-        died_to: Any = None,
-        after: int | None = None,
-        limit: int | None = 1000,
-        payload: bool = False,
-    ) -> ArrowTable:
-        """Those that failed for good, with their `reason` and when they died, `died_us`.
-
-        As `fasti.Messages.dead`.
-        """
-        return await self._home.run(
-            self._sync.dead,
-            reason=reason,
-            key_prefix=key_prefix,
-            died_from=died_from,
-            died_to=died_to,
-            after=after,
-            limit=limit,
-            payload=payload,
-        )
-
     async def count(self) -> dict[str, int]:
         """How many messages are scheduled, ready, leased, dead, and ever were done or cancelled."""
         return await self._home.run(self._sync.count)

@@ -1,9 +1,11 @@
-"""The dead messages of a topic: making them live again, removing them, counting them by reason."""
+"""The dead messages of a topic: reading them, making them live again, removing them, counting them."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
+
+import pyarrow as pa
 
 from fasti.client.bulk import Progress
 from fasti.client.dead import DeadOutcomes, each_dead, filters, moved, named
@@ -14,7 +16,7 @@ from fasti.client.transport import Header, Transport
 from fasti.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from fasti.client.arguments import Integers, Moment
+    from fasti.client.arguments import ArrowTable, Integers, Moment
 
 
 class DeadLetters:
@@ -22,6 +24,27 @@ class DeadLetters:
 
     topic: str
     _transport: Transport
+
+    def dead(
+        self,
+        *,
+        reason: str | None = None,
+        key_prefix: str | None = None,
+        died_from: Any = None,
+        died_to: Any = None,
+        after: int | None = None,
+        limit: int | None = 1000,
+        payload: bool = False,
+    ) -> ArrowTable:
+        """Those that failed for good, with their `reason` and when they died, `died_us`.
+
+        With a text, those whose reason has it; the other filters, and pages, are those of `list`.
+        """
+        ticket: Header = {"call": "list", "topic": self.topic, "state": "dead", "payload": payload}
+        ticket |= filters(reason=reason, died_from=died_from, died_to=died_to)
+        pages = {"key_prefix": key_prefix, "after_id": after, "limit": limit}
+        ticket |= {name: value for name, value in pages.items() if value is not None}
+        return pa.Table.from_batches(list(self._transport.read(ticket)))
 
     @overload
     def redrive(

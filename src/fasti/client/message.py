@@ -22,8 +22,8 @@ from fasti.errors import IllegalTransition, InvalidArgument
 from fasti.model import SEQUENCE_BITS, SEQUENCE_MASK
 
 
-class Delivery:
-    """The part of `Message` that is read."""
+class LeasedRow:
+    """What a message says, and where it is among those that it came with."""
 
     __slots__ = ("_row", "_run")
 
@@ -178,7 +178,7 @@ class Delivery:
         self._run.session.await_tokens(timeout)
         return self.token
 
-    def same_as(self, other: Delivery) -> bool:
+    def same_as(self, other: LeasedRow) -> bool:
         """Whether both are the same delivery."""
         return self._run is other._run and self._row == other._row
 
@@ -187,7 +187,7 @@ class Delivery:
         self._run.session.finished_elsewhere(self._run, self._row)
 
 
-class Message(Delivery):
+class Message(LeasedRow):
     """One message, leased to this consumer.
 
     Finish it with `ack`, `nack`, `reject` or `release`, once. Those return at once and are gathered;

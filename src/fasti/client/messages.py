@@ -516,32 +516,6 @@ class Messages(DeadLetters):
             {"call": "list", "topic": self.topic, "payload": payload, **given}
         )
 
-    def dead(
-        self,
-        *,
-        reason: str | None = None,
-        key_prefix: str | None = None,
-        died_from: Any = None,
-        died_to: Any = None,
-        after: int | None = None,
-        limit: int | None = 1000,
-        payload: bool = False,
-    ) -> ArrowTable:
-        """Those that failed for good, with their `reason` and when they died, `died_us`.
-
-        With a text, those whose reason has it; the other filters, and pages, are those of `list`.
-        """
-        return self.list(
-            state="dead",
-            reason=reason,
-            key_prefix=key_prefix,
-            died_from=died_from,
-            died_to=died_to,
-            after=after,
-            limit=limit,
-            payload=payload,
-        )
-
     def count(self) -> dict[str, int]:
         """How many messages are scheduled, ready, leased, dead, and ever were done or cancelled."""
         header, _ = self._transport.call("count", {"topic": self.topic})
