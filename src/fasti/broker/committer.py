@@ -149,6 +149,11 @@ class Committer:
         if failed:
             self._fail(FastiError("the journal failed before"), [work])
 
+    @property
+    def may_be_led(self) -> bool:
+        """Whether a caller may do its turn."""
+        return self._driver.may_be_led
+
     def lead(self) -> None:
         """Writes what waits, in the caller's thread, unless another one is at it."""
         with self._changed:

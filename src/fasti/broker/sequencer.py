@@ -97,7 +97,8 @@ class Sequencer:
                 raise Overloaded("the inbox is full", retry_after_us=10_000)
             self.inbox_rows += rows
             (self._bulk if bulk else self._urgent).append(request)
-            leads = lead and self._recovery.failure is None and self._driver.begin_to_lead()
+            leads = lead and self._recovery.failure is None and self._shard.committer.may_be_led
+            leads = leads and self._driver.begin_to_lead()
             # Who has a turn looks for more after it.
             if not leads and not self._driver.in_turn:
                 self._wakeup.notify()

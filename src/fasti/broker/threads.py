@@ -41,6 +41,9 @@ _PAUSE_S, _PAUSE_S_MAX = 0.05, 30.0
 _WELL_S = 60.0
 # A thread that wakes up by itself so soon is not woken: that would take as long.
 _NEAR_S = 0.0001
+# For so long nobody leads after a turn in which more work came: where callers meet, its own thread is
+# there for the next turn at once, and has not to be woken for it.
+_CROWDED_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +269,10 @@ class Driver(Worker):
         self._changed, self._take, self._step = changed, take, step
         # A turn is under way. Whoever has it looks for more work after it, with the lock.
         self.in_turn = False
-        # When its own thread, which waits, wakes up by itself; and which thread leads.
+        # When its own thread, which waits, wakes up by itself; when callers may lead again; and which
+        # thread leads.
         self._wakes_at = math.inf
+        self._led_from = 0.0
         self._leader: int | None = None
         # What a leader's turn ended with, for its own thread to end with.
         self._ended = False
@@ -279,9 +284,15 @@ class Driver(Worker):
 
     # A leader's thread
 
+    @property
+    def may_be_led(self) -> bool:
+        """Whether no turn is under way, and none lately in which more work came."""
+        idle = not (self.in_turn or self._ended) and self._runtime.leads
+        return idle and self._runtime.monotonic() >= self._led_from
+
     def begin_to_lead(self) -> bool:
-        """With `changed` held: takes what there is to do, unless a turn is under way. Then `lead` follows."""
-        if self.in_turn or self._ended or not self._runtime.leads or may_be_interrupted():
+        """With `changed` held: takes what there is to do, if it may be led. Then `lead` follows."""
+        if not self.may_be_led or may_be_interrupted():
             return False
         wait_s = self._look_for_work()
         if wait_s is None or wait_s > 0 or self._ended:
@@ -305,7 +316,10 @@ class Driver(Worker):
             self.working = self.in_turn = False
             # With the lock: its own thread, if it is awake, sees why it has ended as well.
             self._ended, self._raised = ended, raised
-            self._wake_within(0.0 if ended else self._look_for_work())
+            wait_s = 0.0 if ended else self._look_for_work()
+            if wait_s is not None and wait_s <= 0:
+                self._led_from = self._runtime.monotonic() + _CROWDED_S
+            self._wake_within(wait_s)
 
     def _look_for_work(self) -> float | None:
         """With the lock: what `take` says. One that raises is its own thread's death too."""

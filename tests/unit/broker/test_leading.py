@@ -101,6 +101,39 @@ def test_many_who_lead_at_once_are_all_answered_and_nothing_is_lost() -> None:
         assert set(shown(shard)) == set(ids)
 
 
+def test_nobody_leads_for_a_while_after_a_turn_in_which_more_work_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, changed = Threads(), threading.Condition()
+    work, turns, now = [1], [], [100.0]
+    monkeypatch.setattr(threads.runtime, "monotonic", lambda: now[0])
+
+    def step() -> bool:
+        turns.append(work.pop())
+        return True
+
+    # Its own thread is not started: it would take what comes.
+    driver = Driver(threads, "fasti-some", changed, lambda: 0.0 if work else None, step)
+
+    def lead() -> bool:
+        with changed:
+            begun = driver.begin_to_lead()
+        if begun:
+            driver.lead()
+        return begun
+
+    work.append(1)
+    # One is left when the turn is over.
+    assert elsewhere(lead)
+    assert not elsewhere(lead)
+    now[0] += 0.2
+    assert elsewhere(lead)
+    assert turns == [1, 1]
+    work.append(3)
+    # That one was alone.
+    assert elsewhere(lead)
+
+
 def test_what_a_leader_plans_wakes_the_shards_own_thread_in_time() -> None:
     with serving(SharedFiles()) as shard:
         make_topic(shard)
