@@ -9,6 +9,7 @@ import pytest
 from fasti.broker import housekeeper
 from fasti.broker.shard import Shard
 from fasti.config import ShardSettings
+from fasti.core import checkpoint
 from fasti.core import commands as co
 from fasti.core.keys import Rows
 from fasti.errors import StorageFailed
@@ -138,3 +139,11 @@ def test_one_that_becomes_due_right_after_another_failed_is_written_though_nothi
     produce(shard, HOUR_US)
     assert checkpoints(shard) == 0
     assert runtime.run_until(lambda: checkpoints(shard), 5.0)
+
+
+def test_where_counting_would_take_long_nothing_is_waited_for(
+    shard: Shard, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_COUNTED_MAX", 0)
+    produce(shard)
+    assert runtime.run_until(lambda: checkpoints(shard), 0.1)
