@@ -78,14 +78,19 @@ def _size(files: Files, name: str) -> int:
         return 0
 
 
-def _read(files: Files, name: str, pace: Pace) -> bytes:
+def _read(files: Files, name: str, pace: Pace) -> bytearray:
+    """All of a file, into one buffer: a list of its pieces would leave a hole in the heap for each."""
     file = files.open(name, writable=False)
     try:
-        parts = []
+        data = bytearray(file.size)
+        end = 0
         for offset in range(0, file.size, _READ_BYTES):
-            parts.append(file.read_at(offset, _READ_BYTES))
-            pace(len(parts[-1]))
-        return b"".join(parts)
+            part = file.read_at(offset, _READ_BYTES)
+            end = offset + len(part)
+            data[offset:end] = part
+            pace(len(part))
+        del data[end:]
+        return data
     finally:
         file.close()
 
@@ -102,7 +107,7 @@ def _scrub_object(
     pace: Pace,
 ) -> Iterator[ScrubFinding]:
     path, offset = f"blocks/{name}", 0
-    data = b""
+    data: bytes | bytearray = b""
     try:
         data = _read(files, path, pace)
         open_seal(memoryview(data), name)
