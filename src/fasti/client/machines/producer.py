@@ -303,8 +303,9 @@ class ProducerMachine(Generic[P]):
 
     def _choose(self) -> P | None:
         """The batch to write; a new one moves under way, and gets its number."""
-        parcel = self._upcoming()
-        if parcel is None:
+        if self._written < len(self._under_way):
+            parcel = self._under_way[self._written]
+        else:
             if len(self._under_way) >= UNDER_WAY_MAX or not self._has_waiting():
                 return None
             parcel = self._waiting.popleft()
@@ -318,10 +319,6 @@ class ProducerMachine(Generic[P]):
                 return None
             self._forget_stream()
         return parcel
-
-    def _upcoming(self) -> P | None:
-        under_way = self._under_way
-        return under_way[self._written] if self._written < len(under_way) else None
 
     def _has_waiting(self) -> bool:
         """Whether a batch waits; gathered sends become one if nothing is under way, or are many."""
@@ -363,7 +360,8 @@ class ProducerMachine(Generic[P]):
 
         It counts as written before it is, because the receipt may be faster.
         """
-        if parcel is not self._upcoming():
+        under_way = self._under_way
+        if self._written >= len(under_way) or parcel is not under_way[self._written]:
             return None
         self._written += 1
         return parcel.header()
