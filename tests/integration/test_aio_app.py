@@ -88,7 +88,8 @@ def test_later_move_and_cancel_are_awaited(app: fasti.aio.App, fasti_broker: Vir
         assert app.stats()["carts"].handled == 4
 
     run(story)
-    assert got == [1, 2, 3, 5]
+    # The last two were sent at once and are due at once, for four at a time.
+    assert (got[:2], sorted(got[2:])) == ([1, 2], [3, 5])
 
 
 def test_a_cancel_may_be_the_first_that_a_broker_hears(app: fasti.aio.App) -> None:
