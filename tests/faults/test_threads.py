@@ -23,7 +23,7 @@ PATIENCE_S = 40.0
 SPARES = "fasti.broker.housekeeper:Housekeeper._prepare"
 CHECKPOINT = "fasti.broker.housekeeper:Housekeeper._take_checkpoint"
 COMMITTER = "fasti.broker.committer:Committer._write"
-SEQUENCER = "fasti.broker.shard:Shard._seconds_to_wake"
+SEQUENCER = "fasti.broker.sequencer:Sequencer._seconds_to_wake"
 CRON = "fasti.broker.cron.scheduler:Scheduler._seconds"
 HTTP = "fasti.doors.http_child:HttpChild._spawn"
 
