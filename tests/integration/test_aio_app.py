@@ -178,6 +178,41 @@ def test_a_handler_may_end_the_app_and_run_returns(
     assert (counts["done"], counts["ready"]) == (1, 1)
 
 
+def test_a_run_that_is_cancelled_while_it_starts_stops_with_grace_too(
+    app: fasti.aio.App, fasti_client: fasti.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+    start = app.base.start
+
+    def start_slowly(**options: Any) -> Any:
+        running = start(**options)
+        assert started.wait(60)
+        return running
+
+    async def story() -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        @app.on("jobs")
+        async def work(text: str) -> None:
+            begun.set()
+            await may_end.wait()
+
+        await work.later("a")
+        monkeypatch.setattr(app.base, "start", start_slowly)
+        running = asyncio.create_task(app.run())
+        await begun.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        started.set()
+        asyncio.get_running_loop().call_later(0.05, may_end.set)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not app.running
+
+    run(story)
+    assert fasti_client.messages("jobs").count()["done"] == 1
+
+
 def test_a_cancelled_run_stops_with_grace(app: fasti.aio.App, fasti_client: fasti.Client) -> None:
     async def story() -> None:
         begun, may_end = asyncio.Event(), asyncio.Event()

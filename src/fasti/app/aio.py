@@ -276,10 +276,11 @@ class App:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # It can't be interrupted: what has been started is stopped again.
+            # It can't be interrupted: what has been started is stopped again, with the usual grace, for
+            # handlers may have begun.
             with suppress(Exception):
                 await starting
-                await self.stop(grace=0)
+                await self.stop()
             raise
         return self
 
