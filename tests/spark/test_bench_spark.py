@@ -24,6 +24,7 @@ def measured(tmp_path: Path, *only: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_reads(spark: SparkSession, tmp_path: Path) -> None:
     found = measured(tmp_path, "reads")
