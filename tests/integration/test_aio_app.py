@@ -178,60 +178,43 @@ def test_a_handler_may_end_the_app_and_run_returns(
     assert (counts["done"], counts["ready"]) == (1, 1)
 
 
-def test_a_run_that_is_cancelled_while_it_starts_stops_with_grace_too(
-    app: fasti.aio.App, fasti_client: fasti.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = threading.Event()
-    start = app.base.start
+async def cancel_in_the_middle(app: fasti.aio.App, cancelled: Callable[[], None]) -> None:
+    """Cancels `run` while a handler works, which ends a moment after `cancelled` was called."""
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
-    def start_slowly(**options: Any) -> Any:
-        running = start(**options)
-        assert started.wait(60)
-        return running
+    @app.on("jobs")
+    async def work(text: str) -> None:
+        begun.set()
+        await may_end.wait()
 
-    async def story() -> None:
-        begun, may_end = asyncio.Event(), asyncio.Event()
-
-        @app.on("jobs")
-        async def work(text: str) -> None:
-            begun.set()
-            await may_end.wait()
-
-        await work.later("a")
-        monkeypatch.setattr(app.base, "start", start_slowly)
-        running = asyncio.create_task(app.run())
-        await begun.wait()
-        running.cancel()
-        await asyncio.sleep(0)
-        started.set()
-        asyncio.get_running_loop().call_later(0.05, may_end.set)
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert not app.running
-
-    run(story)
-    assert fasti_client.messages("jobs").count()["done"] == 1
+    await work.later("a")
+    running = asyncio.create_task(app.run())
+    await begun.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    cancelled()
+    asyncio.get_running_loop().call_later(0.05, may_end.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not app.running
 
 
 def test_a_cancelled_run_stops_with_grace(app: fasti.aio.App, fasti_client: fasti.Client) -> None:
-    async def story() -> None:
-        begun, may_end = asyncio.Event(), asyncio.Event()
+    run(lambda: cancel_in_the_middle(app, lambda: None))
+    assert fasti_client.messages("jobs").count()["done"] == 1
 
-        @app.on("jobs")
-        async def work(text: str) -> None:
-            begun.set()
-            await may_end.wait()
 
-        await work.later("a")
-        running = asyncio.create_task(app.run())
-        await begun.wait()
-        running.cancel()
-        asyncio.get_running_loop().call_later(0.05, may_end.set)
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert not app.running
+def test_a_run_that_is_cancelled_while_it_starts_stops_with_grace_too(
+    app: fasti.aio.App, fasti_client: fasti.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled, start = threading.Event(), app.base.start
 
-    run(story)
+    def start_slowly(**options: Any) -> None:
+        start(**options)
+        assert cancelled.wait(60)
+
+    monkeypatch.setattr(app.base, "start", start_slowly)
+    run(lambda: cancel_in_the_middle(app, cancelled.set))
     assert fasti_client.messages("jobs").count()["done"] == 1
 
 

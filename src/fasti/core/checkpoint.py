@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fasti.core.engine import Engine
 
 
-# Partitions whose messages are counted in one step, in two or three milliseconds.
+# Partitions whose messages are counted in one step: no more, because every other command waits for it.
 _COUNTED_MAX = 256
 _STORED = [State.SCHEDULED, State.LEASED, State.DEAD, State.STAGED]
 
