@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from fasti.storage.files import LocalFiles
 from fasti.storage.tools.scrub_directory import scrub_directory
 from tests.faults.conftest import Tried
 from tests.integration.serve_rig import SMALL
+from tests.unit.cli.rig import run_here
 
 COUNT = 1_000
 
@@ -95,9 +93,8 @@ def test_a_flipped_bit_in_a_payload_block(stopped: bool, tmp_path: Path, tried: 
 
 
 def run_scrub(*arguments: str) -> tuple[int, Any]:
-    command = [sys.executable, "-m", "fasti", "storage", "scrub", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, json.loads(done.stdout)
+    done = run_here("storage", "scrub", "--json", *arguments)
+    return done.code, done.json
 
 
 @pytest.mark.fault(

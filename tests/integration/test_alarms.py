@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from fasti import errors
 from fasti.broker.launch import BrokerProcess
 from fasti.errors import NotFound
 from tests.integration.serve_rig import SMALL, ask
+from tests.unit.cli.rig import run_here
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # What Prometheus says of every target.
@@ -180,9 +179,7 @@ def test_commands_that_rules_name_are_there() -> None:
     commands = set(re.findall(r"`fasti ([a-z ]+)`", told))
     assert {"consumers", "dead list", "groups reset", "schedules list"} <= commands
     for command in commands:
-        words = [sys.executable, "-m", "fasti", *command.split(), "--help"]
-        done = subprocess.run(words, capture_output=True, check=False)
-        assert done.returncode == 0, command
+        assert run_here(*command.split(), "--help").code == 0, command
 
 
 def test_the_dashboard_is_one() -> None:

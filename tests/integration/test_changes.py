@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,6 +19,7 @@ from fasti.client.changes import Position
 from fasti.client.client import Client
 from fasti.errors import Gone, InvalidArgument, NotFound
 from tests.integration.serve_rig import emptied
+from tests.unit.cli.rig import run_here
 
 
 @pytest.fixture
@@ -285,12 +284,9 @@ def test_the_command_line(broker: BrokerProcess) -> None:
         position = client.feed().last
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "fasti", "changes", *arguments]
-        done = subprocess.run(
-            [*command, "--address", broker.address], capture_output=True, text=True, timeout=150
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        done = run_here("changes", *arguments, "--address", broker.address)
+        assert done.code == 0, done.err
+        return done.out
 
     lines = run("--from", begin, "--json", "--payload").splitlines()
     told = [json.loads(line) for line in lines]

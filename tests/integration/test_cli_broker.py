@@ -16,6 +16,7 @@ import fasti
 from fasti.broker.launch import BrokerProcess
 from fasti.cli.exits import BROKEN_PIPE, ERROR_EXITS, TERMINATED
 from tests.integration.serve_rig import SEGMENTS
+from tests.unit.cli.rig import Answer, run_here
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,11 @@ def run(
         timeout=150,
         check=False,
     )
+
+
+def ask(broker: BrokerProcess, *arguments: str, stdin: str | None = None) -> Answer:
+    """The same without a process, for what another process would not change."""
+    return run_here(*arguments, stdin=stdin, FASTI_ADDRESS=broker.address)
 
 
 def counts(broker: BrokerProcess, topic: str) -> dict[str, int]:
@@ -182,15 +188,14 @@ def test_what_is_known_of_a_message_that_came_back(broker: BrokerProcess, topic:
         id = client.producer(topic).send(b"a").result(60).id
         with client.consumer(topic, name="printer-1") as consumer:
             message = next(consumer)
-            got = run(broker, "messages", "get", topic, "--id", str(id), "--json")
-            (leased,) = json.loads(got.stdout)
+            (leased,) = ask(broker, "messages", "get", topic, "--id", str(id), "--json").json
             message.nack("out of paper", wait=True)
     assert (leased["state"], leased["consumer"]) == ("leased", "printer-1")
     assert leased["leased"] < leased["lease_until"]
-    got = run(broker, "messages", "get", topic, "--id", str(id))
-    assert got.returncode == 0
-    assert b"out of paper" in got.stdout
-    assert b"out of paper" in run(broker, "messages", "list", topic).stdout
+    got = ask(broker, "messages", "get", topic, "--id", str(id))
+    assert got.code == 0
+    assert "out of paper" in got.out
+    assert "out of paper" in ask(broker, "messages", "list", topic).out
 
 
 _HANGS = """
@@ -211,7 +216,7 @@ def test_what_a_killed_worker_has_is_taken_back(broker: BrokerProcess, topic: st
         )
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"1\n"
-        (alive,) = json.loads(run(broker, "consumers", "--topic", topic, "--json").stdout)
+        (alive,) = ask(broker, "consumers", "--topic", topic, "--json").json
         assert (alive["consumer"], alive["connected"], alive["leases"]) == ("hangs", True, 1)
         assert alive["peer"].startswith("127.0.0.1:")
         worker.kill()
@@ -220,16 +225,16 @@ def test_what_a_killed_worker_has_is_taken_back(broker: BrokerProcess, topic: st
         while client.consumers(topic)[0].connected:
             # The broker hears of it from the system.
             client.messages(topic).count()
-        assert b"(gone)" in run(broker, "consumers", "--topic", topic).stdout
-        held = run(broker, "messages", "list", topic, "--consumer", "hangs", "--json")
-        assert json.loads(held.stdout)["key"] == "job-1"
-        released = run(broker, "consumers", "release", "hangs", "--topic", topic, "--yes")
-        assert (released.returncode, released.stdout) == (0, b"hangs: 1 released\n")
+        assert "(gone)" in ask(broker, "consumers", "--topic", topic).out
+        held = ask(broker, "messages", "list", topic, "--consumer", "hangs", "--json")
+        assert held.json["key"] == "job-1"
+        released = ask(broker, "consumers", "release", "hangs", "--topic", topic, "--yes")
+        assert (released.code, released.out) == (0, "hangs: 1 released\n")
         with client.consumer(topic, timeout="60s") as consumer:
             message = next(iter(consumer))
             assert (message.key, message.attempts) == ("job-1", 1)
             message.ack(wait=True)
-        assert run(broker, "consumers", "release", "hangs").returncode == 1
+        assert ask(broker, "consumers", "release", "hangs").code == 1
 
 
 def test_a_list_of_any_number_is_lines(broker: BrokerProcess, topic: str) -> None:
@@ -240,33 +245,31 @@ def test_a_list_of_any_number_is_lines(broker: BrokerProcess, topic: str) -> Non
     first = run(broker, shell=f"set -o pipefail; fasti messages list {topic} --json | head -n 2")
     assert first.returncode == BROKEN_PIPE
     assert [json.loads(line)["id"] for line in first.stdout.splitlines()] == [1, 2]
-    every = run(broker, "messages", "list", topic, "--json").stdout.splitlines()
+    every = ask(broker, "messages", "list", topic, "--json").out.splitlines()
     assert len(every) == 30_001
-    moved = run(broker, "messages", "move", topic, "--all", "--by", "1h", "--yes", "--json")
-    assert json.loads(moved.stdout)["outcomes"] == {"ok": 30_001}
-    asked = run(broker, "messages", "cancel", topic, "--key-prefix", "cart-")
-    assert asked.returncode == 1
-    assert b"Cancel 1 message of" in asked.stderr
+    moved = ask(broker, "messages", "move", topic, "--all", "--by", "1h", "--yes", "--json")
+    assert moved.json["outcomes"] == {"ok": 30_001}
+    asked = ask(broker, "messages", "cancel", topic, "--key-prefix", "cart-")
+    assert asked.code == 1
+    assert "Cancel 1 message of" in asked.err
     done = run(broker, "messages", "cancel", topic, "--key-prefix", "cart-", stdin=b"y\n")
     assert (done.returncode, done.stdout.strip()) == (0, b"cancel: 1 ok")
     assert counts(broker, topic) == {"scheduled": 30_000, "cancelled": 1}
 
 
 def test_a_message_that_nobody_begins_in_time(broker: BrokerProcess, topic: str) -> None:
-    sent = run(broker, "produce", topic, "code", "--delay", "1h", "--expires", "10m", "-q")
-    assert (sent.returncode, sent.stderr) == (0, b"")
-    until = run(broker, "produce", topic, "late", "--expires", "2020-01-01T00:00Z", "-q")
-    assert until.returncode == 0
-    (pending,) = json.loads(
-        run(broker, "messages", "get", topic, "--id", sent.stdout.decode(), "--json").stdout
-    )
+    sent = ask(broker, "produce", topic, "code", "--delay", "1h", "--expires", "10m", "-q")
+    assert (sent.code, sent.err) == (0, "")
+    until = ask(broker, "produce", topic, "late", "--expires", "2020-01-01T00:00Z", "-q")
+    assert until.code == 0
+    (pending,) = ask(broker, "messages", "get", topic, "--id", sent.out, "--json").json
     assert pending["expires"] > pending["due"]
-    assert b"expired" in run(broker, "dead", "list", topic).stdout
-    assert run(broker, "produce", topic, "x", "--expires", "soon").returncode == 2
+    assert "expired" in ask(broker, "dead", "list", topic).out
+    assert ask(broker, "produce", topic, "x", "--expires", "soon").code == 2
 
 
 def test_a_topic_is_paused_and_resumed(broker: BrokerProcess, topic: str) -> None:
-    assert b"paused" in run(broker, "topics", "pause", topic).stdout
-    assert b"already" in run(broker, "topics", "pause", topic).stdout
-    assert b"is paused" in run(broker, "topics", "describe", topic).stdout
-    assert json.loads(run(broker, "topics", "resume", topic, "--json").stdout)["paused"] is False
+    assert "paused" in ask(broker, "topics", "pause", topic).out
+    assert "already" in ask(broker, "topics", "pause", topic).out
+    assert "is paused" in ask(broker, "topics", "describe", topic).out
+    assert ask(broker, "topics", "resume", topic, "--json").json["paused"] is False

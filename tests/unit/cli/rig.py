@@ -42,6 +42,14 @@ class Answer:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+def run_here(*arguments: str, stdin: str | bytes | None = None, **env: str) -> Answer:
+    """The `fasti` command in this process: for what is not about being one."""
+    result = CliRunner().invoke(app, list(arguments), input=stdin, env={"COLUMNS": "160", **env})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Answer(result.exit_code, result.stdout, result.stderr)
+
+
 class Shell:
     """The `fasti` command, and a client of the same broker."""
 
@@ -53,10 +61,7 @@ class Shell:
         return Client(transport, owner, transport.call("hello")[0])
 
     def __call__(self, *arguments: str, stdin: str | bytes | None = None) -> Answer:
-        result = CliRunner().invoke(app, list(arguments), input=stdin, env={"COLUMNS": "160"})
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Answer(result.exit_code, result.stdout, result.stderr)
+        return run_here(*arguments, stdin=stdin)
 
     def good(self, *arguments: str, stdin: str | bytes | None = None) -> Any:
         """The JSON of a command that must end with 0."""
