@@ -165,7 +165,7 @@ def test_a_checkpoint_goes_on_without_a_damaged_frame_and_no_fresh_checksum_hide
         # A new payload is as good as a new message; one that is dead has to be produced again.
         clock.advance(shard, DAY_US)
         # Those of that day are read from their block first.
-        while not counts(shard).get("ready", 0) + counts(shard).get("leased", 0):
+        while counts(shard).get("scheduled", 0):
             clock.advance(shard, 1)
         assert received(shard, 5).keys() == set(good)
 
