@@ -28,6 +28,7 @@ from tests.crash.photographs import (
     compact_as_if_after_years,
     crash_everywhere,
 )
+from tests.seeds import seeds
 
 SETTINGS = ShardSettings(segment_bytes=8192, memory_bytes=16 << 20, leases_max=256)
 TOPICS = {
@@ -144,7 +145,7 @@ def test_every_crash_of_a_short_story(seed: int) -> None:
     assert crash(seed, steps=30) > 60
 
 
-@pytest.mark.parametrize("seed", range(100, 102))
+@pytest.mark.parametrize("seed", seeds(1, range(101, 103)))
 def test_some_crashes_of_a_longer_story(seed: int) -> None:
     assert crash(seed, steps=150, every=17) > 15
 

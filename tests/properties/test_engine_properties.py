@@ -629,7 +629,7 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # How long: about a third of a second an example.
-QUICK = settings(max_examples=150, stateful_step_count=50)
+QUICK = settings(max_examples=100, stateful_step_count=50)
 THOROUGH = settings(max_examples=3_000, stateful_step_count=100)
 
 

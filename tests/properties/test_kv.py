@@ -115,7 +115,7 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(300)
 def test_shard_and_model_agree() -> None:
-    run_state_machine_as_test(KvMachine, settings=settings(max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(KvMachine, settings=settings(max_examples=40, stateful_step_count=30))
 
 
 @pytest.mark.long
