@@ -12,7 +12,13 @@ No profile has a deadline, for an example or for making one: a slow machine is n
 from __future__ import annotations
 
 import os
+import site
+import sys
+import sysconfig
 import tempfile
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,14 +34,57 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where no bytecode may be left in the tree, the processes of tests share some elsewhere.
+    """Where no bytecode may be left in the tree, all processes of tests share some elsewhere.
 
     Tests start hundreds of brokers and commands; each would compile all that it imports.
     """
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        shared = tempfile.TemporaryDirectory(prefix="fasti-bytecode-", ignore_cleanup_errors=True)
-        config.add_cleanup(shared.cleanup)
-        os.environ["PYTHONPYCACHEPREFIX"] = shared.name
+    if not os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        return
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        shared = config.cache.mkdir("bytecode")  # type: ignore[union-attr]
+    else:
+        temporary = tempfile.TemporaryDirectory(
+            prefix="fasti-bytecode-", ignore_cleanup_errors=True
+        )
+        config.add_cleanup(temporary.cleanup)
+        shared = Path(temporary.name)
+    _link_bytecode(shared)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(shared)
+    sys.dont_write_bytecode = False
+
+
+def _link_bytecode(shared: Path) -> None:
+    """Python looks nowhere else from now on: what was installed with bytecode is not compiled anew."""
+    installed = [sysconfig.get_path("stdlib"), *site.getsitepackages()]
+    for place in (place for place in installed if not (shared / place.lstrip("/")).exists()):
+        for folder, inner, names in os.walk(place):
+            inner[:] = [name for name in inner if name not in ("test", "tests")]
+            if not folder.endswith("__pycache__"):
+                continue
+            linked = shared / os.path.dirname(folder).lstrip("/")
+            linked.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                # Another run may do the same.
+                with suppress(FileExistsError):
+                    if ".opt-" not in name:
+                        (linked / name).symlink_to(os.path.join(folder, name))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker imports some of the files first: what it compiles, the others need not.
+
+    They all import all of them then, in the same order.
+    """
+    config, root = session.config, session.config.rootpath
+    given: dict[str, Any] = getattr(config, "workerinput", {})
+    if not given or config.args_source is not config.ArgsSource.TESTPATHS:
+        return
+    files = sorted((root / "tests").rglob("test_*.py"))
+    for file in files[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
+        # What goes wrong is told when the file is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 # Files of these folders are given out first: what is left for the end is short.
