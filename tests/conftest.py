@@ -11,6 +11,7 @@ No profile has a deadline, for an example or for making one: a slow machine is n
 
 from __future__ import annotations
 
+import gc
 import os
 import site
 import sys
@@ -85,6 +86,12 @@ def pytest_collection(session: pytest.Session) -> None:
         # What goes wrong is told when the file is collected.
         with suppress(Exception, pytest.skip.Exception):
             import_module(".".join(file.relative_to(root).with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: no test's garbage collection need look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 # Files of these folders are given out first: what is left for the end is short.
