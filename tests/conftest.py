@@ -11,6 +11,7 @@ No profile has a deadline, for an example or for making one: a slow machine is n
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import site
@@ -110,12 +111,19 @@ def _rank(nodeid: str) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file runs in one worker, and all files of Spark in the same: only that one starts Java."""
+    """A file runs in one worker, and all with the session of Spark in the same: it starts Java once."""
     from xdist.scheduler import LoadFileScheduling
+
+    @functools.cache
+    def with_session(file: str) -> bool:
+        return (
+            file.startswith("tests/spark/")
+            and "spark: SparkSession" in (config.rootpath / file).read_text()
+        )
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope: str = super()._split_scope(nodeid)
-            return "tests/spark" if scope.startswith("tests/spark/") else scope
+            return "tests/spark" if with_session(scope) else scope
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
