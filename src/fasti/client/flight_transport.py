@@ -34,8 +34,8 @@ from fasti.client.peers import Peers
 from fasti.client.transport import LOCATION, BrokerClock, Ended, Header, Stream
 from fasti.errors import Closed, FastiError, TimedOut, Unavailable
 from fasti.protocol.envelope import dump, pack, parse, unpack
+from fasti.protocol.grpc_setup import prepare_grpc
 from fasti.protocol.problems import error_from_json
-from fasti.protocol.quiet_grpc import quiet_grpc
 from fasti.protocol.schemas import RETURNED, VERSION
 from fasti.protocol.tokens import check_token
 from fasti.runtime import Runtime, SystemRuntime
@@ -141,7 +141,7 @@ class FlightTransport:
         self._left: list[flight.FlightClient] = []
         self.estimate = ClockEstimate()
         self.clock = self.estimate
-        quiet_grpc()
+        prepare_grpc()
         forking.check()
         forking.register_connection(self)
 

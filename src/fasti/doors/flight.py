@@ -35,8 +35,8 @@ from fasti.errors import (
     Unavailable,
 )
 from fasti.protocol.envelope import dump, pack, parse_request, unpack
+from fasti.protocol.grpc_setup import prepare_grpc
 from fasti.protocol.problems import error_to_json
-from fasti.protocol.quiet_grpc import quiet_grpc
 from fasti.protocol.tokens import check_token
 
 _log = logging.getLogger("fasti.doors.flight")
@@ -78,7 +78,7 @@ class FlightDoor(fl.FlightServerBase):
 
         `advertise` is the host and port at which other machines reach this broker.
         """
-        quiet_grpc()
+        prepare_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         shown = f"[{host}]" if ":" in host else host
         super().__init__(

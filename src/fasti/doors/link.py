@@ -11,8 +11,8 @@ import pyarrow.flight as fl
 
 from fasti.errors import TimedOut, Unauthenticated, Unavailable
 from fasti.protocol.envelope import pack, unpack
+from fasti.protocol.grpc_setup import prepare_grpc
 from fasti.protocol.problems import error_from_json
-from fasti.protocol.quiet_grpc import quiet_grpc
 from fasti.protocol.schemas import VERSION
 
 # A machine that is busy for a moment has no broker that is ill.
@@ -35,7 +35,7 @@ class BrokerLink:
         token: str = "",
         reply_bytes_max: int = REPLY_BYTES_MAX,
     ) -> None:
-        quiet_grpc()
+        prepare_grpc()
         scheme = "grpc+tls" if tls else "grpc"
         # The certificate is made for the name that others use; here both ends are one machine's,
         # and the other end is this process's parent.
