@@ -128,7 +128,7 @@ class Outbox:
     def wake(self) -> None:
         """There is something for the sending thread to look at."""
         machine = self.machine
-        machine.idle = machine.work = False
+        machine.idle = False
         if self._stream is not None and not machine.connected:
             self._abandoned.append((self._stream, machine.last_word))
             self._stream, machine.last_word = None, False
@@ -159,7 +159,7 @@ class Outbox:
             if step.action in ("wait", "end") or unwritable:
                 self.wake()
                 return None
-            machine.idle = machine.work = False
+            machine.idle = False
             self.led = step
             return step
         except BaseException:
@@ -399,15 +399,19 @@ class Outbox:
     ) -> None:
         shipment.settle(outcomes, error)
         with self.lock:
-            self.machine.settle(shipment)
+            looks = self.machine.settle(shipment)
             self._room.notify_all()
-            self.wake()
+            # A lone send that was answered leaves nothing to do: the next one leads.
+            if looks or not self._sleeping:
+                self.wake()
         if self.on_settled is not None:
             self.on_settled(shipment)
 
 
 def _widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with the columns of its stream, empty where it has none."""
+    if batch.schema == schema:
+        return batch
     names = batch.schema.names
     arrays = [
         batch.column(field.name) if field.name in names else pa.nulls(batch.num_rows, field.type)

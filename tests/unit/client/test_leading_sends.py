@@ -74,6 +74,33 @@ def test_a_small_send_is_written_by_the_caller(
     assert seen == [threading.get_ident()]
 
 
+def test_lone_sends_are_all_written_by_the_caller_and_nobody_else_is_woken(
+    transport: FakeTransport, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, stream = producer.outbox, transport.stream()
+    seen = note_threads(stream)
+    turns: list[None] = []
+    turn = box._turn
+    monkeypatch.setattr(box, "_turn", lambda wait=False: (turns.append(None), turn(wait))[1])
+    for _ in range(20):
+        receipt = producer.send(b"x")
+        stream.answer(1)
+        assert receipt.result(WAIT_S).status == "ok"
+    assert seen == [threading.get_ident()] * 20
+    assert not turns
+
+
+def test_what_came_behind_a_lone_send_goes_when_that_is_answered(
+    transport: FakeTransport, producer: Producer
+) -> None:
+    stream = transport.stream()
+    first, second = producer.send(b"x"), producer.send(b"y")
+    stream.answer(1)
+    eventually(lambda: stream.rows()[-1] == b"y")
+    stream.answer(1)
+    assert first.result(WAIT_S).status == second.result(WAIT_S).status == "ok"
+
+
 def test_the_main_thread_leaves_a_broker_in_its_process_to_the_sending_thread(
     transport: FakeTransport, producer: Producer
 ) -> None:

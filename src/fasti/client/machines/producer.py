@@ -145,9 +145,8 @@ class ProducerMachine(Generic[P]):
         self._deadline_s, self._rows_max, self._bytes_max = deadline_s, rows_max, bytes_max
         # Single sends are gathered here.
         self.open: P | None = None
-        # The sending thread waits and nothing is under way: the next send should wake it.
+        # The sending thread waits and nothing is under way: the next send goes at once.
         self.idle = False
-        self.work = False
         self.closed = False
         self._waiting: deque[P] = deque()
         self._under_way: deque[P] = deque()
@@ -226,13 +225,18 @@ class ProducerMachine(Generic[P]):
         self._enqueue(parcel)
         return parcel
 
-    def settle(self, parcel: P) -> None:
-        """A parcel has its answer, by whichever thread brought it and in any order."""
+    def settle(self, parcel: P) -> bool:
+        """A parcel has its answer, by whichever thread brought it and in any order.
+
+        True if the sending thread should look: not where all is answered and nothing waits.
+        """
         self.rows -= parcel.rows
         self.size_bytes -= parcel.size_bytes
         self._unsettled.pop(parcel.number, None)
         self._settled = next(iter(self._unsettled), self.made + 1) - 1
-        self.work = True
+        gathered = self.open is not None and self.open.payloads
+        self.idle = self.connected and not (self._under_way or self._waiting or gathered)
+        return not self.idle
 
     def close(self) -> list[P]:
         """Takes nothing more. Gives what has no receipt yet."""
@@ -270,7 +274,6 @@ class ProducerMachine(Generic[P]):
         self.rows += parcel.rows
         self.size_bytes += parcel.size_bytes
         self.idle = False
-        self.work = True
 
     # The sending thread
 
@@ -290,7 +293,8 @@ class ProducerMachine(Generic[P]):
             self._idle_until = None
             return Step("write", parcel=parcel)
         if self._under_way:
-            due_s = self._under_way[0].deadline - now
+            # Nobody wakes the thread when the last answer comes: then it is idle from its next look on.
+            due_s = min(self._under_way[0].deadline - now, _IDLE_S)
             return Step("wait", due_s if wait_s is None else min(wait_s, due_s))
         if wait_s is None:
             if now >= self._idle_until and self._settled == self.made:
@@ -465,7 +469,6 @@ class ProducerMachine(Generic[P]):
         self._lingers |= self._written > 0
         self.connected, self._written = False, 0
         self.stream_number += 1
-        self.work = True
 
     def _end_producer(self) -> None:
         """Nothing is under way and nothing comes for now: the broker need not remember this name."""

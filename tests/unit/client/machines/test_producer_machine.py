@@ -189,6 +189,8 @@ def test_an_idle_producer_takes_its_leave() -> None:
     rig = Rig()
     rig.send()
     rig.settle()
+    # Before its thread looks: the next send needs nobody else.
+    assert rig.machine.idle
     assert rig.poll() == "wait"
     assert rig.machine.idle
     rig.now += 60.0
