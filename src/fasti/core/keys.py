@@ -6,7 +6,7 @@ so that the sequencer touches fixed-width columns only. The engine passes `Rows`
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -70,17 +70,18 @@ class Rows:
     @classmethod
     def of(cls, payloads: Any, limits: Limits | None = None, **columns: Any) -> Rows:
         """From sequences or Arrow arrays: `key=`, `headers=` and `content_type=` may be given."""
-        arrays, fields = [], []
+        arrays = {}
         for name, values in {"payload": payloads, **columns}.items():
             if name not in FIELDS:
                 raise InvalidArgument(f"a message has no column {name!r}", field=name)
             if values is not None:
-                arrays.append(_column(name, values))
-                fields.append(FIELDS[name])
-        if any(len(array) != len(arrays[0]) for array in arrays):
+                arrays[name] = _column(name, values)
+        count = len(arrays["payload"])
+        if any(len(array) != count for array in arrays.values()):
             raise InvalidArgument("the columns of a batch differ in length", field="payload")
-        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-        _check(batch, limits or Limits())
+        schema = _schema_of(tuple(arrays))
+        batch = pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+        _check(batch, arrays, limits or Limits())
         return cls(batch)
 
     def __len__(self) -> int:
@@ -117,24 +118,29 @@ def _column(name: str, values: Any) -> pa.Array:
         raise InvalidArgument(f"{name} must be {kind}: {error}", field=name) from error
 
 
-def _check(batch: pa.RecordBatch, limits: Limits) -> None:
-    if batch.column("payload").null_count:
+@cache
+def _schema_of(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([FIELDS[name] for name in names])
+
+
+def _check(batch: pa.RecordBatch, columns: dict[str, pa.Array], limits: Limits) -> None:
+    if columns["payload"].null_count:
         raise InvalidArgument("a payload may be empty but not missing", field="payload")
     if batch.num_rows > limits.batch_rows_max:
         _refuse("rows of a batch", batch.num_rows, "batch_rows_max", limits.batch_rows_max)
-    if batch.nbytes > limits.batch_bytes_max:
-        _refuse("bytes of a batch", batch.nbytes, "batch_bytes_max", limits.batch_bytes_max)
-    _check_width(batch.column("payload"), "payload", limits.payload_bytes_max)
-    if "key" in batch.schema.names:
-        _check_width(batch.column("key"), "key", limits.key_bytes_max)
-        if (pc.binary_length(batch.column("key")).to_numpy(zero_copy_only=False) == 0).any():
+    if (size_bytes := batch.nbytes) > limits.batch_bytes_max:
+        _refuse("bytes of a batch", size_bytes, "batch_bytes_max", limits.batch_bytes_max)
+    _check_width(columns["payload"], "payload", limits.payload_bytes_max)
+    if "key" in columns:
+        _check_width(columns["key"], "key", limits.key_bytes_max)
+        if (pc.binary_length(columns["key"]).to_numpy(zero_copy_only=False) == 0).any():
             raise InvalidArgument("a key may be missing but not empty", field="key")
-    if "content_type" in batch.schema.names:
-        _check_width(batch.column("content_type"), "headers", limits.headers_bytes_max)
-    if "subject" in batch.schema.names:
-        _check_width(batch.column("subject"), "subject", limits.subject_bytes_max)
-    if "headers" in batch.schema.names:
-        _check_headers(batch.column("headers"), limits.headers_bytes_max)
+    if "content_type" in columns:
+        _check_width(columns["content_type"], "headers", limits.headers_bytes_max)
+    if "subject" in columns:
+        _check_width(columns["subject"], "subject", limits.subject_bytes_max)
+    if "headers" in columns:
+        _check_headers(columns["headers"], limits.headers_bytes_max)
 
 
 def _check_width(column: pa.Array, name: str, limit: int) -> None:

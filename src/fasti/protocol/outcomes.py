@@ -88,16 +88,16 @@ def decode(encoded: dict[str, Any], ids: Int64s | None = None) -> Outcomes:
 
 def _equal_runs(values: NDArray[Any]) -> list[list[int]]:
     """`[value, count]` for each run of equal values."""
-    if not len(values):
-        return []
+    if len(values) < 2:
+        return [[value, 1] for value in values.tolist()]
     starts = np.flatnonzero(values[1:] != values[:-1]) + 1
     return _runs(values, starts)
 
 
 def _counting_runs(values: Int64s) -> list[list[int]]:
     """`[first, count]` for each run of values that count up by one."""
-    if not len(values):
-        return []
+    if len(values) < 2:
+        return [[value, 1] for value in values.tolist()]
     starts = np.flatnonzero(values[1:] != values[:-1] + 1) + 1
     return _runs(values, starts)
 

@@ -46,6 +46,7 @@ _KINDS: dict[str, str] = {
     "NDArray[np.uint8]": "|u1",
 }
 _PADDING = bytes(8)
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 @cache
@@ -76,7 +77,7 @@ def encode(frame: Frame) -> list[Buffer]:
     if frame.rows is not None:
         head["rows"] = frame.rows.batch.schema.names
         buffers.append(frame.rows.encoded)
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = _JSON.encode(head).encode()
     text += b" " * (-len(text) % 8)
     return [_HEAD.pack(len(text)), text, *buffers]
 
@@ -159,6 +160,8 @@ def _read_rows(body: memoryview, offset: int, head: dict[str, Any]) -> Rows | No
 def pack_column(values: NDArray[Any], kind: str, buffers: list[Buffer]) -> list[Any]:
     """Describes a column, and adds its bytes to the buffers unless one number says it all."""
     count = len(values)
+    if count == 1:
+        return ["c", 1, int(values[0])]
     if count:
         first, last = values[0], values[-1]
         if first == last and (values == first).all():

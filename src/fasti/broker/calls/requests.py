@@ -40,8 +40,11 @@ if TYPE_CHECKING:
 Int64s = NDArray[np.int64]
 Seed = tuple[int, int]
 Header = dict[str, Any]
+Columns = dict[str, pa.Array]
 
 INT64_MAX = (1 << 63) - 1
+# What the journal keeps with a payload.
+_CONTENTS = ("key", "headers", "content_type", "subject")
 _CONFLICTS = {policy.name.lower(): policy for policy in OnConflict}
 
 
@@ -179,21 +182,34 @@ def produce(
         if len(fields.get(name, "").encode()) > limits.name_bytes_max:
             limit = limits.name_bytes_max
             raise InvalidArgument(f"{name} has more than {limit} bytes", field=name, limit=limit)
-    rows = _rows(batch, limits)
-    when = _when(batch, now_us)
+    used = _used_columns(batch)
+    rows = _rows(batch.column("payload"), used, limits)
     return co.Produce(
         rows=rows,
-        when=when,
+        when=_when(used, now_us),
         keys=rows.keys(seed),
-        priorities=priorities(batch),
-        expires=expires(batch),
+        priorities=_priorities(used),
+        expires=_expires(used),
         **fields,
     )
 
 
+def _used_columns(batch: pa.RecordBatch) -> Columns:
+    """Those in which a row has a value. Asked for once: each question to Arrow has its price."""
+    return {
+        name: column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if not len(column) or column.null_count < len(column)
+    }
+
+
 def expires(batch: pa.RecordBatch) -> co.Expires | None:
     """By when rows must be begun; None if no row says so."""
-    at, after = _numbers(batch, "expires_us"), _numbers(batch, "expires_after_us")
+    return _expires(_used_columns(batch))
+
+
+def _expires(used: Columns) -> co.Expires | None:
+    at, after = used.get("expires_us"), used.get("expires_after_us")
     for name, column in (("expires_us", at), ("expires_after_us", after)):
         if column is not None and len(column) and pc.min(column).as_py() < 1:
             raise InvalidArgument(f"{name} must be at least 1", field=name, limit=1)
@@ -209,9 +225,9 @@ def expires(batch: pa.RecordBatch) -> co.Expires | None:
     )
 
 
-def priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
+def _priorities(used: Columns) -> NDArray[np.uint16] | None:
     """0 where a row has none."""
-    column = _numbers(batch, "priority")
+    column = used.get("priority")
     if column is None:
         return None
     values = filled(column, 0)
@@ -230,20 +246,15 @@ def _conflict(word: str) -> OnConflict:
     return policy
 
 
-def _rows(batch: pa.RecordBatch, limits: Limits) -> Rows:
-    used = {}
-    for name in ("key", "headers", "content_type", "subject"):
-        if name in batch.schema.names:
-            column = batch.column(name)
-            if column.null_count < len(column):
-                used[name] = column
-    if "subject" in used:
-        check_subjects(used["subject"])
-    return Rows.of(batch.column("payload"), limits, **used)
+def _rows(payloads: pa.Array, used: Columns, limits: Limits) -> Rows:
+    contents = {name: used[name] for name in _CONTENTS if name in used and len(payloads)}
+    if "subject" in contents:
+        check_subjects(contents["subject"])
+    return Rows.of(payloads, limits, **contents)
 
 
-def _when(batch: pa.RecordBatch, now_us: int) -> co.When:
-    due, delay = _numbers(batch, "due_us"), _numbers(batch, "delay_us")
+def _when(used: Columns, now_us: int) -> co.When:
+    due, delay = used.get("due_us"), used.get("delay_us")
     if due is None and delay is None:
         return co.When()
     if due is None:
@@ -258,14 +269,6 @@ def _when(batch: pa.RecordBatch, now_us: int) -> co.When:
     if len(wait) and (int(wait.min()) < 0 or int(wait.max()) > DUE_MAX_US - now_us):
         raise InvalidArgument("delay_us is out of range", field="delay_us", limit=DUE_MAX_US)
     return co.When(due_us=np.where(due.is_valid(), filled(due, 0), now_us + wait))
-
-
-def _numbers(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """The column, unless no row has a value in it."""
-    if name not in batch.schema.names:
-        return None
-    column = batch.column(name)
-    return None if len(column) and column.null_count == len(column) else column
 
 
 def filled(column: pa.Array, default: int) -> Int64s:
@@ -319,7 +322,7 @@ def changed_priorities(batch: pa.RecordBatch) -> NDArray[np.uint16] | None:
     """The priorities that an update gives, one to every row; None if it gives none."""
     if "priority" in batch.schema.names and batch.column("priority").null_count:
         raise InvalidArgument("a priority is null", field="priority")
-    return priorities(batch)
+    return _priorities(_used_columns(batch))
 
 
 def moved_to(batch: pa.RecordBatch) -> co.When:
@@ -379,7 +382,7 @@ def returned_fields(op: str) -> Header:
 def _due_again(header: Header, batch: pa.RecordBatch) -> co.When | None:
     """When what goes back is due again; None if nothing says it."""
     delay_us = integer(header, "delay_us")
-    due = _numbers(batch, "due_us")
+    due = _used_columns(batch).get("due_us")
     if delay_us is not None:
         return co.When(delay_us=delay_us)
     if due is None:
