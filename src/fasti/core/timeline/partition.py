@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from fasti.core import lifecycle
 from fasti.core.agenda import FOREVER
-from fasti.core.calendar.wheel import BUCKET_US, ENTRY_BYTES, Calendar, Histogram, Ready
+from fasti.core.calendar.histogram import BUCKET_US, Histogram
+from fasti.core.calendar.wheel import ENTRY_BYTES, Calendar, Ready
 from fasti.core.columns import codes
 from fasti.core.columns.hashing import UInt64s
 from fasti.core.columns.index import HashIndex

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasti.core.calendar.wheel import BUCKET_US
+from fasti.core.calendar.histogram import BUCKET_US
 from fasti.core.commands import Count, Forecast, Get, List, Target
 from fasti.core.replies import Buckets, Counts, Messages, Reply, blank
 from fasti.core.rows.arena import EXPIRES, FRAME_ROWS, MOMENT, PRIORITY, STATE_MASK

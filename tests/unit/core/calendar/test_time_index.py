@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasti.core.calendar.wheel import BUCKET_US, Calendar, Histogram, Ready
+from fasti.core.calendar.histogram import BUCKET_US, Histogram
+from fasti.core.calendar.wheel import Calendar, Ready
 from fasti.core.columns.reductions import sort_pairs
 
 moments = st.one_of(
