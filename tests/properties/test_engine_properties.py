@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from fasti.core import commands as co
-from fasti.core.calendar import slices
+from fasti.core.calendar import histogram, slices
 from fasti.core.calendar import wheel as calendar
 from fasti.core.columns import index
 from fasti.core.delivery import expiry, turns
@@ -614,8 +614,10 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (priority, "_RANKED_PER_CALL", 3),
     (calendar, "_LATE_RUNS", 1),
     (calendar, "_MERGED_ROWS_MAX", 8),
-    (calendar, "_GATHERED_MAX", 8),
-    (calendar, "_DENSE_MINUTES", 100),
+    (calendar, "_MERGED_AT_ONCE", 1),
+    (calendar, "_MERGED_AHEAD_ROWS", 4),
+    (histogram, "_GATHERED_MAX", 8),
+    (histogram, "_DENSE_MINUTES", 100),
     (memory, "_CHUNK_ROWS", 4),
     (memory, "_GATHERED_MAX", 4),
     (index, "_BUCKETS_MIN", 1),

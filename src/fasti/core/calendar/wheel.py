@@ -5,13 +5,16 @@ long as those below. A message stands on the lowest level where its slice differ
 cursor's: what is due within the cursor's second on level 0, within its minute on level 1, and so
 on up to millennia, so that a batch touches at most 64 slices a level. When the cursor enters a
 slice, its entries are spread over the level below; when a whole slice is past, it goes to the
-ready line at once. Entries are sequences only: the due time is read from the row when needed.
+ready line at once, unless it has so many entries that they would go in several pieces: each piece would
+have to be merged with the others at every hand-out, while slices that are sorted whole follow one another.
+Entries are sequences only: the due time is read from the row when needed.
 
 The *ready line* has the messages that are due or nearly so, in the order in which they will be handed
 out. Most of them arrive in order: slices come one after another, and what is produced for "now" is
 later than what was before. These form the main line, a sequence of sorted chunks of which each begins
 where the last ended. What comes below the end of the line (a late arrival, a message given back)
-becomes a sorted run of its own beside it. `take` merges at the heads; a backlog is never sorted again.
+becomes a sorted run of its own beside it. `take` merges at the heads, more than is asked for where there
+are many runs, and what is left over is the new beginning of the line; a backlog is never sorted again.
 
 Entries are hints: a message may have been cancelled, moved or leased since, so what takes entries
 checks each against its row. A cancelled or moved message leaves its entry behind, and
@@ -162,17 +165,21 @@ class Calendar:
                 more = self._entered() is not None
                 continue
             level, number = place
+            entries = self._levels[level][number].entries
+            if budget < entries <= ROWS_PER_CALL:
+                break  # Whole in the next call, so that it is sorted whole.
             end_us = (number + 1) << SHIFTS[level]
+            # What was spread in part, or came when the cursor had entered, stands below.
+            spread = level and (entries > ROWS_PER_CALL or any(self._levels[:level]))
             self.cursor_us = max(self.cursor_us, number << SHIFTS[level])
-            entries, left = self._take(level, number, budget)
-            budget -= len(entries) + 64
-            if level and end_us > to_us:
-                self._descend(level, number, entries, resolve)
+            taken, left = self._take(level, number, budget)
+            budget -= len(taken) + 64
+            if spread or (level and end_us > to_us):
+                self._descend(level, number, taken, resolve)
                 continue
-            gone.append(entries)
+            gone.append(taken)
             reach_us = max(reach_us, end_us)
-            # A slice that was spread in part, before time leapt on, has entries on lower levels.
-            if not left and not any(self._levels[:level]):
+            if not left:
                 self.cursor_us = max(self.cursor_us, end_us)
         if not gone:
             return (_NONE, _NONE), more
@@ -286,6 +293,10 @@ class Calendar:
 # What an entry takes: when it is due, and what it is.
 ENTRY_BYTES = 16
 _LATE_RUNS = 8
+# Where more runs than this are merged, as many rows as this are: what each run costs, whatever is taken of
+# it, is shared by them all.
+_MERGED_AT_ONCE = 2
+_MERGED_AHEAD_ROWS = 16_384
 _MERGED_ROWS_MAX = 65_536
 # What `heads` looks at: so many runs, and so many entries of each.
 _HEAD_RUNS = 64
@@ -358,9 +369,12 @@ class Ready:
             due, sequence = run.peek(number)
             run.move(number)
             self.entries -= number
-        else:
+            self._drop_empty()
+        elif len(sources) <= _MERGED_AT_ONCE or count >= _MERGED_AHEAD_ROWS:
             due, sequence = self._merge(sources, count)
-        self._drop_empty()
+            self._drop_empty()
+        else:
+            due, sequence = self._merge_ahead(count, limit_us)
         return due, sequence
 
     def first(self) -> tuple[int, int] | None:
@@ -412,6 +426,10 @@ class Ready:
     def _heads(self, count: int, limit_us: int) -> list[tuple[_Run, int]]:
         """The runs that may hold some of the next `count`, and how many each."""
         late = [run for run in self._late if run.head[0] <= limit_us]
+        if late and self._line and len(self._line[0]) >= count:
+            # Mostly the next ones have been merged before.
+            last_us = self._line[0].rank(count)
+            late = [run for run in late if run.head[0] <= last_us]
         if late and self._line:
             # A nearer limit mostly has enough of them, and keeps the merge from sorting several
             # times what is asked for: where runs lie side by side, some rows of each; where one
@@ -442,6 +460,16 @@ class Ready:
             limit_us = int(run.due[run.position + number - 1])
         heads += [(run, run.until(limit_us, count)) for run in late if run.head[0] <= limit_us]
         return heads
+
+    def _merge_ahead(self, count: int, limit_us: int) -> tuple[Int64s, Int64s]:
+        """The first `count`; those behind them that were merged too come before all others."""
+        sources = self._heads(_MERGED_AHEAD_ROWS, limit_us)
+        due, sequence = self._merge(sources, _MERGED_AHEAD_ROWS)
+        self._drop_empty()
+        if len(due) > count:
+            self._line.appendleft(_Run(due[count:], sequence[count:]))
+            self.entries += len(due) - count
+        return due[:count], sequence[:count]
 
     def _merge(self, sources: list[tuple[_Run, int]], count: int) -> tuple[Int64s, Int64s]:
         peeked = [run.peek(number) for run, number in sources]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasti.core.calendar.histogram import BUCKET_US, Histogram
-from fasti.core.calendar.wheel import Calendar, Ready
+from fasti.core.calendar.wheel import ROWS_PER_CALL, Calendar, Ready
 from fasti.core.columns.reductions import sort_pairs
 
 moments = st.one_of(
@@ -83,6 +83,30 @@ def test_a_large_slice_leaves_in_pieces_and_the_cursor_waits_for_the_last():
     assert calendar.cursor_us > due
 
 
+def test_what_leaves_in_pieces_leaves_in_order():
+    """Many that fell due long ago, in any order: each piece lies behind the one before."""
+    calendar, random = Calendar(), np.random.default_rng(1)
+    due = np.concatenate([[0], (3 << 20) + random.integers(0, 1 << 21, 300_000)])
+
+    def resolve(sequences):
+        return sequences, due[sequences]
+
+    for begin in range(1, len(due), 5_000):
+        numbers = np.arange(begin, min(begin + 5_000, len(due)))
+        calendar.insert(numbers, due[numbers])
+    left, last_us, more = [], 0, True
+    while more:
+        (sequences, moments), more = calendar.pull(1 << 30, resolve)
+        assert len(sequences) <= ROWS_PER_CALL
+        if len(sequences):
+            assert moments.min() >= last_us
+            last_us = int(moments.max())
+            left.append(sequences)
+    assert np.sort(np.concatenate(left)).tolist() == list(range(1, len(due)))
+    assert calendar.entries == 0
+    assert calendar.cursor_us > 1 << 30
+
+
 def test_a_generation_can_be_forgotten_from_a_moment_on():
     calendar, rows = Calendar(), Rows()
     far = 1 << 40
@@ -130,6 +154,24 @@ def test_the_ready_line_hands_out_the_smallest_pairs(operations):
         assert ready.first_due() == min((pair[0] for pair in truth), default=None)
         later = sorted({pair[1] for pair in truth if pair[0] > 25})
         assert ready.after(25).tolist() == later
+
+
+def test_many_runs_beside_each_other_are_merged_ahead_of_what_is_asked_for():
+    """And what comes between is handed out where it belongs."""
+    ready, random = Ready(), np.random.default_rng(2)
+    due = random.integers(0, 1_000_000, 120_000)
+    for rows in np.split(np.arange(120_000), 12):
+        ready.push(*sort_pairs(due[rows], rows))
+    taken, late = [], 120_000
+    while ready.entries:
+        moments, sequences = ready.take(5_000, 1_000_000)
+        taken += zip(moments.tolist(), sequences.tolist(), strict=True)
+        if len(taken) % 20_000 == 0 and ready.entries:
+            # Just behind what was taken: before all that was merged already.
+            ready.push(np.array([taken[-1][0]]), np.array([late]))
+            late += 1
+    assert len(taken) == len(set(taken)) == late
+    assert taken == sorted(taken)
 
 
 @given(st.lists(st.tuples(moments, st.integers(1, 1 << 50))), st.booleans())
