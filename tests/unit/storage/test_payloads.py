@@ -282,3 +282,54 @@ def test_values_of_one_length_from_many_places(width: int, odd: str | None) -> N
         read.validate(full=True)
         found = zip(read.column("payload").to_pylist(), read.column("key").to_pylist(), strict=True)
         assert list(found) == [expected[location] for location in chosen]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_many_frames_and_blocks_whatever_is_in_them(seed: int) -> None:
+    """Lengths from nothing on, nulls, columns that some leave out, headers, moments of their own."""
+    rng = random.Random(seed)
+    journal, blocks = MemoryJournal(), MemoryBlocks()
+    payloads = Payloads(journal, blocks, names_of(*range(1, 13)), kept_bytes=5000)
+    expected: dict[int, dict[str, Any]] = {}
+    for n in range(36):
+        count = rng.randrange(1, 12)
+        lengths = rng.choice([[40], [5], [0], [0, 3, 12, 13, 40]])
+        columns: dict[str, list[Any]] = {
+            "payload": [rng.randbytes(rng.choice(lengths)) for _ in range(count)]
+        }
+        if rng.random() < 0.7:
+            columns["key"] = [
+                rng.choice([None, "k", "k" * 12, f"key {row}" * 3]) for row in range(count)
+            ]
+        if rng.random() < 0.3:
+            columns["content_type"] = [rng.choice([None, "text/plain"]) for _ in range(count)]
+        if rng.random() < 0.3:
+            columns["headers"] = [rng.choice([None, [], [("a", "b")]]) for _ in range(count)]
+        in_run = n % 3 == 0
+        if not in_run and rng.random() < 0.3:
+            columns["created_us"] = [rng.choice([None, 5]) for _ in range(count)]
+        contents = columns.pop("payload")
+        rows = Rows.of(contents, **columns)
+        if in_run:
+            put(blocks, n // 3 + 1, rows)
+            places = in_block(n // 3 + 1, np.arange(count))
+            written_us = n // 3 + 1
+        else:
+            sequence = append(journal, rows)
+            places = in_frame(sequence, np.arange(count))
+            written_us = AT_US + sequence
+            if rng.random() < 0.5:
+                payloads.keep(sequence, rows, written_us)
+        for row, place in enumerate(places.tolist()):
+            found = {
+                name: columns[name][row] if name in columns else None
+                for name in PAYLOAD_SCHEMA.names
+            }
+            found["payload"] = contents[row]
+            found["created_us"] = found["created_us"] or written_us
+            expected[place] = found
+    for count in (1, 10, 500):
+        chosen = rng.choices(list(expected), k=count)
+        read = payloads.gather(int64s(*chosen))
+        read.validate(full=True)
+        assert read.to_pylist() == [expected[place] for place in chosen]
