@@ -22,13 +22,20 @@ Int64s = NDArray[np.int64]
 
 
 def load_slice(blocks: BlockStore, listed: list[Block], wanted: LoadSlice) -> SliceLoaded:
-    """About `wanted.count` entries from `wanted.from_us` on, in due order, and how far they go."""
+    """About `wanted.count` entries from `wanted.from_us` on, in due order, and how far they go.
+
+    Blocks are read in the order of their first entries, and only as far as there is something to find:
+    with a hundred million pending a slice lies in a few blocks of some thousand.
+    """
     found_due: list[Int64s] = []
     found_sequence: list[Int64s] = []
-    next_us = FOREVER
-    for block in listed:
-        if not _may_have(block, wanted):
-            continue
+    next_us, until_us, rows = FOREVER, wanted.to_us, 0
+    near = [block for block in listed if _may_have(block, wanted)]
+    for block in sorted(near, key=lambda block: _begins_us(block, wanted)):
+        if _begins_us(block, wanted) >= until_us:
+            # So do all that follow.
+            next_us = min(next_us, _begins_us(block, wanted))
+            break
         data = blocks.get(block.rows_name)
         columns = rows_columns(unseal(data, block.rows_name, verify=False))
         begin, end = _rows_of(columns, block, wanted)
@@ -40,7 +47,22 @@ def load_slice(blocks: BlockStore, listed: list[Block], wanted: LoadSlice) -> Sl
         scheduled = columns["state"][begin + low : begin + high] == State.SCHEDULED
         found_due.append(due[low:high][scheduled])
         found_sequence.append(columns["sequence"][begin + low : begin + high][scheduled])
+        rows += len(found_due[-1])
+        if rows > wanted.count:
+            # What lies beyond so many is cut off.
+            until_us = min(until_us, _nth(found_due, wanted.count) + 1)
     return _cut(wanted, found_due, found_sequence, next_us)
+
+
+def _begins_us(block: Block, wanted: LoadSlice) -> int:
+    """No row of the partition that the block has is due before this."""
+    first = block.first
+    return first[2] if first[:2] == (wanted.topic, wanted.partition) else 0
+
+
+def _nth(dues: list[Int64s], count: int) -> int:
+    due = np.concatenate(dues)
+    return int(np.partition(due, count)[count])
 
 
 def _end_of_piece(due: Int64s, low: int, count: int) -> int:
@@ -60,7 +82,7 @@ def _cut(
     through_us = next_us
     if len(due) > wanted.count:
         # Cut, but not so short that it would be no progress at all.
-        nth = int(np.partition(due, wanted.count)[wanted.count])
+        nth = _nth([due], wanted.count)
         through_us = min(through_us, max(nth, int(due.min()) + 1))
     within = due < through_us
     return SliceLoaded(

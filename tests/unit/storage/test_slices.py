@@ -83,3 +83,18 @@ def test_a_partition_that_no_block_has_is_complete_at_once() -> None:
     listed = store([(1, 0, 5, 1, State.SCHEDULED)], 10, blocks)
     loaded = load_slice(blocks, listed, LoadSlice(9, 0, 1, 0, 100, 10))
     assert (loaded.through_us, len(loaded.sequences)) == (FOREVER, 0)
+
+
+def test_blocks_that_begin_behind_the_slice_are_not_read() -> None:
+    rows = [(1, 0, due, due, State.SCHEDULED) for due in range(1000)]
+    blocks = MemoryBlocks()
+    listed = store(rows, 10, blocks)
+    read: list[str] = []
+    get = blocks.get
+    blocks.get = lambda name, *rest: (read.append(name), get(name, *rest))[1]  # type: ignore[method-assign]
+    for wanted in (LoadSlice(1, 0, 1, 200, 220, 1000), LoadSlice(1, 0, 1, 200, FOREVER, 15)):
+        read.clear()
+        loaded = load_slice(blocks, listed, wanted)
+        assert len(read) <= 3
+        assert loaded.due_us.tolist() == list(range(200, loaded.through_us))
+        assert 215 <= loaded.through_us <= 220
