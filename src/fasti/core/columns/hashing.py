@@ -23,6 +23,8 @@ _M2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _M3 = np.uint64(0xFF51AFD7ED558CCD)
 _M4 = np.uint64(0xC4CEB9FE1A85EC53)
 _33 = np.uint64(33)
+# Up to here sorting is as quick.
+_FEW = 256
 
 
 def hash_keys(keys: pa.Array, seed: tuple[int, int]) -> UInt64s:
@@ -78,8 +80,7 @@ def ranked_partitions(hashes: UInt64s, count: int) -> NDArray[np.int64]:
 def repeated_keys(hashes: UInt64s) -> NDArray[np.bool_] | None:
     """Which rows bring a key that stood before, of those that bring one; None if none does."""
     lane = np.ascontiguousarray(hashes[:, 0])
-    ordered = np.sort(lane)
-    if not ((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)).any():
+    if not _some_repeat(lane):
         return None
     order = np.argsort(lane, kind="stable")
     again = (lane[order[1:]] == lane[order[:-1]]) & (lane[order[1:]] != 0)
@@ -89,6 +90,22 @@ def repeated_keys(hashes: UInt64s) -> NDArray[np.bool_] | None:
         # Equal in half of their bits only: hardly ever, but they are not the same key.
         later = (lane != 0) & (first_rows(hashes) != np.arange(len(lane)))
     return later
+
+
+def _some_repeat(lane: UInt64s) -> bool:
+    """Whether a number other than 0 stands twice. They are well mixed: few share their first bits."""
+    if len(lane) > _FEW:
+        numbers = np.arange(len(lane), dtype=np.int32)
+        bits = (4 * len(lane)).bit_length()
+        places = (lane >> np.uint64(64 - bits)).astype(np.intp)
+        # One of those that share a place stands there; only they, and it, can be alike.
+        table = np.empty(1 << bits, dtype=np.int32)
+        table[places] = numbers
+        there = table.take(places)
+        others = np.flatnonzero(there != numbers)
+        lane = np.concatenate([lane[others], lane[np.unique(there[others])]])
+    ordered = np.sort(lane)
+    return bool(((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)).any())
 
 
 def first_rows(hashes: UInt64s) -> NDArray[np.int64]:

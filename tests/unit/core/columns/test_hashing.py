@@ -73,3 +73,17 @@ def test_keys_that_stand_in_a_batch_twice() -> None:
 def test_the_first_row_with_the_same_key(pairs: list[tuple[int, int]]) -> None:
     hashes = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
     assert first_rows(hashes).tolist() == [pairs.index(pair) for pair in pairs]
+
+
+def test_keys_that_stand_in_a_large_batch_twice() -> None:
+    """Where places are compared first, and whole keys only where two share one."""
+    random = np.random.default_rng(5)
+    for count in (257, 5_000, 65_536):
+        hashes = random.integers(1, 1 << 64, (count, 2), dtype=np.uint64)
+        hashes[random.integers(0, count, count // 3)] = 0
+        assert repeated_keys(hashes) is None
+        hashes[[3, 100]] = 7, 9
+        hashes[250] = hashes[100]
+        assert np.flatnonzero(repeated_keys(hashes)).tolist() == [100, 250]
+        hashes[250] = 7, 8
+        assert np.flatnonzero(repeated_keys(hashes)).tolist() == [100]
