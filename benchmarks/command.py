@@ -18,7 +18,7 @@ from fasti.extras import required
 
 app = typer.Typer(help="Measure Fasti on this machine, beside the machine's own limits.")
 
-_PARTS = ["engine", "single", "durable", "checkpoint", "pending"]
+_PARTS = ["lease-ack", "engine", "single", "durable", "checkpoint", "pending"]
 
 Directory = Annotated[
     Path | None, typer.Option(help="Where to write; by default the temporary directory.")

@@ -1,6 +1,7 @@
 """Priority topics over the wire, beside a timeline in the same run.
 
-The same messages go into a timeline and into priority topics whose priorities are drawn from ten
+The same messages go into a timeline, where they are due at random within the last second and in another
+round in the order in which they come, and into priority topics whose priorities are drawn from ten
 values, from all 65,536, and from ten with a starvation guard; all of them lie there before the
 first is leased, so that the order has to be made of everything.
 """
@@ -30,6 +31,7 @@ _WINDOW = 16
 _ROUNDS = 3
 # By topic: how many different priorities, and the settings.
 _TOPICS: dict[str, tuple[int, dict[str, Any]]] = {
+    "timeline_random": (0, {}),
     "timeline": (0, {}),
     "ten_priorities": (10, {"kind": "priority"}),
     "all_priorities": (65_536, {"kind": "priority"}),
@@ -79,7 +81,10 @@ def produce(address: str, topic: str, rows: int, priorities: int) -> Figures:
         begin = time.perf_counter()
         for _ in range(rows // BATCH):
             drawn = random.integers(0, priorities, BATCH).astype(np.int32) if priorities else None
-            waiting.append(producer.send_batch(payloads, priority=drawn, wait=False))
+            due = None
+            if topic == "timeline_random":
+                due = client.clock.now_us() - random.integers(0, 1_000_000, BATCH)
+            waiting.append(producer.send_batch(payloads, due=due, priority=drawn, wait=False))
             if len(waiting) > _WINDOW:
                 assert waiting.popleft().result().all_ok
         while waiting:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.durable import open_shard
+from benchmarks.durable import open_shard, work_off
 from benchmarks.limits import resident_anonymous_mb
 from benchmarks.traffic import BATCH, TOPIC, Traffic, hashed_keys, prepared, send_all
 from fasti.broker.shard import Shard
@@ -25,6 +25,8 @@ Int64s = NDArray[np.int64]
 
 _SMALL = 100_000
 _MEASURED = 500_000
+# Due at random within a second, and in nobody's memory.
+_DUE = 200_000
 _ROUNDS = 40
 
 
@@ -39,6 +41,9 @@ def fill(directory: Path, rows: int) -> dict[str, Any]:
     filled = time.perf_counter() - begin
     beside = _MEASURED / send_all(shard, prepared(traffic.batches(_MEASURED, None)))
     resident = resident_anonymous_mb()
+    # What falls due is read from blocks when the directory is opened again.
+    due = Traffic(shard.store.seed, shard.clock.now_us())
+    send_all(shard, due.due_batches(_DUE, shuffled=True))
     # Like with like: no checkpoint was running beside the first measurement either.
     shard.checkpoint()
     large = _MEASURED / send_all(shard, prepared(traffic.batches(_MEASURED, None)))
@@ -62,10 +67,13 @@ def reopened(directory: Path, rows: int, come_and_go: int) -> dict[str, Any]:
     states = shard.call(Count(TOPIC)).states
     result: dict[str, Any] = {
         "open_s": round(opened, 2),
-        "lost": rows - states["scheduled"] - states["ready"],
+        "lost": rows + _DUE - states["scheduled"] - states["ready"],
         "rss_anon_open_mb": round(resident_anonymous_mb()),
         "disk_mb": round(_size(directory) / 1e6),
     }
+    begin = time.perf_counter()
+    work_off(shard, _DUE)
+    result["lease_ack_random_from_blocks_per_s"] = round(_DUE / (time.perf_counter() - begin))
     shard.checkpoint()
     result["random"] = random_access(shard, rows)
     if come_and_go:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.durable import checkpoint_beside_traffic, durable_produce
+from benchmarks.durable import checkpoint_beside_traffic, durable_lease_ack, durable_produce
 from benchmarks.engine import engine_alone, single_rows
 from benchmarks.limits import disk_limits, machine
 from benchmarks.pending import fill, reopened
@@ -23,6 +23,7 @@ from benchmarks.pending import fill, reopened
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "engine": lambda directory, **arguments: engine_alone(**arguments),
     "single": lambda directory, **arguments: single_rows(**arguments),
+    "lease-ack": durable_lease_ack,
     "durable": durable_produce,
     "checkpoint": checkpoint_beside_traffic,
     "fill": fill,

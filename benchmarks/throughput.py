@@ -1,8 +1,12 @@
-"""`fasti bench throughput`: how many messages a second go in and out over the wire."""
+"""`fasti bench throughput`: how many messages a second go in and out over the wire.
+
+First of all messages that fall due in another order than they came, which is what a timeline is for.
+"""
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ Figures = dict[str, Any]
 Show = Callable[[str], None]
 
 ASKED = {
+    "random_of_arrival_order": 0.7,
     "produce": 1_000_000,
     "lease_ack": 1_000_000,
     "both_at_once": 700_000,
@@ -34,9 +39,17 @@ def throughput(directory: Path | None, rows: int, show: Show) -> Figures:
     figures: Figures = {}
     with broker(directory) as process:
         with fasti.connect(process.address) as client:
-            for topic in ("batches", "single"):
+            for topic in ("random", "batches", "single"):
                 client.create_topic(topic)
         address = process.address
+        show("produce, batches of 5,000, due at random within a second")
+        given = {"topic": "random", "rows": rows}
+        figures["produce_random"] = run_job(
+            "produce_batches", address, **given, spread_us=1_000_000, shuffled=True
+        )
+        time.sleep(1.0)  # The last ones fall due.
+        show("lease and ack, batches of 5,000, due at random")
+        figures["lease_ack_random"] = run_job("consume_batches", address, **given)
         show("produce, batches of 5,000")
         figures["produce"] = run_job("produce_batches", address, topic="batches", rows=rows)
         show("lease and ack, batches of 5,000")
@@ -45,9 +58,15 @@ def throughput(directory: Path | None, rows: int, show: Show) -> Figures:
         figures["send"] = run_job("send_each", address, topic="single", rows=rows // 4)
         show("consume, message by message")
         figures["consume"] = run_job("consume_each", address, topic="single", rows=rows // 4)
-    show("both at once, due spread over half a second, on a broker of its own")
-    with broker(directory) as process:
-        figures["both_at_once"] = _both(process, 2 * rows)
+    for name, shuffled in (("both_at_once_random", True), ("both_at_once", False)):
+        order = "at random within" if shuffled else "over"
+        show(f"both at once, due {order} half a second, on a broker of its own")
+        with broker(directory) as process:
+            figures[name] = _both(process, 2 * rows, shuffled)
+    by_order = figures["lease_ack_random"], figures["lease_ack"]
+    figures["lease_ack_random"]["of_arrival_order"] = round(
+        by_order[0]["messages_per_s"] / by_order[1]["messages_per_s"], 3
+    )
     rate = figures["produce"]["messages_per_s"]
     figures["produce"]["of_flight"] = round(rate / limits["flight_rows_per_s"], 3)
     payload_mb = rate * 100 / 1e6
@@ -55,11 +74,12 @@ def throughput(directory: Path | None, rows: int, show: Show) -> Figures:
     return {"machine": machine(), "limits": limits, **figures, "asked": ASKED}
 
 
-def _both(process: BrokerProcess, rows: int) -> Figures:
+def _both(process: BrokerProcess, rows: int, shuffled: bool) -> Figures:
     with fasti.connect(process.address) as client:
         client.create_topic("both")
     given = {"topic": "both", "rows": rows}
-    producer = ClientProcess("produce_batches", process.address, **given, spread_us=500_000)
+    order = {"spread_us": 500_000, "shuffled": shuffled}
+    producer = ClientProcess("produce_batches", process.address, **given, **order)
     consumer = ClientProcess("consume_batches", process.address, **given)
     before = cpu_seconds(process.pid)
     consumer.go()

@@ -19,15 +19,23 @@ PAYLOAD = b"x" * 100
 _WINDOW = 16
 
 
-def produce_batches(address: str, topic: str, rows: int, spread_us: int = 0) -> Figures:
-    """Batches of 5,000 by Flight, each row durable when its batch is answered."""
+def produce_batches(
+    address: str, topic: str, rows: int, spread_us: int = 0, shuffled: bool = False
+) -> Figures:
+    """Batches of 5,000 by Flight, each row durable when its batch is answered.
+
+    Due now, or spread from now on: in the order in which they are sent, or at random.
+    """
     payloads = pa.array([PAYLOAD] * BATCH, type=pa.binary())
     steps = np.arange(BATCH) * (spread_us // BATCH)
+    random = np.random.default_rng(7)
     waiting: deque[Any] = deque()
     with fasti.connect(address) as client:
         producer = client.producer(topic)
         begin = time.perf_counter()
         for _ in range(rows // BATCH):
+            if shuffled:
+                steps = random.integers(0, spread_us, BATCH)
             due = client.clock.now_us() + steps if spread_us else None
             waiting.append(producer.send_batch(payloads, due=due, wait=False))
             if len(waiting) > _WINDOW:

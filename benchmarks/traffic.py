@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fasti.broker.shard import Shard
 from fasti.core.commands import Produce, When
 from fasti.core.keys import Keys, Rows
-from fasti.model import DAY_US
+from fasti.model import DAY_US, SECOND_US
 
 Int64s = NDArray[np.int64]
 
@@ -53,10 +53,23 @@ class Traffic:
         rows = Rows.of(self._payloads, key=self.keys())
         return Produce(TOPIC, rows, when, rows.keys(self._seed))
 
-    def batches(self, rows: int, keyed: bool | None) -> Iterator[Produce]:
-        """So many rows; with keyed=None every other batch has keys."""
+    def batches(
+        self, rows: int, keyed: bool | None, every_us: int | None = None
+    ) -> Iterator[Produce]:
+        """So many rows; with keyed=None every other batch has keys. With `every_us` due in order."""
         for number in range(rows // BATCH):
-            yield self.produce(number % 2 == 1 if keyed is None else keyed)
+            due_us = None
+            if every_us is not None:
+                due_us = self._now_us + np.arange(number * BATCH, (number + 1) * BATCH) * every_us
+            yield self.produce(number % 2 == 1 if keyed is None else keyed, due_us)
+
+    def due_batches(self, rows: int, shuffled: bool) -> Iterator[Produce]:
+        """So many rows that fell due within the last second, at random or as they come."""
+        for number in range(rows // BATCH):
+            steps = (number * BATCH + np.arange(BATCH)) * SECOND_US // rows
+            if shuffled:
+                steps = self._random.integers(0, SECOND_US, BATCH)
+            yield self.produce(False, self._now_us - SECOND_US + steps)
 
 
 def key_names(numbers: Int64s) -> pa.Array:
