@@ -13,7 +13,7 @@ UV    := .lock-venv/bin/uv
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: venv
 venv: $(STAMP)  ## set up .venv with the locked dependencies
@@ -63,6 +63,14 @@ format: $(STAMP)  ## put the code into its format and fix what can be fixed
 bench: $(STAMP)  ## measure the engine on this machine
 	$(BIN)/fasti bench engine $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: $(STAMP)  ## measure Fasti beside its peers, and write docs/benchmarks.md
+	$(BIN)/fasti bench peers --page $(ARGS)
+
+.PHONY: bench-peers-install
+bench-peers-install:  ## install the peers: servers as Debian packages, clients into .peers-venv
+	benchmarks/peers/install.sh $(PYTHON)
+
 MINUTES ?= 60
 
 .PHONY: soak
@@ -90,6 +98,6 @@ $(UV):
 
 .PHONY: clean
 clean:  ## remove the environments, caches and builds
-	rm -rf $(VENV) .lock-venv build dist .cache .hypothesis
+	rm -rf $(VENV) .lock-venv .peers-venv build dist .cache .hypothesis
 	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -170,6 +170,66 @@ def spark(
 
 
 @app.command()
+def peers(
+    only: Annotated[
+        str, typer.Option(help="Peers, separated by commas; Fasti is always measured too.")
+    ] = "",
+    scenario: Annotated[str, typer.Option(help="Scenarios, separated by commas.")] = "",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Of each measurement; by default 3, with --quick 1.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A look, in about five minutes.")] = False,
+    long: Annotated[
+        bool, typer.Option("--long", help="With 10 M pending and 2,000 topics: minutes more.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the order; drawn and printed if not given.")
+    ] = (None),
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="After these no further measurement begins.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file for what was found, as JSON.")] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Write docs/benchmarks.md and its charts too.")
+    ] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fasti beside beanstalkd, Redis, PostgreSQL, RabbitMQ, NATS, Procrastinate and Celery.
+
+    Each runs as a server on the loopback with its own Python client. What is not installed is skipped
+    and said: `make bench-peers-install`. All of it takes more than an hour on two cores.
+    """
+    from benchmarks.peers import command as peers_command
+
+    names, scenarios = peers_command.checked(only, scenario)
+    run = peers_command.PeersRun(names, scenarios, rounds or (1 if quick else 3), quick, long)
+    with _stepping(run.total()) as show, terminated_softly():
+        found = run.measure(seed, minutes, directory, out, show)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        peers_command.print_tables(found)
+    if page:
+        peers_command.write_page([run.out(out)])
+
+
+@app.command(name="peers-page")
+def peers_page(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="What `fasti bench peers --out` wrote; else docs/benchmarks/results.json."
+        ),
+    ] = None,
+) -> None:
+    """Write docs/benchmarks.md and its charts from the results of one or several runs."""
+    from benchmarks.peers import command as peers_command
+
+    peers_command.write_page(files or [])
+
+
+@app.command()
 def soak(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 60.0,
     clients: Annotated[int, typer.Option(min=10, help="How many at a time.")] = 50,

@@ -1,0 +1,1 @@
+"""Fasti beside what people use today: the same scenarios, one adapter per peer."""
