@@ -75,7 +75,7 @@ def pace(connect: Connect, rate: int, seconds: float) -> Figures:
             wait_s = begin + number / rate - time.monotonic()
             if wait_s > _NEAR_S:
                 time.sleep(wait_s)
-            elif time.monotonic() - begin > seconds:
+            elif sent and time.monotonic() - begin > seconds:
                 break
             client.post(payload(now_us(), number))
             sent += 1
@@ -103,7 +103,7 @@ def pace_batches(connect: Connect, rate: int, seconds: float, ahead_s: float) ->
         behind_us = now_us() - at_us
         if behind_us < 0:
             time.sleep(-behind_us / SECOND_US)
-        elif behind_us > ahead_s * SECOND_US:
+        elif sent and behind_us > ahead_s * SECOND_US:
             late_ticks += 1
             continue
         first_us = at_us + round(ahead_s * SECOND_US)
