@@ -379,7 +379,7 @@ class ConsumerMachine:
             for run, rows in returned.segments:
                 self.custody.leave(run, rows)
             if not returned.quiet:
-                self.credit.measure(returned.segments[-1], now.us)
+                self.credit.measure(returned, now.us)
                 self.gathering.fit(self.credit.window.size)
         return self._requests.begin(returned, now.us)
 

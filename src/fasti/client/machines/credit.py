@@ -6,9 +6,11 @@ not here, the broker may send: that is the credit. It is asked for with what is 
 A message that lies here unopened is one that another consumer could work on. So a consumer begins
 with as many places as it has free hands (`slots`): one for a plain iteration, an app's concurrency.
 If what came is finished within `QUICK_US` of its coming, and more was wanted meanwhile, the window
-doubles, until no taker waits for the broker or what is here is about that much work. Where a message
-is finished within `BRISK_US` it also grows without that, to `AMPLE_SIZE`: acks then travel together
-with others, instead of each at once for the place that it frees, beside the next message's own way.
+grows, until no taker waits for the broker or what is here is about that much work. It doubles, or leaps
+to that much work at the pace at which messages were finished: `LEAP` times as many at most, because a
+few that were quick say little about the thousands behind them. Where a message is finished within
+`BRISK_US` it also grows without that, to `AMPLE_SIZE`: acks then travel together with others, instead
+of each at once for the place that it frees, beside the next message's own way.
 What waits for longer narrows it in proportion, and one message that is worked on for `SLOW_US` brings
 it back to the slots. A window that was given as a number stays as it is.
 
@@ -27,7 +29,7 @@ import math
 
 from fasti.client.machines.holding import FAR_US, Custody, Holding
 from fasti.client.machines.now import Now
-from fasti.client.machines.returns import Return, Segment, merged
+from fasti.client.machines.returns import Return, merged
 
 QUICK_US = 15_000
 BRISK_US = 2_000
@@ -36,7 +38,9 @@ LONG_US = 40_000
 # With up to 25 ms in it for which an ack waits for others.
 SLOW_US = 100_000
 STALL_S = 0.05
-SIZE_MAX = 4_096
+LEAP = 16
+# About `QUICK_US` of a loop that does nothing else, with as much again.
+SIZE_MAX = 16_384
 # So many may be in the hands of code that does not say how many it can hold.
 HANDS_MAX = 32
 # What is here is at most about so large.
@@ -73,10 +77,11 @@ class Window:
         """A taker wants a message, and all that was allowed to come has been taken."""
         self._starved = True
 
-    def finish(self, waited_us: int, worked_us: int, row_bytes: int) -> bool:
+    def finish(self, waited_us: int, worked_us: int, row_bytes: int, pace_us: float) -> bool:
         """A message was finished that had waited so long here to be opened.
 
-        True if the handlers are slow now: credit that was given before is too much.
+        It and those with it took `pace_us` each, by all hands together. True if the handlers are slow
+        now: credit that was given before is too much.
         """
         starved, self._starved = self._starved, False
         if not self.adapts:
@@ -87,13 +92,12 @@ class Window:
             return before > self.size
         if waited_us > LONG_US:
             self.size = self.size * QUICK_US // waited_us
-        elif waited_us + worked_us <= QUICK_US and (starved or self._is_brisk(worked_us)):
-            self.size = min(2 * self.size, self._most)
+        elif waited_us + worked_us <= QUICK_US:
+            most = self._most if starved else AMPLE_SIZE if worked_us <= BRISK_US else 0
+            leap = min(LEAP * self.size, int(QUICK_US / max(pace_us, 0.1)))
+            self.size = max(self.size, min(max(2 * self.size, leap), most))
         self.size = max(self.slots, min(self.size, BYTES_MAX // max(1, row_bytes)))
         return False
-
-    def _is_brisk(self, worked_us: int) -> bool:
-        return self.size < AMPLE_SIZE and worked_us <= BRISK_US
 
     def reach(self, in_hand: int) -> None:
         """A taker waits for one more, while all that came is in hand."""
@@ -159,17 +163,18 @@ class Credit:
             self.window.starve()
         return self.count < self.window.size // 2 or self.window.size == 1
 
-    def measure(self, segment: Segment, now_us: int) -> None:
+    def measure(self, returned: Return, now_us: int) -> None:
         """Fits the window to how long the last of those that are returned was here."""
         self._stalled = False
-        run, rows = segment
+        run, rows = returned.segments[-1]
         row = int(rows[-1])
         began_us = run.started[row]
         if not self.window.adapts or not began_us:
             return
         came_us = max(int(run.turn_us[row]), run.came_us)
         row_bytes = run.batch.nbytes // run.batch.num_rows
-        if self.window.finish(began_us - came_us, now_us - began_us, row_bytes):
+        pace_us = (now_us - returned.began_us) / returned.rows
+        if self.window.finish(began_us - came_us, now_us - began_us, row_bytes, pace_us):
             self._withdraw = self.count > 0
         self._used_up = False
 
