@@ -360,6 +360,7 @@ class ConsumerMachine:
             header = {**request.returned.fields(), "request": request.number}
             if credit:
                 header["credit"] = request.credit = credit
+                self.credit.under_way += credit
                 credit = 0
             step.writes.append((header, request.returned))
         if credit:
@@ -379,7 +380,7 @@ class ConsumerMachine:
             for run, rows in returned.segments:
                 self.custody.leave(run, rows)
             if not returned.quiet:
-                self.credit.measure(returned, now.us)
+                self.credit.measure(returned.segments[-1], now.us)
                 self.gathering.fit(self.credit.window.size)
         return self._requests.begin(returned, now.us)
 
@@ -429,6 +430,7 @@ class ConsumerMachine:
             self.work = True
             request = self._requests.answer(header["request"])
             if request is not None:
+                self.credit.under_way -= request.credit
                 if request.returned.renews:
                     self.custody.renew(request.sent_us, int(header["now_us"]), self.settings)
                 return request.returned, None
@@ -456,6 +458,7 @@ class ConsumerMachine:
             return None
         if request.credit:
             # What was not taken is asked for again.
+            self.credit.under_way -= request.credit
             self.credit.restore(request.credit, header.get("credit", 0))
         if error.code not in PASSING:
             return request.returned, error

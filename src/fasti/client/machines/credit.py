@@ -29,7 +29,7 @@ import math
 
 from fasti.client.machines.holding import FAR_US, Custody, Holding
 from fasti.client.machines.now import Now
-from fasti.client.machines.returns import Return, merged
+from fasti.client.machines.returns import Return, Segment, merged
 
 QUICK_US = 15_000
 BRISK_US = 2_000
@@ -121,7 +121,9 @@ class Credit:
         self._count_max = min(count_max, _CREDIT_MAX)
         self.window = Window(prefetch)
         self.count = 0
-        # All of it has been used, so that the broker may have more for us.
+        # How much of it was asked for with requests that have no reply yet.
+        self.under_way = 0
+        # All that the broker had when it sent the last was used, so that it may have more for us.
         self._used_up = False
         self._stalled = False
         # Which message has been due for longest without being opened, and since when that is known.
@@ -142,7 +144,7 @@ class Credit:
     def spend(self, rows: int) -> None:
         """So many messages came by it."""
         self.count = max(0, self.count - rows)
-        self._used_up = self._used_up or not self.count
+        self._used_up = self.count <= self.under_way
 
     def restore(self, requested: int, granted: int) -> None:
         """Of what was asked for with a request, the broker took only so much."""
@@ -150,8 +152,8 @@ class Credit:
 
     def begin(self) -> None:
         """A new session: the broker has given up what the old one had."""
-        self.count = 0
-        self._stalled = self._withdraw = False
+        self.count = self.under_way = 0
+        self._used_up = self._stalled = self._withdraw = False
         self._withdrawal = 0
 
     # How handlers fare
@@ -159,24 +161,27 @@ class Credit:
     def ran_out(self) -> bool:
         """A message is wanted and there is none. True if acks should bring credit at once."""
         self._stalled = False
-        if self._used_up:
+        if self._used_up and self.count <= self.under_way:
             self.window.starve()
         return self.count < self.window.size // 2 or self.window.size == 1
 
-    def measure(self, returned: Return, now_us: int) -> None:
+    def measure(self, segment: Segment, now_us: int) -> None:
         """Fits the window to how long the last of those that are returned was here."""
         self._stalled = False
-        run, rows = returned.segments[-1]
+        run, rows = segment
         row = int(rows[-1])
         began_us = run.started[row]
         if not self.window.adapts or not began_us:
             return
         came_us = max(int(run.turn_us[row]), run.came_us)
         row_bytes = run.batch.nbytes // run.batch.num_rows
-        pace_us = (now_us - returned.began_us) / returned.rows
-        if self.window.finish(began_us - came_us, now_us - began_us, row_bytes, pace_us):
+        worked_us = now_us - began_us
+        # From one to the next, without the time for which they waited for a reply to those before; of
+        # those that were taken together, their part of the work.
+        apart_us = (began_us - run.started[int(rows[0])]) / max(1, len(rows) - 1)
+        pace_us = max(apart_us, worked_us / len(rows))
+        if self.window.finish(began_us - came_us, worked_us, row_bytes, pace_us):
             self._withdraw = self.count > 0
-        self._used_up = False
 
     def reach(self, unfinished: int) -> None:
         """A taker waits, and nothing waits to be returned: if all is in hand there are more hands."""

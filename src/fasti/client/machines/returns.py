@@ -138,12 +138,6 @@ class Return:
         """How many rows it is about."""
         return sum(len(rows) for _, rows in self.segments)
 
-    @property
-    def began_us(self) -> int:
-        """When user code got the first of them; 0 if it did not."""
-        run, rows = self.segments[0]
-        return run.started[int(rows[0])]
-
     def pieces(self, rows_max: int) -> list[Return]:
         """The same as returns of at most so many rows: no request has more."""
         if self.rows <= rows_max:

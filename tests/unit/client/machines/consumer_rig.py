@@ -160,7 +160,7 @@ class BrokerModel:
 class Rig:
     """The machine, the broker, and user code, which is the test."""
 
-    def __init__(self, prefetch: int | None, count: int = 6) -> None:
+    def __init__(self, prefetch: int | None, count: int = 6, rows_max: int = 2) -> None:
         self.clock = Clock()
         self.broker = BrokerModel(self.clock, count)
         self.machine = ConsumerMachine(
@@ -169,7 +169,7 @@ class Rig:
             "life",
             prefetch=prefetch,
             time_limit_us=None,
-            limits=Limits(batch_rows_max=2),
+            limits=Limits(batch_rows_max=rows_max),
             draw=lambda: 0.5,
             on_network=True,
         )
