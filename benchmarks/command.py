@@ -88,6 +88,21 @@ def lateness(
 
 
 @app.command()
+def consumer(
+    rows: Annotated[int, typer.Option(min=20_000, help="Messages of each measurement.")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each measurement; medians count.")] = 3,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Messages one by one with default settings, beside the best prefetch: loop, app, asyncio."""
+    from benchmarks.consumer import consumer as measure
+
+    with _showing() as show:
+        found = measure(directory, rows, rounds, show)
+    _print(found, as_json)
+
+
+@app.command()
 def pending(
     rows: Annotated[int, typer.Option(min=100_000, help="Messages pending.")] = 10_000_000,
     directory: Directory = None,
