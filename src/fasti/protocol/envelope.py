@@ -1,7 +1,8 @@
 """Envelopes: how an action's body and result carry a JSON header and Arrow tables.
 
 Four bytes with the header's length, the header, and the parts one after another, each an Arrow IPC
-stream whose length the header names.
+stream whose length the header names. A small part of texts and integers may stand in the header itself,
+as columns in JSON: an Arrow stream of one row costs more than everything else of its request.
 """
 
 from __future__ import annotations
@@ -21,50 +22,68 @@ _LENGTH = struct.Struct("<I")
 _PARTS_MAX = 10_000
 # JSON takes up to 30 times its bytes when it is read.
 _JSON_BYTES_MAX = 8 << 20
+# Up to so many rows a part is smaller and quicker as JSON.
+_INLINE_ROWS_MAX = 8
+_INLINE_TYPES: dict[type, pa.DataType] = {int: pa.int64(), str: pa.string()}
 
 Header = dict[str, Any]
 
 
-def pack(header: Header, parts: Sequence[pa.RecordBatch | pa.Table] = ()) -> bytes:
-    """An envelope as bytes."""
-    bodies = [_encode(part) for part in parts]
-    if bodies:
-        header = {**header, "parts": [len(body) for body in bodies]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+def pack(
+    header: Header, parts: Sequence[pa.RecordBatch | pa.Table] = (), *, inline: bool = False
+) -> bytes:
+    """An envelope as bytes. `inline`: parts that are small and simple go into the header."""
+    bodies: list[bytes] = []
+    if parts:
+        places: list[int | Header] = []
+        for part in parts:
+            columns = _inline_columns(part) if inline else None
+            if columns is None:
+                bodies.append(_encode(part))
+                places.append(len(bodies[-1]))
+            else:
+                places.append(columns)
+        header = {**header, "parts": places}
+    text = dump(header)
     return b"".join([_LENGTH.pack(len(text)), text, *bodies])
 
 
 def unpack(body: pa.Buffer | bytes, *, of_request: bool = False) -> tuple[Header, list[pa.Table]]:
     """The header (without `parts`) and the parts. Raises `invalid_argument` on anything else.
 
-    `of_request`: a stranger may have made it. What would need much more memory than it has bytes
+    A part that stood in the header is a batch, any other a table. `of_request`: a stranger may have made it. What would need much more memory than it has bytes
     is refused before it is unpacked.
     """
     buffer = pa.py_buffer(body)
-    if len(buffer) < _LENGTH.size:
+    size = len(buffer)
+    if size < _LENGTH.size:
         raise InvalidArgument("an envelope begins with the length of its header", field="body")
-    (length,) = _LENGTH.unpack(buffer[: _LENGTH.size].to_pybytes())
+    view = memoryview(buffer)
+    (length,) = _LENGTH.unpack_from(view)
     begin = _LENGTH.size + length
-    if begin > len(buffer):
+    if begin > size:
         raise InvalidArgument(
-            f"the header should have {length} bytes and the body has {len(buffer)}", field="body"
+            f"the header should have {length} bytes and the body has {size}", field="body"
         )
-    text = buffer[_LENGTH.size : begin].to_pybytes()
+    text = bytes(view[_LENGTH.size : begin])
     header = parse_request(text) if of_request else parse(text)
-    sizes = header.pop("parts", [])
-    if not isinstance(sizes, list) or len(sizes) > _PARTS_MAX:
+    places = header.pop("parts", [])
+    if not isinstance(places, list) or len(places) > _PARTS_MAX:
         raise InvalidArgument("parts must be a list of sizes", field="parts", limit=_PARTS_MAX)
-    bodies = []
-    for size in sizes:
-        if type(size) is not int or size < 0 or begin + size > len(buffer):
+    bodies: list[pa.Buffer | Header] = []
+    for place in places:
+        if type(place) is dict:
+            bodies.append(place)
+            continue
+        if type(place) is not int or place < 0 or begin + place > size:
             raise InvalidArgument("a part is longer than the body", field="parts")
-        bodies.append(buffer[begin : begin + size])
-        begin += size
-    if begin != len(buffer):
+        bodies.append(buffer[begin : begin + place])
+        begin += place
+    if begin != size:
         raise InvalidArgument("the body goes on behind its last part", field="parts")
     if of_request:
-        _check(bodies)
-    return header, [_decode(part) for part in bodies]
+        _check([body for body in bodies if type(body) is not dict])
+    return header, [_from_columns(b) if type(b) is dict else _decode(b) for b in bodies]
 
 
 def parse_request(text: bytes) -> Header:
@@ -80,7 +99,7 @@ def parse(text: bytes) -> Header:
     """A JSON object."""
     try:
         # As text: json would take bytes for UTF-16 or UTF-32 too.
-        value = json.loads(str(text, "utf-8"), parse_constant=_refuse_constant)
+        value = _decoder.decode(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"this is not JSON: {error}", field="json") from error
     if not isinstance(value, dict):
@@ -92,9 +111,46 @@ def _refuse_constant(word: str) -> None:
     raise ValueError(f"JSON has no {word}")
 
 
+# Made once: `json.loads` and `json.dumps` with options make one each time.
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+_encoder = json.JSONEncoder(separators=(",", ":"))
+
+
 def dump(value: Header) -> bytes:
     """A JSON object as bytes, for metadata, descriptors and tickets."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _encoder.encode(value).encode()
+
+
+def _inline_columns(part: pa.RecordBatch | pa.Table) -> Header | None:
+    """A part as JSON, if it is one that may stand in a header."""
+    if not 0 < part.num_rows <= _INLINE_ROWS_MAX:
+        return None
+    columns = part.columns
+    for column in columns:
+        if column.null_count or column.type not in _INLINE_TYPES.values():
+            return None
+    return dict(zip(part.schema.names, [column.to_pylist() for column in columns], strict=True))
+
+
+def _from_columns(columns: Header) -> pa.RecordBatch:
+    """A part that stood in the header: texts are utf8, integers int64."""
+    arrays = []
+    for name, values in columns.items():
+        kinds = {*map(type, values)} if type(values) is list else set()
+        kind = _INLINE_TYPES.get(kinds.pop()) if len(kinds) == 1 else None
+        if kind is None:
+            raise InvalidArgument(
+                f"the column {name!r} in a header must be a list of texts or of integers",
+                field="parts",
+            )
+        try:
+            arrays.append(pa.array(values, kind))
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            raise InvalidArgument(f"the column {name!r}: {error}", field="parts") from error
+    try:
+        return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidArgument(f"a part in the header: {error}", field="parts") from error
 
 
 def _encode(part: pa.RecordBatch | pa.Table) -> bytes:

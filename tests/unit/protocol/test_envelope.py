@@ -86,3 +86,32 @@ def test_json_of_a_request_is_bounded() -> None:
     assert len(unpack(body(text))[0]["a"]) == 8 << 20
     with pytest.raises(InvalidArgument):
         unpack(body(text), of_request=True)
+
+
+def test_a_small_part_may_stand_in_the_header() -> None:
+    part = pa.RecordBatch.from_pydict({"key": ["größe", "b"], "delay_us": [1, -(1 << 63)]})
+    body_bytes = pack({"topic": "t"}, [part], inline=True)
+    assert b"ARROW" not in body_bytes
+    header, (found,) = unpack(body_bytes, of_request=True)
+    assert header == {"topic": "t"}
+    assert found.schema == part.schema
+    assert found.to_pydict() == part.to_pydict()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        PART.slice(0, 0),
+        OTHER,
+        pa.RecordBatch.from_pydict({"payload": [b"x"]}),
+        pa.RecordBatch.from_pydict({"priority": pa.array([1], pa.int32())}),
+        pa.RecordBatch.from_pydict({"id": list(range(1000))}),
+    ],
+)
+def test_other_parts_are_arrow_streams_whatever_is_asked_for(part: pa.RecordBatch) -> None:
+    """Without rows, with null, of other types, large."""
+    both = pa.RecordBatch.from_pydict({"id": [7]})
+    _, (small, found, last) = unpack(pack({}, [both, part, both], inline=True), of_request=True)
+    assert found.schema == part.schema
+    assert found.to_pydict() == part.to_pydict()
+    assert small.to_pydict() == last.to_pydict() == both.to_pydict()
