@@ -171,6 +171,7 @@ class Limits:
     intakes_max: int = 2_000
     reads_max: int = 1_000
     calls_max: int = 2_000
+    call_streams_max: int = 2_000
     backups_max: int = 4
     # Of the topics, those that callers of other callers get their replies in.
     inboxes_max: int = 4_000

@@ -12,6 +12,7 @@ import queue
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,16 +89,21 @@ def rows(**columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-def pack(header: Header, parts: Sequence[pa.RecordBatch] = ()) -> bytes:
-    """An envelope."""
-    bodies = []
+def pack(header: Header, parts: Sequence[pa.RecordBatch | Header] = ()) -> bytes:
+    """An envelope. A part that is an object of columns goes into the header."""
+    bodies: list[bytes] = []
+    places: list[int | Header] = []
     for part in parts:
+        if isinstance(part, dict):
+            places.append(part)
+            continue
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, part.schema) as writer:
             writer.write_batch(part)
         bodies.append(sink.getvalue().to_pybytes())
-    if bodies:
-        header = {**header, "parts": [len(body) for body in bodies]}
+        places.append(len(bodies[-1]))
+    if places:
+        header = {**header, "parts": places}
     text = json.dumps(header).encode()
     return struct.pack("<I", len(text)) + text + b"".join(bodies)
 
@@ -175,7 +181,11 @@ class Client:
         return results[0].body.to_pybytes()
 
     def reply(
-        self, action: str, header: Header | None = None, *parts: pa.RecordBatch, version: Any = 1
+        self,
+        action: str,
+        header: Header | None = None,
+        *parts: pa.RecordBatch | Header,
+        version: Any = 1,
     ) -> tuple[Header, list[pa.Table]]:
         """An action's reply. Raises its error."""
         body = pack({"version": version, **(header or {})}, parts)
@@ -185,7 +195,9 @@ class Client:
             raise Refused(found["error"])
         return found, tables
 
-    def call(self, action: str, header: Header | None = None, *parts: pa.RecordBatch) -> Header:
+    def call(
+        self, action: str, header: Header | None = None, *parts: pa.RecordBatch | Header
+    ) -> Header:
         """The header of an action's reply."""
         return self.reply(action, header, *parts)[0]
 
@@ -243,6 +255,11 @@ class Client:
         command = {"version": VERSION, "call": "consume", "topic": topic, "consumer": consumer}
         command |= more
         return Session(*self.open_exchange(json.dumps(command).encode()), schema)
+
+    def calls(self, schema: pa.Schema | None = None, **more: Any) -> CallStream:
+        """Opens a stream of calls."""
+        command = json.dumps({"version": VERSION, "call": "calls", **more}).encode()
+        return CallStream(*self.open_exchange(command), schema or pa.schema([]))
 
     def open_exchange(self, command: bytes) -> tuple[Any, Any]:
         descriptor = fl.FlightDescriptor.for_command(command)
@@ -323,6 +340,61 @@ class ProduceStream:
                 left.append(json.loads(buffer.to_pybytes()))
             self._writer.close()
         return left
+
+
+class CallStream:
+    """A stream of calls: requests out, answers in."""
+
+    def __init__(self, writer: Any, reader: Any, schema: pa.Schema) -> None:
+        self._writer, self._reader = writer, reader
+        with status_as_error():
+            writer.begin(schema)
+            self.actions: list[str] = json.loads(self._read())["actions"]
+
+    def _read(self) -> bytes:
+        chunk = self._reader.read_chunk()
+        assert chunk.data is None, "all that travels is metadata"
+        return chunk.app_metadata.to_pybytes()
+
+    def write(self, action: Any, header: Header, *parts: pa.RecordBatch | Header) -> None:
+        """Sends a request; a part may be columns, which go into the header."""
+        self.write_raw(pack({"version": VERSION, "action": action, **header}, parts))
+
+    def write_raw(self, body: bytes) -> None:
+        self._writer.write_metadata(body)
+
+    def answer(self) -> tuple[Header, list[pa.Table]]:
+        """The next answer. Raises its error."""
+        with status_as_error():
+            found, tables = unpack(self._read())
+        if "error" in found:
+            assert not tables, "an error comes alone"
+            raise Refused(found["error"])
+        return found, tables
+
+    def call(self, action: Any, header: Header, *parts: pa.RecordBatch | Header) -> Header:
+        """A request, and the header of its answer."""
+        self.write(action, header, *parts)
+        return self.answer()[0]
+
+    def finish(self) -> None:
+        """No more requests: what is left can still be read, then the stream is over."""
+        self._writer.done_writing()
+
+    def is_over(self) -> bool:
+        """Whether the broker has ended it, and without an error; waits for it."""
+        try:
+            self._reader.read_chunk()
+        except StopIteration:
+            self._writer.close()
+            return True
+        return False
+
+    def cancel(self) -> None:
+        self._reader.cancel()
+        # Says again that it was cancelled.
+        with suppress(fl.FlightError, pa.ArrowException):
+            self._writer.close()
 
 
 class Session:

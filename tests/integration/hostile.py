@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,7 @@ import pytest
 from fasti.broker.caller import EMBEDDED
 from fasti.broker.calls import actions, requests
 from fasti.broker.calls.actions import ACTIONS
+from fasti.broker.calls.requests import Quick
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.service import Service
 from fasti.errors import error_codes
@@ -79,7 +80,7 @@ LIMITS = Limits(
 class Call:
     """One thing that can be asked: how, under which name, with which fields, and with parts?"""
 
-    # "action", "read", "plan", "exchange" or "put".
+    # "action", "call" (an action on a stream of calls), "read", "plan", "exchange" or "put".
     way: str
     name: str
     fields: Fields
@@ -133,6 +134,8 @@ def learn(service: Service) -> list[Call]:
             for parts in ([], [table], [table] * 2)
         ]
         add("action", name, *tries, takes_parts=_takes_parts(service, name, table))
+        if isinstance(action, Quick):
+            calls.append(replace(calls[-1], way="call"))
     for name in service.exchanges:
         opened = {"version": 1, "call": name}
         add("exchange", name, lambda o=opened: service.exchange(EMBEDDED, o))
@@ -236,7 +239,7 @@ def good_header(call: Call, topic: str, rng: random.Random | None = None) -> Hea
             header[name] = _good(name, wanted, topic, rng)
     if "group" in call.fields and topic == "log":
         header["group"] = "g"
-    if call.way == "action":
+    if call.way in ("action", "call"):
         header |= CHOSEN.get(call.name, {})
     return header
 
@@ -373,6 +376,25 @@ def _send_action(client: Client, name: str, header: Header, parts: Parts, _: Hea
     client.call(name, header, *parts)
 
 
+def _send_call(client: Client, name: str, header: Header, parts: Parts, _: Header) -> None:
+    """Twice, on one stream: as an Arrow part, and as columns in the header where that can be."""
+    stream = client.calls()
+    try:
+        with suppress(Refused):
+            columns = [part.to_pydict() for part in parts]
+            # Bytes are no JSON: the rows that have them go as they are.
+            stream.call(name, header, *(parts if b"" in _flat(columns) else columns))
+        stream.call(name, header, *parts)
+    finally:
+        stream.cancel()
+
+
+def _flat(columns: list[Header]) -> list[Any]:
+    """The values, of which bytes are told as b""."""
+    values = [value for part in columns for column in part.values() for value in column]
+    return [b"" if isinstance(value, (bytes, tuple, list)) else value for value in values]
+
+
 def _send_read(client: Client, name: str, header: Header, _: Parts, __: Header) -> None:
     client.read({"version": 1, "call": name, **header})
 
@@ -442,6 +464,7 @@ def _listen(reader: Any, to_the_end: bool) -> None:
 
 _WAYS: dict[str, Callable[[Client, str, Header, Parts, Header], None]] = {
     "action": _send_action,
+    "call": _send_call,
     "read": _send_read,
     "plan": _send_plan,
     "put": _send_put,
@@ -473,7 +496,9 @@ def session_words(rng: random.Random) -> tuple[Header, Parts]:
 
 def anything(rng: random.Random, calls: list[Call]) -> tuple[Call, Header, Parts, Header]:
     """A call with good fields but for one, perhaps; for `send`."""
-    way = rng.choice(["action"] * 4 + ["exchange"] * 3 + ["put", "put", "read", "plan"])
+    way = rng.choice(
+        ["action"] * 3 + ["call"] * 2 + ["exchange"] * 3 + ["put", "put", "read", "plan"]
+    )
     call = rng.choice([each for each in calls if each.way == way])
     topic = rng.choice(TOPICS)
     header = good_header(call, topic, rng)

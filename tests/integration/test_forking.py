@@ -331,3 +331,44 @@ def test_an_asyncio_client_says_so(broker: BrokerProcess, tmp_path: Path) -> Non
     asyncio.run(main())
     """
     tell(story, broker.address, tmp_path)
+
+
+def test_a_process_that_forks_between_two_small_calls(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Their stream is open at the fork, and one more call is under way in another thread."""
+    story = """
+    client = fasti.connect(address)
+    client.create_topic("small")
+    keys = [f"k{number}" for number in range(400)]
+    client.producer("small").send_batch([b"x"] * 400, key=keys, delay="1h")
+    messages = client.messages("small")
+    transport = client.transport
+    while not transport._call_streams._idle:
+        messages.count()
+
+    stop = threading.Event()
+    counted = []
+
+    def count_on():
+        while not stop.is_set():
+            counted.append(messages.count()["scheduled"])
+
+    thread = threading.Thread(target=count_on)
+    thread.start()
+
+    def work(number):
+        for key in keys[number * 100 : number * 100 + 50]:
+            assert messages.cancel(key=key).ok
+        client.close()
+
+    ended_well([forked(work, number) for number in range(3)])
+    stop.set()
+    thread.join()
+    assert counted
+    for key in keys[300:]:
+        assert messages.cancel(key=key).ok
+    assert messages.count()["scheduled"] == 150
+    client.close()
+    """
+    tell(story, broker.address, tmp_path)

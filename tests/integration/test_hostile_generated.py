@@ -161,7 +161,7 @@ def test_an_action_on_topics_of_every_kind(target: Target, client: Client, name:
     assert "ok" in codes or name in ("publish_batch", "drop_snapshot"), codes
 
 
-@pytest.mark.parametrize("way", ["put", "exchange", "read", "plan"])
+@pytest.mark.parametrize("way", ["call", "put", "exchange", "read", "plan"])
 def test_streams_on_topics_of_every_kind(target: Target, client: Client, way: str) -> None:
     rng = random.Random(way)
     for call in [call for call in target.calls if call.way == way]:
@@ -178,7 +178,7 @@ def test_streams_on_topics_of_every_kind(target: Target, client: Client, way: st
                     attack(client, call, header, parts, said)
 
 
-@pytest.mark.parametrize("way", ["action", "put", "exchange", "read", "plan"])
+@pytest.mark.parametrize("way", ["action", "call", "put", "exchange", "read", "plan"])
 def test_fields_at_and_beyond_their_bounds(target: Target, client: Client, way: str) -> None:
     rng = random.Random(way)
     for call in [call for call in target.calls if call.way == way]:
@@ -378,7 +378,7 @@ def test_many_calls_that_share_steps(target: Target, client: Client, seed: int) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["action", "put", "exchange", "read", "plan"])
+@pytest.mark.parametrize("way", ["action", "call", "put", "exchange", "read", "plan"])
 def test_all_fields_at_and_beyond_all_bounds(target: Target, client: Client, way: str) -> None:
     for call in [call for call in target.calls if call.way == way]:
         parts = next((each for each in part_choices(call) if each), [])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,10 +21,11 @@ from fasti.broker.calls import control, requests
 from fasti.broker.calls.actions import ACTIONS
 from fasti.broker.calls.attempts import Attempts
 from fasti.broker.calls.backups import Backups
+from fasti.broker.calls.call_stream import CallStream
 from fasti.broker.calls.changes import ChangeFollower, ChangeReads
 from fasti.broker.calls.intake import Intake
 from fasti.broker.calls.listing import Listings
-from fasti.broker.calls.requests import Answer
+from fasti.broker.calls.requests import Action, Answer
 from fasti.broker.calls.snapshots import Snapshots
 from fasti.broker.calls.subscription import Subscription
 from fasti.broker.cron.scheduler import Scheduler
@@ -153,8 +154,10 @@ class Service:
         if self.stopping and action not in _ALWAYS:
             raise self.unavailable()
         try:
-            with nullcontext() if action in _ALWAYS else self.shares.calls.one(caller):
+            if action in _ALWAYS:
                 answer = carry_out(self, caller, requests.check_version(header), list(parts))
+            else:
+                answer = self._carry_out(carry_out, caller, header, parts)
         except FastiError as error:
             self.metrics.refused(action, error.code, caller.name)
             if self.logs_control:
@@ -163,6 +166,16 @@ class Service:
         if self.logs_control:
             control.log_done(action, caller, header, answer[0])
         return answer
+
+    def _carry_out(
+        self, action: Action, caller: Caller, header: Header, parts: Sequence[pa.Table]
+    ) -> Answer:
+        """Counted towards the caller's share while it is under way."""
+        self.shares.calls.take(caller)
+        try:
+            return action(self, caller, requests.check_version(header), list(parts))
+        finally:
+            self.shares.calls.give_back(caller)
 
     def intake(self, caller: Caller, descriptor: Header) -> Intake:
         """A producer's stream, or a sink's; to be ended by its `end`."""
@@ -179,6 +192,18 @@ class Service:
                 raise
         intake.when_ended = lambda: self.shares.intakes.give_back(caller)
         return intake
+
+    @contextmanager
+    def call_stream(self, caller: Caller, descriptor: Header) -> Iterator[CallStream]:
+        """A stream of small calls, for as long as the block takes."""
+        with self._counted(caller, descriptor):
+            _, rest = self._opened_as(descriptor, (CallStream.call,))
+            opened = CallStream(self, caller, rest)
+            self.shares.call_streams.take(caller)
+        try:
+            yield opened
+        finally:
+            self.shares.call_streams.give_back(caller)
 
     def exchange(self, caller: Caller, descriptor: Header) -> Exchange:
         """A consumer's session, or a follower's; to be given back to `leave`."""
@@ -255,7 +280,7 @@ class Service:
         except FastiError as error:
             call = descriptor.get("call")
             known = isinstance(call, str) and (
-                call in self.reads or call in self.exchanges or call in _INTAKES
+                call in (*self.reads, *self.exchanges, *_INTAKES, CallStream.call)
             )
             self.metrics.refused(str(call) if known else "stream", error.code, caller.name)
             raise

@@ -238,6 +238,7 @@ class Shares:
         self.intakes = CountedShare(self.bound("open produce streams", "intakes_max"))
         self.reads = CountedShare(self.bound("reads under way", "reads_max"))
         self.calls = CountedShare(self.bound("calls under way", "calls_max"))
+        self.call_streams = CountedShare(self.bound("streams of calls", "call_streams_max"))
         self.watchers = CountedShare(self.bound("followers and watchers", "watchers_max"))
         rows = ("rows that wait", "inbox_rows_max", settings.inbox_rows_max)
         self.inbox_rows = CountedShare(Bound(*rows, self._limits.caller_share))

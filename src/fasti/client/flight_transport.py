@@ -5,7 +5,8 @@ transport, with connections and a clock of its own.
 
 Connections are made when they are needed and thrown away when they fail; the next use makes a new
 one, to the next address if there are several. Actions, produce streams and sessions use connections
-of their own, so that a large batch doesn't stand before a small word. What can be asked twice
+of their own, so that a large batch doesn't stand before a small word. Small calls that follow each other
+closely go over streams that stay open (call_streams.py). What can be asked twice
 without harm is asked again, within the time allowed, while no broker answers; everything else is
 the caller's to repeat.
 """
@@ -27,6 +28,7 @@ import pyarrow.flight as flight
 
 from fasti.client import forking
 from fasti.client.address import Address, host_and_port, warn_of_clear_token
+from fasti.client.call_streams import CallStreams, Opened
 from fasti.client.clock import STEADY_US, ClockEstimate, monotonic_us
 from fasti.client.flight_errors import fasti_error
 from fasti.client.flight_streams import ConsumeStream, FlightStream, ProduceStream
@@ -43,33 +45,12 @@ from fasti.runtime import Runtime, SystemRuntime
 logger = logging.getLogger("fasti.client")
 
 _REPEATABLE = frozenset(
-    [
-        "hello",
-        "clock",
-        "create_topic",
-        "topic",
-        "topics",
-        "get",
-        "count",
-        "forecast",
-        "log",
-        "offsets",
-        "groups",
-        "dead",
-        "feed",
-        "kv_get",
-        "kv_describe",
-        "bind",
-        "bindings",
-        "sinks",
-        "drop_stages",
-        "health",
-        "metrics",
-        "drop_snapshot",
-        "checkpoint",
-        "scrub",
-        "scrub_status",
-    ]
+    (
+        *("hello", "clock", "create_topic", "topic", "topics", "get", "count", "forecast"),
+        *("log", "offsets", "groups", "dead", "feed", "kv_get", "kv_describe", "bind"),
+        *("bindings", "sinks", "drop_stages", "health", "metrics", "drop_snapshot"),
+        *("checkpoint", "scrub", "scrub_status"),
+    )
 )
 # While something is open the broker is asked for its time this often. One that doesn't answer for so
 # long, while nothing else comes from it either, is gone, or the way to it is.
@@ -136,6 +117,7 @@ class FlightTransport:
         # When an action was answered.
         self._answered_at = -_MOMENT_S
         self._gate = forking.CallGate()
+        self._call_streams = CallStreams(partial(_open_call_stream, weakref.ref(self)))
         # What gRPC may be at work for, besides streams: answers that are being read, and connections.
         self._reads: dict[int, tuple[Any, Any]] = {}
         self._left: list[flight.FlightClient] = []
@@ -203,6 +185,7 @@ class FlightTransport:
             self._place = (self._place + 1) % len(self._address.hosts)
             self._clients.clear()
             self._answered_at = -_MOMENT_S
+        self._call_streams.leave()
         if len(self._address.hosts) > 1:
             self.estimate.forget()
 
@@ -228,12 +211,15 @@ class FlightTransport:
         timeout: float | None = None,
     ) -> tuple[Header, list[pa.Table]]:
         """An action's reply; an error in it is raised, after `timeout` seconds `timed_out`."""
-        body = pack({"version": VERSION, **(header or {})}, parts)
+        header = _versioned(header or {})
         until = time.monotonic() + (self.timeout_s if timeout is None else timeout)
         pause = _PAUSE_FIRST_S
         while True:
             try:
-                return self._call_once(action, body, max(0.001, until - time.monotonic()))
+                answer = self._ask(action, header, parts, _left(until))
+                if answer is None:
+                    answer = self._call_once(action, pack(header, parts), _left(until))
+                return answer
             except TimedOut as error:
                 raise _too_late(self, action, timeout) from error
             except Unavailable:
@@ -243,6 +229,18 @@ class FlightTransport:
                     raise
             if self._closed.wait(wait):
                 raise Closed("the client is closed")
+
+    def _ask(
+        self, action: str, header: Header, parts: Sequence[pa.RecordBatch], timeout: float
+    ) -> tuple[Header, list[pa.Table]] | None:
+        """The reply by a stream that is open; None if there is none for this call."""
+        with self._gate:
+            generation = self._generation
+            try:
+                answer = self._call_streams.ask(action, header, parts, timeout)
+            except Exception as error:
+                raise self._failed(error, generation) from error
+        return None if answer is None else _reply(answer)
 
     def _call_once(self, action: str, body: bytes, timeout: float) -> tuple[Header, list[pa.Table]]:
         with self._gate:
@@ -259,10 +257,7 @@ class FlightTransport:
             finally:
                 # Who keeps the error, and with it this frame, keeps no connection.
                 del client
-        header, parts = unpack(results[0].body)
-        if "error" in header:
-            raise error_from_json(header["error"])
-        return header, parts
+        return _reply(results[0].body)
 
     def _failed(self, error: BaseException, generation: int) -> FastiError:
         meant = fasti_error(error)
@@ -462,6 +457,7 @@ class FlightTransport:
             self._clients.clear()
             self._answered_at = -_MOMENT_S
             streams = list(self._streams)
+        self._call_streams.leave()
         for stream in streams:
             stream.cancel()
         for stream in streams:
@@ -480,6 +476,8 @@ class FlightTransport:
         """In the child, where nothing is open and no thread is left."""
         forking.leak([*self._left, *self._clients.values(), *self._reads.values()])
         forking.leak(part for stream in list(self._streams) for part in stream.in_grpc())
+        forking.leak(self._call_streams.in_grpc())
+        self._call_streams = CallStreams(partial(_open_call_stream, weakref.ref(self)))
         self._lock = threading.Lock()
         self._gate = forking.CallGate()
         self._peers.forked()
@@ -500,6 +498,7 @@ class FlightTransport:
             self._clients.clear()
             streams = list(self._streams)
         self._peers.close()
+        self._call_streams.close()
         for stream in streams:
             stream.cancel()
         until = time.monotonic() + _END_S
@@ -520,6 +519,15 @@ def _sample_now_and_then(transport: weakref.ref[FlightTransport], closed: thread
         except Exception:  # The thread must live as long as its client.
             logger.exception("looking after %s", alive)
         del alive
+
+
+def _open_call_stream(transport: weakref.ref[FlightTransport], life_s: float) -> Opened:
+    alive = transport()
+    if alive is None:
+        raise Closed("the client is gone")
+    client, _ = alive._client("actions")
+    opened: Opened = client.do_exchange(_command({"call": "calls"}), alive._options(life_s))
+    return opened
 
 
 def _peer(address: Address, entrance: dict[str, Any], location: str) -> FlightTransport:
@@ -550,6 +558,17 @@ def _ticket(endpoint: Any) -> Header:
     if endpoint.locations:
         ticket[LOCATION] = endpoint.locations[0].uri.decode()
     return ticket
+
+
+def _reply(body: pa.Buffer) -> tuple[Header, list[pa.Table]]:
+    header, parts = unpack(body)
+    if "error" in header:
+        raise error_from_json(header["error"])
+    return header, parts
+
+
+def _left(until: float) -> float:
+    return max(0.001, until - time.monotonic())
 
 
 def _versioned(header: Header) -> Header:

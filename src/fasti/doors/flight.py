@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from fasti.broker.caller import Caller, caller_from
+from fasti.broker.calls.call_stream import SCHEMA, CallStream
 from fasti.broker.calls.requests import check_columns
 from fasti.broker.logs import fields
 from fasti.broker.service import Service
@@ -167,36 +168,63 @@ class FlightDoor(fl.FlightServerBase):
                         intake.finish()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Consume: credits and returns in, leased messages and answers out."""
+        """Calls: requests in, answers out. Or a session, see `_consume`."""
         line = self._heard(context)
         with _refusals(self._service):
-            session = self._service.exchange(_caller(context), _command(descriptor))
-            try:
-                writer.begin(session.schema)
+            caller, command = _caller(context), _command(descriptor)
+            if command.get("call") == CallStream.call:
+                self._answer_calls(caller, command, reader, writer, line)
+            else:
+                self._consume(caller, command, reader, writer, line)
 
-                def write_all() -> None:
-                    try:
-                        while (written := session.next()) is not None:
-                            header, batch = written
-                            line.heard += 1
-                            if batch is None:
-                                writer.write_metadata(pa.py_buffer(dump(header)))
-                            else:
-                                writer.write_with_metadata(batch, pa.py_buffer(dump(header)))
-                    finally:
-                        session.close()
+    def _answer_calls(
+        self, caller: Caller, command: dict[str, Any], reader: Any, writer: Any, line: Line
+    ) -> None:
+        """Reads, carries out and writes in this thread. Ends when the broker stops, behind an answer."""
+        with self._service.call_stream(caller, command) as stream:
+            if len(reader.schema):
+                raise InvalidArgument("a stream of calls has no columns", field="schema")
+            writer.begin(SCHEMA)
+            writer.write_metadata(pa.py_buffer(stream.greeting))
+            while not self._service.stopping:
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    return
+                line.heard += 1
+                writer.write_metadata(pa.py_buffer(stream.answer(chunk.app_metadata)))
 
-                with _writing(write_all) as check:
-                    try:
-                        for metadata, batch, _ in _chunks(reader, line):
-                            check()
-                            session.take(metadata, batch)
-                        session.finish()
-                    except BaseException:
-                        session.close()
-                        raise
-            finally:
-                self._service.leave(session)
+    def _consume(
+        self, caller: Caller, command: dict[str, Any], reader: Any, writer: Any, line: Line
+    ) -> None:
+        """Credits and returns in, leased messages and answers out."""
+        session = self._service.exchange(caller, command)
+        try:
+            writer.begin(session.schema)
+
+            def write_all() -> None:
+                try:
+                    while (written := session.next()) is not None:
+                        header, batch = written
+                        line.heard += 1
+                        if batch is None:
+                            writer.write_metadata(pa.py_buffer(dump(header)))
+                        else:
+                            writer.write_with_metadata(batch, pa.py_buffer(dump(header)))
+                finally:
+                    session.close()
+
+            with _writing(write_all) as check:
+                try:
+                    for metadata, batch, _ in _chunks(reader, line):
+                        check()
+                        session.take(metadata, batch)
+                    session.finish()
+                except BaseException:
+                    session.close()
+                    raise
+        finally:
+            self._service.leave(session)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         """A plan: an endpoint for each partition, all on one snapshot."""

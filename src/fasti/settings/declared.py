@@ -236,6 +236,7 @@ LIMITS = _of_library(
         "intakes_max": "Produce streams that may be open. Each costs the broker two threads.",
         "reads_max": "Reads that may be under way.",
         "calls_max": "Calls that may be under way.",
+        "call_streams_max": "Streams of small calls that may be open. Each costs the broker a thread; clients that get none make single calls.",
         "backups_max": "Backups that may be under way.",
         "inboxes_max": "Of the topics, inboxes in which callers wait for replies.",
         "caller_share": "How many percent of each limit that callers share one of them may use. See [operating](operating.md#limits-that-callers-share).",

@@ -47,10 +47,12 @@ def is_control(action: str) -> bool:
 
 def log_done(action: str, caller: Caller, header: Mapping[str, Any], reply: Any) -> None:
     """By the service, once the call is carried out. What changed nothing leaves no line."""
+    if not is_control(action):
+        return
     changed_nothing = False in (reply.get("created"), reply.get("changed"))
     # A piece of a change by filter that fitted nothing, or dead letters of which there were none.
     changed_nothing |= reply.get("outcomes") == {} or reply.get("status") == []
-    if not is_control(action) or header.get("dry_run") or changed_nothing or _is_inbox(header):
+    if header.get("dry_run") or changed_nothing or _is_inbox(header):
         return
     _write(action, caller, header, _outcome(reply))
 

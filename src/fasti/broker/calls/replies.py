@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, Quick
 from fasti.broker.placement import shard_for
 from fasti.core import commands as co
 from fasti.core.keys import Rows
@@ -211,5 +211,5 @@ def _bound(service: Service) -> None:
         _bounding.release()
 
 
-ACTIONS: dict[str, Action] = {"reply": _reply}
+ACTIONS: dict[str, Action] = {"reply": Quick(_reply)}
 TRANSACTION_PARTS: dict[str, PartOf] = {}

@@ -9,6 +9,7 @@ end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any
 
@@ -425,6 +426,20 @@ def _retry(given: Header, base: RetryPolicy) -> RetryPolicy:
 Parts = list[pa.Table]
 Answer = tuple[Header, list[pa.RecordBatch]]
 Action = Callable[["Service", Caller, Header, Parts], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Quick:
+    """An action that waits for nothing but its own step and sync, so that it may be called on a
+    stream of calls (call_stream.py), where requests are carried out one after another.
+    """
+
+    carry_out: Action
+
+    def __call__(self, service: Service, caller: Caller, header: Header, parts: Parts) -> Answer:
+        return self.carry_out(service, caller, header, parts)
+
+
 # A command of a transaction: from its fields (without `op`) and its rows.
 PartOf = Callable[["Service", Header, pa.RecordBatch], Any]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from fasti.broker.caller import Caller
 from fasti.broker.calls import requests
-from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, none, one
+from fasti.broker.calls.requests import Action, Answer, Header, PartOf, Parts, Quick, none, one
 from fasti.broker.kv import requests as kv_requests
 from fasti.broker.kv.reading import entries_batch, fetch
 from fasti.core.kv.commands import KvDelete, KvDescribe, KvGet, KvPut
@@ -73,9 +73,9 @@ def _describe(service: Service, caller: Caller, header: Header, parts: Parts) ->
 
 
 ACTIONS: dict[str, Action] = {
-    "kv_put": _put,
-    "kv_get": _get,
-    "kv_delete": _delete,
+    "kv_put": Quick(_put),
+    "kv_get": Quick(_get),
+    "kv_delete": Quick(_delete),
     "kv_describe": _describe,
 }
 TRANSACTION_PARTS: dict[str, PartOf] = {"kv_put": _put_part, "kv_delete": _delete_part}
