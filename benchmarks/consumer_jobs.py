@@ -93,6 +93,7 @@ def burst(address: str, topic: str, rows: int, prefetch: int) -> Figures:
     """What comes until so many have: how long after its due time the last was in user code."""
     with fasti.connect(address) as client:
         consumer = client.consumer(topic, prefetch=prefetch or None)
+        last_us = 0
         for taken, message in enumerate(consumer, start=1):
             message.ack()
             if taken == rows:

@@ -129,7 +129,7 @@ class Client(peers.Client):
 
     async def _delete(self, seq: int) -> None:
         # By the call itself: that of nats-py has no `no_erase`, and overwriting each message on the
-        # disk makes it ten times slower.
+        # disk is what nobody asks for here.
         asked = json.dumps({"seq": seq, "no_erase": True}).encode()
         subject = f"$JS.API.STREAM.MSG.DELETE.{self._stream}"
         answer = await self._nats.request(subject, asked, timeout=30)
