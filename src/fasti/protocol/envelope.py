@@ -51,8 +51,8 @@ def pack(
 def unpack(body: pa.Buffer | bytes, *, of_request: bool = False) -> tuple[Header, list[pa.Table]]:
     """The header (without `parts`) and the parts. Raises `invalid_argument` on anything else.
 
-    A part that stood in the header is a batch, any other a table. `of_request`: a stranger may have made it. What would need much more memory than it has bytes
-    is refused before it is unpacked.
+    A part that stood in the header is a batch, any other a table. `of_request`: a stranger may have
+    made it. What would need much more memory than it has bytes is refused before it is unpacked.
     """
     buffer = pa.py_buffer(body)
     size = len(buffer)
